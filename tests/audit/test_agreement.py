@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from models import SILUS, SMALL_MODEL
-from standin.machine import Machine
 from written_networks import parsed
 
 from trtdet.audit.agreement import agreement, compare_layers, watched_tensors, with_outputs
@@ -46,11 +44,11 @@ def exposed(model: onnx.ModelProto) -> OnnxRunner:
     return OnnxRunner(with_outputs(model, watched_tensors(model)))
 
 
-def test_what_convolutions_read_and_what_the_model_gives_is_watched() -> None:
+def test_what_convolutions_read_and_what_the_model_gives_is_watched():
     assert watched_tensors(net()) == {"b": "Relu_1", "d": SECOND, "y": LAST}
 
 
-def test_of_a_suppression_in_the_graph_what_it_reads_is_watched() -> None:
+def test_of_a_suppression_in_the_graph_what_it_reads_is_watched():
     nodes = [
         onnx.helper.make_node("Relu", ["x"], ["boxes_all"], "decode"),
         onnx.helper.make_node("Relu", ["x"], ["scores_all"], "score"),
@@ -61,7 +59,7 @@ def test_of_a_suppression_in_the_graph_what_it_reads_is_watched() -> None:
     assert watched_tensors(model) == {"boxes_all": "decode", "scores_all": "score"}
 
 
-def test_two_that_are_the_same_agree() -> None:
+def test_two_that_are_the_same_agree():
     found = agreement(exposed(net()), exposed(net()), watched_tensors(net()), images(), 20.0)
     assert (found.first, found.images, [one.snr for one in found.tensors]) == (None, 2, [np.inf] * 3)
     assert str(found).startswith("no layer departs: 'Relu_1' is the farthest with inf dB (3 tensors against onnxrunt")
@@ -70,7 +68,7 @@ def test_two_that_are_the_same_agree() -> None:
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(1.01, 40.0), (1.1, 20.0), (2.0, 0.0)])
-def test_the_first_that_departs_is_named_with_its_ratio(scale: float, expected: float) -> None:
+def test_the_first_that_departs_is_named_with_its_ratio(scale, expected):
     """An amplitude that is off by a hundredth is a noise of 40 dB under the signal, by a tenth 20 dB."""
     limit = expected + 1
     found = agreement(exposed(net(scale)), exposed(net()), watched_tensors(net()), images(), limit)
@@ -83,7 +81,7 @@ def test_the_first_that_departs_is_named_with_its_ratio(scale: float, expected: 
     assert agreement(exposed(net(scale)), exposed(net()), watched_tensors(net()), images(), expected - 1).first is None
 
 
-def test_what_is_no_number_departs() -> None:
+def test_what_is_no_number_departs():
     runner: Any = exposed(net())
 
     class Broken:
@@ -99,7 +97,7 @@ def test_what_is_no_number_departs() -> None:
     json.dumps(found.as_dict(), allow_nan=False)
 
 
-def test_without_images_there_is_nothing_to_say() -> None:
+def test_without_images_there_is_nothing_to_say():
     with pytest.raises(ConfigError, match="no image to compare on"):
         agreement(exposed(net()), exposed(net()), watched_tensors(net()), [], 20.0)
 
@@ -111,14 +109,12 @@ BUILT += ["--guard", "off", "--int8-all"]
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(tmp_path_factory):
     return generate(tmp_path_factory.mktemp("shapes"), "calibration", 6).images
 
 
 @pytest.mark.slow
-def test_an_engine_with_other_weights_than_its_model_is_found_out(
-    machine: Machine, pictures: Path, tmp_path: Path
-) -> None:
+def test_an_engine_with_other_weights_than_its_model_is_found_out(machine, pictures, tmp_path):
     """The stand-in builds what the bundle's model says, so the model is altered behind the engine's back: it is
     onnxruntime that is given another one."""
     place = tmp_path / "b"
@@ -168,14 +164,14 @@ print(agreement.compare_layers(Bundle(Path(sys.argv[1])), Path(sys.argv[2]), 2))
         (["--measure", "--times", "x.json"], "--measure and --times both give"),
     ],
 )
-def test_options_that_do_not_go_together(tmp_path: Path, arguments: list[str], message: str, capfd: Any) -> None:
+def test_options_that_do_not_go_together(tmp_path, arguments, message, capfd):
     from trtdet.cli import main
 
     assert main(["audit", str(tmp_path), *arguments]) == 1
     assert message in capfd.readouterr().err
 
 
-def test_a_bundle_without_an_engine_or_a_device_says_so(tmp_path: Path, pictures: Path, machine: Machine) -> None:
+def test_a_bundle_without_an_engine_or_a_device_says_so(tmp_path, pictures, machine):
     from trtdet.cli import main
 
     arguments = [*BUILT, "--images", pictures, "-o", tmp_path / "a", "--backend", "onnxruntime"]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from trtdet.audit.advice import Advice
 from trtdet.audit.findings import Finding
 from trtdet.audit.layers import parse_layers
 from trtdet.audit.results import Departure
-from trtdet.backends import Backend, BuildRequest, Built, choose
+from trtdet.backends import BuildRequest, Built, choose
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import BackendError, BundleError
 from trtdet.quantization import Entry, PrecisionPlan, QdqPlacement, insert_qdq, place, to_half
@@ -51,18 +50,18 @@ def plan(precision: Any) -> PrecisionPlan:
 
 
 @pytest.fixture(scope="module")
-def rtx() -> Backend:
+def rtx():
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
     return choose("tensorrt-rtx")
 
 
 @pytest.fixture(scope="module")
-def built_int8(rtx: Backend) -> Built:
+def built_int8(rtx):
     return rtx.build(BuildRequest(int8_model()[0], sms=(86,)))
 
 
 @pytest.fixture(scope="module")
-def built_fp32(rtx: Backend) -> Built:
+def built_fp32(rtx):
     return rtx.build(BuildRequest(float_model(), sms=(86,)))
 
 
@@ -70,7 +69,7 @@ def built_fp32(rtx: Backend) -> Built:
 
 
 @pytest.mark.tensorrt
-def test_every_layer_of_a_built_engine_is_read_with_its_types(built_int8: Built) -> None:
+def test_every_layer_of_a_built_engine_is_read_with_its_types(built_int8):
     layers = parse_layers(built_int8.log)
     listed = [line for line in "\n".join(built_int8.log).splitlines() if line.lstrip().startswith("Name: ")]
     assert len(layers) == len([line for line in listed if "LayerType: " in line]) > 3
@@ -81,7 +80,7 @@ def test_every_layer_of_a_built_engine_is_read_with_its_types(built_int8: Built)
 
 
 @pytest.mark.tensorrt
-def test_an_engine_that_keeps_its_plan_has_no_departures(built_int8: Built, built_fp32: Built) -> None:
+def test_an_engine_that_keeps_its_plan_has_no_departures(built_int8, built_fp32):
     int8, fp32 = audited(built_int8, int8_model()[1].plan, int8_model()[0]), audited(built_fp32, plan("fp32"))
     assert (int8.int8, int8.fp16, int8.fp32) == (3, 0, 0)
     assert (fp32.int8, fp32.fp16, fp32.fp32) == (0, 0, 3)
@@ -89,7 +88,7 @@ def test_an_engine_that_keeps_its_plan_has_no_departures(built_int8: Built, buil
 
 
 @pytest.mark.tensorrt
-def test_a_plan_that_the_engine_does_not_keep_gives_departures(built_fp32: Built) -> None:
+def test_a_plan_that_the_engine_does_not_keep_gives_departures(built_fp32):
     mixed = PrecisionPlan({**plan("int8").entries, "Conv_3": Entry("fp32", "test")})
     found = audited(built_fp32, mixed)
     departures = [(one.name, one.planned, one.got) for one in found.departures]
@@ -100,7 +99,7 @@ def test_a_plan_that_the_engine_does_not_keep_gives_departures(built_fp32: Built
 
 
 @pytest.mark.tensorrt
-def test_compute_capability_75_takes_int8_from_every_convolution(rtx: Backend) -> None:
+def test_compute_capability_75_takes_int8_from_every_convolution(rtx):
     model, placement = int8_model()
     found = audited(rtx.build(BuildRequest(model, sms=(75, 86))), placement.plan, model)
     assert found.int8 == 0
@@ -111,7 +110,7 @@ def test_compute_capability_75_takes_int8_from_every_convolution(rtx: Backend) -
 
 
 @pytest.mark.tensorrt
-def test_a_planned_convolution_that_is_not_in_the_engine_is_a_departure(built_fp32: Built) -> None:
+def test_a_planned_convolution_that_is_not_in_the_engine_is_a_departure(built_fp32):
     absent = PrecisionPlan({**plan("fp32").entries, "Conv_9": Entry("fp32", "test")})
     found = audited(built_fp32, absent)
     (one,) = found.departures
@@ -145,7 +144,7 @@ def built(*lines: str) -> Built:
 
 
 @pytest.mark.parametrize("separator", ["\x1f", "\x1e", ""])
-def test_a_line_becomes_a_layer_and_other_messages_do_not(separator: str) -> None:
+def test_a_line_becomes_a_layer_and_other_messages_do_not(separator):
     text = line("conv", "conv", "Int8", "Int8", "Float", "Conv_0", "Q_1", separator=separator)
     log = ["Parsing ONNX", f"Layers:\n{text}", "Name: odd"]
     (layer,) = parse_layers(log)
@@ -154,7 +153,7 @@ def test_a_line_becomes_a_layer_and_other_messages_do_not(separator: str) -> Non
     assert layer.inputs == (tensor("Int8"),)
 
 
-def test_a_layer_without_inputs_or_constants_has_empty_types() -> None:
+def test_a_layer_without_inputs_or_constants_has_empty_types():
     (layer,) = parse_layers([line("a", "constant", "", "", "Half")])
     assert (layer.inputs, layer.constants, layer.onnx) == ((), (), ())
     assert (layer.input, layer.weights, layer.output) == ("", "", "Half")
@@ -162,7 +161,7 @@ def test_a_layer_without_inputs_or_constants_has_empty_types() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize(("kind", "precision"), [("Int8", "int8"), ("Half", "fp16")])
-def test_the_pointwise_kernel_beside_a_convolution_does_not_speak_for_it(order: int, kind: str, precision: Any) -> None:
+def test_the_pointwise_kernel_beside_a_convolution_does_not_speak_for_it(order, kind, precision):
     lines = [
         line("pointwise", "kgen", "Float", "Float", "Int8", "Conv_0", "Sigmoid_1"),
         line("conv", "cutlass", kind, kind, "Float", "Conv_0"),
@@ -172,7 +171,7 @@ def test_the_pointwise_kernel_beside_a_convolution_does_not_speak_for_it(order: 
     assert (found.counts(), found.departures) == (counts, ())
 
 
-def test_a_log_without_layers_is_an_error() -> None:
+def test_a_log_without_layers_is_an_error():
     with pytest.raises(BackendError, match="the builder listed no layers; is the logger at VERBOSE"):
         audited(built("nothing here"), plan("int8"))
 
@@ -194,13 +193,13 @@ AUDIT = Audit(
 )
 
 
-def test_an_audit_survives_its_file(tmp_path: Path) -> None:
+def test_an_audit_survives_its_file(tmp_path):
     path = tmp_path / "audit.json"
     path.write_text(AUDIT.to_json())
     assert Audit.load(path) == AUDIT
 
 
-def test_an_audit_as_plain_values_has_the_keys_of_the_contract() -> None:
+def test_an_audit_as_plain_values_has_the_keys_of_the_contract():
     data = AUDIT.as_dict()
     assert {"int8", "fp16", "fp32", "layers", "departures", "warnings", "findings", "advice"} <= set(data)
     assert {"name", "type", "input", "weights", "output", "onnx"} <= set(data["layers"][0])
@@ -216,7 +215,7 @@ def test_an_audit_as_plain_values_has_the_keys_of_the_contract() -> None:
     ],
     ids=lambda text: text[:24],
 )
-def test_what_is_not_an_audit_is_an_error(tmp_path: Path, text: str) -> None:
+def test_what_is_not_an_audit_is_an_error(tmp_path, text):
     path = tmp_path / "audit.json"
     path.write_text(text)
     with pytest.raises(BundleError, match="cannot be read .*; build the bundle again") as caught:
@@ -224,7 +223,7 @@ def test_what_is_not_an_audit_is_an_error(tmp_path: Path, text: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path: Path) -> None:
+def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path):
     path = tmp_path / "audit.json"
     path.write_text(AUDIT.to_json().replace('"schema": 2', '"schema": 1'))
     with pytest.raises(BundleError, match="was written by another version of trtdet"):
@@ -233,7 +232,7 @@ def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path: Path) -
         Audit.load(tmp_path / "absent.json")
 
 
-def test_fp8_is_counted_by_itself_and_is_no_departure_where_it_was_planned() -> None:
+def test_fp8_is_counted_by_itself_and_is_no_departure_where_it_was_planned():
     layers = [
         Layer(name, "gemm", (Tensor("i", "FP8"),), (Tensor("w", "FP8"),), (Tensor("o", "Half"),), (name,))
         for name in NAMES
@@ -247,7 +246,7 @@ def test_fp8_is_counted_by_itself_and_is_no_departure_where_it_was_planned() -> 
     assert (first.planned, first.got) == ("int8", "fp8")
 
 
-def test_a_product_inside_of_a_generated_kernel_runs_in_the_type_that_is_written() -> None:
+def test_a_product_inside_of_a_generated_kernel_runs_in_the_type_that_is_written():
     text = """<ir_version: 8, opset_import: ["" : 17]>
     net (int64[1,4] i, float16[1,4] x) => (float16[1,32] y) { y = MatMul(x, w) }"""
     model = parsed(text, {"w": np.ones((4, 32), np.float16)})
@@ -264,7 +263,7 @@ def test_a_product_inside_of_a_generated_kernel_runs_in_the_type_that_is_written
 
 
 @pytest.mark.parametrize(("type", "got"), [("float16", "fp16"), ("float", "fp32")])
-def test_a_convolution_runs_in_the_type_that_is_written_where_its_kernel_adds_a_sum(type: str, got: str) -> None:
+def test_a_convolution_runs_in_the_type_that_is_written_where_its_kernel_adds_a_sum(type, got):
     text = """<ir_version: 8, opset_import: ["" : 17]>
     net (TYPE[1,4,8,8] x) => (TYPE[1,4,8,8] y) { y = Conv(x, w) }"""
     values = np.ones((4, 4, 1, 1), np.float16 if type == "float16" else np.float32)
@@ -277,7 +276,7 @@ def test_a_convolution_runs_in_the_type_that_is_written_where_its_kernel_adds_a_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fp8", [False, True])
-def test_rtx_runs_products_in_the_eight_bits_that_were_planned(rtx: Backend, fp8: bool) -> None:
+def test_rtx_runs_products_in_the_eight_bits_that_were_planned(rtx, fp8):
     text = """<ir_version: 9, opset_import: ["" : 19]>
     net (float[1,64,64] x) => (float[1,64,64] y) {
         a = MatMul(x, w1) b = Add(a, b1) c = Relu(b) y = MatMul(c, w2) }"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -65,18 +64,18 @@ def built(backend: Backend, *kept: str, glue: Glue = "float") -> tuple[Audit, Fl
 
 
 @pytest.fixture(scope="module")
-def rtx() -> Backend:
+def rtx():
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
     return choose("tensorrt-rtx")
 
 
 @pytest.fixture(scope="module")
-def int8(rtx: Backend) -> tuple[Audit, Flow]:
+def int8(rtx):
     return built(rtx)
 
 
 @pytest.fixture(scope="module")
-def half(rtx: Backend) -> Mapping[Glue, tuple[Audit, Flow]]:
+def half(rtx):
     glues: tuple[Glue, ...] = ("half", "half, a scale a tensor")
     return {glue: built(rtx, glue=glue) for glue in glues}
 
@@ -85,7 +84,7 @@ def half(rtx: Backend) -> Mapping[Glue, tuple[Audit, Flow]]:
 
 
 @pytest.mark.tensorrt
-def test_activations_that_do_not_fuse_are_found_with_their_cause(int8: tuple[Audit, Flow]) -> None:
+def test_activations_that_do_not_fuse_are_found_with_their_cause(int8):
     found = {one.nodes: one for one in int8[0].findings if one.kind == "activation"}
     assert {name for nodes in found for name in nodes} == {STEM, DEPTHWISE, POINTWISE, LAST}
     cause = found[(DEPTHWISE,)].cause
@@ -96,7 +95,7 @@ def test_activations_that_do_not_fuse_are_found_with_their_cause(int8: tuple[Aud
 
 
 @pytest.mark.tensorrt
-def test_the_padding_of_depthwise_convolutions_is_found_with_what_it_costs(int8: tuple[Audit, Flow]) -> None:
+def test_the_padding_of_depthwise_convolutions_is_found_with_what_it_costs(int8):
     found = {one.nodes: one for one in int8[0].findings if one.kind == "padding"}
     assert "depthwise: 16 channels) reads 64" in found[(DEPTHWISE,)].cause
     # 48 more channels are read, written before that, and read from a constant.
@@ -105,7 +104,7 @@ def test_the_padding_of_depthwise_convolutions_is_found_with_what_it_costs(int8:
 
 
 @pytest.mark.tensorrt
-def test_findings_never_count_more_than_a_layer_moves(int8: tuple[Audit, Flow]) -> None:
+def test_findings_never_count_more_than_a_layer_moves(int8):
     moved: dict[str, int] = {}
     for one in int8[0].findings:
         assert one.bytes == sum(one.parts.values()) > 0 and one.share == one.bytes / int8[0].bytes
@@ -116,7 +115,7 @@ def test_findings_never_count_more_than_a_layer_moves(int8: tuple[Audit, Flow]) 
 
 
 @pytest.mark.tensorrt
-def test_advice_comes_by_what_it_saves(int8: tuple[Audit, Flow]) -> None:
+def test_advice_comes_by_what_it_saves(int8):
     advice = int8[0].advice
     assert [one.bytes for one in advice] == sorted((one.bytes for one in advice), reverse=True)
     assert {one.option for one in advice} == {"--fp16", "--keep-fp16 depthwise", f"--keep-fp16 {HEAD}"}
@@ -125,9 +124,7 @@ def test_advice_comes_by_what_it_saves(int8: tuple[Audit, Flow]) -> None:
 
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("kept", [(DEPTHWISE,), (HEAD,), (STEM, DEPTHWISE, POINTWISE, LAST, HEAD)])
-def test_the_estimate_of_fp16_is_what_an_engine_with_it_moves(
-    rtx: Backend, int8: tuple[Audit, Flow], kept: tuple[str, ...]
-) -> None:
+def test_the_estimate_of_fp16_is_what_an_engine_with_it_moves(rtx, int8, kept):
     assert InFp16(int8[1], kept).bytes == pytest.approx(built(rtx, *kept)[0].bytes, rel=0.03)
     assert InFp16(int8[1], kept).bytes < int8[1].bytes
     assert InFp16(int8[1], []).bytes == int8[1].bytes
@@ -136,9 +133,7 @@ def test_the_estimate_of_fp16_is_what_an_engine_with_it_moves(
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("glue", ["half", "half, a scale a tensor"])
 @pytest.mark.parametrize("kept", [(DEPTHWISE,), (STEM, DEPTHWISE, HEAD), (STEM, DEPTHWISE, POINTWISE, LAST, HEAD)])
-def test_the_estimate_of_fp16_holds_with_fp16_between_the_kernels(
-    rtx: Backend, half: Mapping[Glue, tuple[Audit, Flow]], glue: Glue, kept: tuple[str, ...]
-) -> None:
+def test_the_estimate_of_fp16_holds_with_fp16_between_the_kernels(rtx, half, glue, kept):
     assert half[glue][1].float_bytes == 2
     done = built(rtx, *kept, glue=glue)[1]
     assert InFp16(half[glue][1], kept).bytes == pytest.approx(done.bytes, rel=0.03)
@@ -147,9 +142,7 @@ def test_the_estimate_of_fp16_holds_with_fp16_between_the_kernels(
 
 
 @pytest.mark.tensorrt
-def test_every_convolution_that_writes_float32_is_named_with_its_cause(
-    int8: tuple[Audit, Flow], half: Mapping[Glue, tuple[Audit, Flow]]
-) -> None:
+def test_every_convolution_that_writes_float32_is_named_with_its_cause(int8, half):
     def causes(found: tuple[Audit, Flow]) -> dict[str, str]:
         return {one.nodes[0]: one.cause for one in found[0].findings if one.kind == "float-output"}
 
@@ -162,7 +155,7 @@ def test_every_convolution_that_writes_float32_is_named_with_its_cause(
 
 
 @pytest.mark.tensorrt
-def test_advice_and_findings_with_fp16_between_the_kernels(half: Mapping[Glue, tuple[Audit, Flow]]) -> None:
+def test_advice_and_findings_with_fp16_between_the_kernels(half):
     found = half["half, a scale a tensor"][0]
     activations = {one.nodes: one.cause for one in found.findings if one.kind == "activation"}
     cause = f"SiLU after {DEPTHWISE}: the Int8 kernel writes Half; quantised for {POINTWISE}"
@@ -172,7 +165,7 @@ def test_advice_and_findings_with_fp16_between_the_kernels(half: Mapping[Glue, t
 
 
 @pytest.mark.tensorrt
-def test_advice_keeps_what_is_in_fp16_already_until_nothing_is_left_to_gain(rtx: Backend) -> None:
+def test_advice_keeps_what_is_in_fp16_already_until_nothing_is_left_to_gain(rtx):
     options = [one.option for one in built(rtx, DEPTHWISE)[0].advice]
     assert any(option.startswith("--keep-fp16 depthwise,") for option in options)
     assert "--keep-fp16 depthwise" not in options
@@ -248,7 +241,7 @@ def unfused() -> tuple[dict[str, Any], ...]:
     )
 
 
-def test_kernels_that_only_change_the_type_are_found_with_producer_and_consumer() -> None:
+def test_kernels_that_only_change_the_type_are_found_with_producer_and_consumer():
     found = {one.layer: (one.kind, one.cause) for one in seen(*unfused()).findings}
     assert found["QuantizeLinear_0"] == ("quantise", f"quantises the input 'x' (Float) for {FIRST}")
     assert found["QuantizeLinear_7"] == ("quantise", f"quantises the output of Sigmoid_5 (Half) for {SECOND}")
@@ -257,14 +250,14 @@ def test_kernels_that_only_change_the_type_are_found_with_producer_and_consumer(
     assert found[ACTIVATION][1] == f"SiLU after {FIRST}: the Int8 kernel writes Half"
 
 
-def test_a_reader_that_the_model_has_no_node_for_is_named_only_where_there_is_no_other() -> None:
+def test_a_reader_that_the_model_has_no_node_for_is_named_only_where_there_is_no_other():
     moved = layer("Reformatting CopyNode for Output Tensor 0", "Reformat", [tensor("q")], [tensor("q2")])
     for more, reader in (([conv(FIRST, "q", tensor("a", HALF))], FIRST), ([], moved["Name"])):
         (one,) = (one for one in seen(QUANTISE, moved, *more).findings if one.kind == "quantise")
         assert one.cause == f"quantises the input 'x' (Float) for {reader}"
 
 
-def test_the_constant_that_fills_channels_up_is_counted_from_the_first_channel_on() -> None:
+def test_the_constant_that_fills_channels_up_is_counted_from_the_first_channel_on():
     flow = Flow((), PLAN, qdq_model())
     # 20 of 32 channels are the model's: a constant fills up the other 12.
     constants = tuple(Tensor("fill", "Int8", (1, channels, 32, 32)) for channels in (12, 20))
@@ -274,14 +267,14 @@ def test_the_constant_that_fills_channels_up_is_counted_from_the_first_channel_o
     assert flow.filling(writer, padded, 1.0) == 0
 
 
-def test_a_fused_engine_has_neither_findings_nor_advice_beyond_its_input() -> None:
+def test_a_fused_engine_has_neither_findings_nor_advice_beyond_its_input():
     fused = f"{FIRST} + PWN(PWN(Sigmoid_5), Mul_6)"
     found = seen(QUANTISE, conv(fused, "q", tensor("r")), conv(f"{SECOND} + PWN(Relu_10)", "r", tensor("e")))
     assert [(one.kind, one.layer) for one in found.findings] == [("quantise", "QuantizeLinear_0")]
     assert found.advice == ()
 
 
-def test_a_change_of_layout_alone_is_a_reformat() -> None:
+def test_a_change_of_layout_alone_is_a_reformat():
     plain = tensor("r2", "Row major Int8 format")
     copy = layer("Reformatting CopyNode for Input Tensor 0 to Conv_9", "Reformat", [tensor("r")], [plain])
     (one,) = seen(conv(FIRST, "q", tensor("r")), copy, conv(SECOND, "r2", tensor("e"))).findings
@@ -289,7 +282,7 @@ def test_a_change_of_layout_alone_is_a_reformat() -> None:
     assert one.cause == f"moves the output of {FIRST} (Int8) for {SECOND} ({WIDE} to Row major Int8 format)"
 
 
-def test_a_layer_is_named_after_the_nodes_of_the_model_before_those_that_were_written_for_int8() -> None:
+def test_a_layer_is_named_after_the_nodes_of_the_model_before_those_that_were_written_for_int8():
     model = qdq_model()
     put(model, {"Sigmoid_5": Origin.QDQ})
     flow = Flow((), PLAN, model)
@@ -304,7 +297,7 @@ def float_outputs_of(*layers: Any, **more: Any) -> list[tuple[str, int]]:
     return [(one.cause, one.bytes) for one in seen(*layers, **more).findings if one.kind == "float-output"]
 
 
-def test_a_convolution_whose_scales_stay_in_its_kernel_writes_float32_for_what_follows_in_the_model() -> None:
+def test_a_convolution_whose_scales_stay_in_its_kernel_writes_float32_for_what_follows_in_the_model():
     after = layer("Relu_10", "PointWiseV2", [tensor("r", LINEAR)], [tensor("e")])
     typed = onnx.shape_inference.infer_shapes(qdq_model())
     (found,) = float_outputs_of(QUANTISE, conv(FIRST, "q", tensor("r", LINEAR)), after, model=typed)
@@ -320,7 +313,7 @@ def test_a_convolution_whose_scales_stay_in_its_kernel_writes_float32_for_what_f
     assert found[0] == f"{SECOND} (Int8) writes Float: it is an output of the engine"
 
 
-def test_a_convolution_that_runs_in_float_itself_is_counted_once() -> None:
+def test_a_convolution_that_runs_in_float_itself_is_counted_once():
     fallen = conv(FIRST, tensor("q", HALF), tensor("r", LINEAR))
     found = seen(fallen, conv(SECOND, "r", tensor("e"))).findings
     spent = sum(one.parts.get(fallen["Name"], 0) for one in found)
@@ -328,13 +321,13 @@ def test_a_convolution_that_runs_in_float_itself_is_counted_once() -> None:
     assert spent == next(one.bytes for one in found if one.kind == "float")
 
 
-def test_the_plugin_is_advised_only_where_the_backend_takes_it() -> None:
+def test_the_plugin_is_advised_only_where_the_backend_takes_it():
     assert not [one for one in seen(*unfused()).advice if one.option == "--silu plugin"]
     (one,) = (one for one in seen(*unfused(), silu=("plugin", "keep")).advice if one.option == "--silu plugin")
     assert one.bytes == 2 * 32 * 1024  # the input of the activation is written and read in INT8 instead of FP16
 
 
-def test_a_cast_names_the_convolution_that_the_plan_keeps() -> None:
+def test_a_cast_names_the_convolution_that_the_plan_keeps():
     kept = PrecisionPlan({**PLAN.entries, SECOND: Entry("fp16", "sensitive")})
     after = conv(SECOND, tensor("h", HALF), tensor("e", HALF))
     cast = layer("Cast_1", "Cast", [tensor("r")], [tensor("h", HALF)])
@@ -342,7 +335,7 @@ def test_a_cast_names_the_convolution_that_the_plan_keeps() -> None:
     assert one.cause.endswith(f"for {SECOND} (Half), which the plan has in FP16 (sensitive)")
 
 
-def test_a_vectorised_format_pads_channels_whose_writer_is_counted_once_however_many_read_it() -> None:
+def test_a_vectorised_format_pads_channels_whose_writer_is_counted_once_however_many_read_it():
     few = tensor("q", channels=20)
     quantise = layer("QuantizeLinear_0", "Reformat", [tensor("x", LINEAR, 20)], [few])
     readers = [conv(name, few, tensor(f"{name} out")) for name in (FIRST, SECOND)]
@@ -366,9 +359,7 @@ def test_a_vectorised_format_pads_channels_whose_writer_is_counted_once_however_
         ("ConvTranspose", (16, 1), 16, True),
     ],
 )
-def test_channels_and_groups_are_read_off_the_weights(
-    kind: str, weights: tuple[int, int], groups: int, depthwise: bool
-) -> None:
+def test_channels_and_groups_are_read_off_the_weights(kind, weights, groups, depthwise):
     model = qdq_model((*weights, 1, 1))
     (node,) = (node for node in model.graph.node if node.name == FIRST)
     node.op_type = kind
@@ -378,7 +369,7 @@ def test_channels_and_groups_are_read_off_the_weights(
     assert (found.channels, found.depthwise) == (weights[0], depthwise)
 
 
-def test_a_convolution_that_fell_back_to_float_is_a_finding_with_its_cost() -> None:
+def test_a_convolution_that_fell_back_to_float_is_a_finding_with_its_cost():
     found = seen(conv(FIRST, tensor("x", LINEAR), tensor("a", LINEAR)))
     (one,) = (one for one in found.findings if one.kind == "float")
     assert (one.nodes, one.cause) == ((FIRST,), f"{FIRST} reads Float, not Int8")
@@ -386,7 +377,7 @@ def test_a_convolution_that_fell_back_to_float_is_a_finding_with_its_cost() -> N
     assert "runs in fp32" in found.warnings[0]
 
 
-def test_a_quadratic_suppression_is_advised_against() -> None:
+def test_a_quadratic_suppression_is_advised_against():
     square = {"Name": "m", "Location": "Device", "Dimensions": [1, 1000, 1000], "Format/Datatype": "Float"}
     step = layer("nms", "kgen", [square], [tensor("k", LINEAR, 1)], Metadata="[ONNX Layer: nms/MatMul_1]")
     found = seen(conv(FIRST, "q", tensor("r")), step, model=written("nms/MatMul_1"))
@@ -404,9 +395,7 @@ def test_a_quadratic_suppression_is_advised_against() -> None:
         (("trtdet/nms/own",), False),
     ],
 )
-def test_a_layer_belongs_to_the_suppression_where_most_of_its_nodes_do(
-    nodes: tuple[str, ...], suppresses: bool
-) -> None:
+def test_a_layer_belongs_to_the_suppression_where_most_of_its_nodes_do(nodes, suppresses):
     model = written("nms/a", "nms/b")
     put(model, {**origin_of(model), "QuantizeLinear_0": Origin.QDQ, "DequantizeLinear_1": Origin.CHANNEL_MAP})
     metadata = "\x1f".join(f"[ONNX Layer: {name}]" for name in nodes)
@@ -415,14 +404,14 @@ def test_a_layer_belongs_to_the_suppression_where_most_of_its_nodes_do(
     assert ("suppression" in {one.kind for one in found.findings}) is suppresses
 
 
-def test_weights_that_are_not_constant_are_no_obstacle() -> None:
+def test_weights_that_are_not_constant_are_no_obstacle():
     model = qdq_model()
     del model.graph.initializer[:]
     found = audit(parse_inspector(json.dumps({"Layers": list(unfused())})), PLAN, model)
     assert (found.int8, found.departures) == (2, ())
 
 
-def test_an_unknown_data_type_is_a_warning_and_not_counted() -> None:
+def test_an_unknown_data_type_is_a_warning_and_not_counted():
     odd = Layer("a", "kgen", (Tensor("x", "Posit8", (1, 8, 4, 4)),), (), (Tensor("y", "Half", (1, 8, 4, 4)),), ())
     found = audit([odd], PrecisionPlan({}), qdq_model())
     assert found.warnings == ("the size of data type Posit8 is not known, so its bytes are not counted",)
@@ -432,7 +421,7 @@ def test_an_unknown_data_type_is_a_warning_and_not_counted() -> None:
 # Measured times
 
 
-def test_measured_times_replace_the_estimated_shares() -> None:
+def test_measured_times_replace_the_estimated_shares():
     times = {one["Name"]: 0.0 for one in unfused()[:-1]}
     times |= {"QuantizeLinear_0": 0.3, f"w + {FIRST}": 0.1, ACTIVATION: 0.5, "of another thing": 9.0}
     found = seen(*unfused(), times=times)
@@ -443,7 +432,7 @@ def test_measured_times_replace_the_estimated_shares() -> None:
     assert "by measured time (0.900 ms in all)" in found.report().text() and found.warnings[0] in found.report().text()
 
 
-def test_the_time_of_a_layer_is_shared_out_among_its_findings() -> None:
+def test_the_time_of_a_layer_is_shared_out_among_its_findings():
     outputs = [tensor("c", HALF), tensor("c8")]
     both = layer(ACTIVATION, "PointWiseV2", [tensor("a", HALF)], outputs)
     times = {f"w + {FIRST}": 1.0, ACTIVATION: 5.0}
@@ -455,7 +444,7 @@ def test_the_time_of_a_layer_is_shared_out_among_its_findings() -> None:
 
 
 @pytest.mark.parametrize("times", [{}, {"elsewhere": 1.0}, {"QuantizeLinear_0": 1.0, "elsewhere": 1.0}])
-def test_times_of_another_engine_are_an_error(times: dict[str, float]) -> None:
+def test_times_of_another_engine_are_an_error(times):
     with pytest.raises(ConfigError, match=r"of another engine: [67] of this one's 7 layers have none, such as"):
         seen(*unfused(), times=times)
 
@@ -463,7 +452,7 @@ def test_times_of_another_engine_are_an_error(times: dict[str, float]) -> None:
 # The report
 
 
-def test_a_report_shows_three_of_each_kind_unless_all_are_asked_for() -> None:
+def test_a_report_shows_three_of_each_kind_unless_all_are_asked_for():
     copies = [
         layer(f"Reformatting CopyNode for Input Tensor {index} to {FIRST}", "Reformat", [tensor("a")], [tensor("b")])
         for index in range(5)
@@ -479,6 +468,6 @@ def test_a_report_shows_three_of_each_kind_unless_all_are_asked_for() -> None:
     assert short.rows[0][:2] == full.rows[0][:2] == pytest.approx((5 * 65536 / 1e6, 1.0))
 
 
-def test_a_report_of_nothing_says_so() -> None:
+def test_a_report_of_nothing_says_so():
     text = seen(conv(FIRST, "q", tensor("r")), plan=PrecisionPlan({})).report().text()
     assert text.startswith("nothing gets in the way")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +53,7 @@ def inspected(*layers: Any, **more: Any) -> tuple[Layer, ...]:
     return parse_inspector(json.dumps({"Layers": list(layers), "Bindings": ["input1", "1179"], **more}))
 
 
-def test_a_line_of_the_log_gives_every_tensor() -> None:
+def test_a_line_of_the_log_gives_every_tensor():
     (layer,) = parse_layers(["first\n" + LINE])
     assert layer.inputs == (Tensor("arg_3", "Float", (1, 16, 208, 208), "(NHWC) Channel major format"),)
     assert [(one.type, one.elements) for one in layer.constants] == [("Int8", 3 * 16 * 208 * 208), ("Float", 1)]
@@ -63,13 +62,13 @@ def test_a_line_of_the_log_gives_every_tensor() -> None:
     assert layer.bytes == 208 * 208 * (4 * 16 + 48 + 64) + 4
 
 
-def test_the_same_part_listed_twice_is_read_once() -> None:
+def test_the_same_part_listed_twice_is_read_once():
     tensor = Tensor("x", "Half", (1, 8, 4, 4))
     assert Layer("a", "kgen", (tensor, tensor), (), (), ()).bytes == tensor.bytes == 256
 
 
 @pytest.mark.parametrize("kind", ["NoOp", "signal", "wait", "Constant"])
-def test_what_starts_no_kernel_moves_nothing(kind: str) -> None:
+def test_what_starts_no_kernel_moves_nothing(kind):
     assert Layer("a", kind, (Tensor("x", "Half", (1, 8)),), (), (), ()).bytes == 0
 
 
@@ -93,37 +92,37 @@ def test_what_starts_no_kernel_moves_nothing(kind: str) -> None:
         ("Unknown format", "Unknown format", 1),
     ],
 )
-def test_a_text_of_type_and_format_is_read(form: str, kind: str, step: int) -> None:
+def test_a_text_of_type_and_format_is_read(form, kind, step):
     (layer,) = inspected(entry(Inputs=[described("x", [1, 20, 10, 10], form)]))
     assert (layer.input, layer.inputs[0].step) == (kind, step)
     assert layer.inputs[0].elements == -(-20 // step) * step * 100
 
 
-def test_an_engine_of_tensorrt_8_6_has_nodes_in_names_and_counted_weights() -> None:
+def test_an_engine_of_tensorrt_8_6_has_nodes_in_names_and_counted_weights():
     (layer,) = inspected(entry())
     assert layer.onnx == ("features.1.conv.1.weight", "QuantizeLinear_42", "Conv_46")
     assert (layer.type, layer.input, layer.weights, layer.output) == ("CaskConvolution", "Int8", "Int8", "Int8")
     assert layer.bytes == 112 * 112 * (32 + 32) + 512 + 4 * 16
 
 
-def test_fused_pointwise_nodes_are_found_in_the_name() -> None:
+def test_fused_pointwise_nodes_are_found_in_the_name():
     name = "/model.1/conv/Conv + PWN(PWN(/model.1/act/Sigmoid), /model.1/act/Mul)"
     (layer,) = inspected(entry(Name=name))
     assert layer.onnx == ("/model.1/conv/Conv", "/model.1/act/Sigmoid", "/model.1/act/Mul")
 
 
-def test_metadata_says_the_nodes_where_there_is_some() -> None:
+def test_metadata_says_the_nodes_where_there_is_some():
     (layer,) = inspected(entry(Metadata="[ONNX Layer: Conv_46]\x1e[ONNX Layer: QuantizeLinear_42]"))
     assert layer.onnx == ("Conv_46", "QuantizeLinear_42")
 
 
-def test_a_reformatting_copy_is_not_the_layer_it_serves() -> None:
+def test_a_reformatting_copy_is_not_the_layer_it_serves():
     name = "Reformatting CopyNode for Input Tensor 0 to GlobalAveragePool_843"
     (layer,) = inspected(entry(Name=name, LayerType="Reformat", Origin="REFORMAT", Weights=None, Bias=None))
     assert (layer.onnx, layer.constants) == ((), ())
 
 
-def test_other_profiles_are_left_out() -> None:
+def test_other_profiles_are_left_out():
     assert len(inspected(entry(), entry(Name="Conv_46 [profile 1]"))) == 1
 
 
@@ -150,7 +149,7 @@ ELEVEN = {
 
 
 @pytest.mark.parametrize("key", ["Datatype", "DataType"])
-def test_an_engine_of_tensorrt_11_says_type_and_format_apart(key: str) -> None:
+def test_an_engine_of_tensorrt_11_says_type_and_format_apart(key):
     text = json.dumps({"Layers": [ELEVEN], "I/O Tensors": []}).replace("Datatype", key)
     (layer,) = parse_inspector(text)
     assert (layer.input, layer.weights, layer.output, layer.onnx) == ("Int8", "Int8", "Float", ("Conv_44",))
@@ -177,19 +176,19 @@ def test_an_engine_of_tensorrt_11_says_type_and_format_apart(key: str) -> None:
         ),
     ],
 )
-def test_another_schema_is_an_error_with_the_keys_met(text: str, message: str) -> None:
+def test_another_schema_is_an_error_with_the_keys_met(text, message):
     with pytest.raises(BackendError, match=message):
         parse_inspector(text)
 
 
-def test_the_inspector_is_believed_before_the_log() -> None:
+def test_the_inspector_is_believed_before_the_log():
     inspected = json.dumps({"Layers": [entry()]})
     assert [one.type for one in layers_of(Built(b"", (90,), (LINE,), 0.0, inspected))] == ["CaskConvolution"]
     assert [one.type for one in layers_of(Built(b"", (86,), (LINE,), 0.0))] == ["kgen"]
 
 
 # What trtexec --exportProfile writes
-def test_times_are_read_from_a_profile_or_an_object(tmp_path: Path) -> None:
+def test_times_are_read_from_a_profile_or_an_object(tmp_path):
     profile, plain = tmp_path / "profile.json", tmp_path / "times.json"
     row = {"name": "Conv_46", "timeMs": 12.5, "averageMs": 0.0125, "medianMs": 0.012, "percentage": 3.1}
     profile.write_text(json.dumps([{"count": 1000}, row]))
@@ -202,7 +201,7 @@ def test_times_are_read_from_a_profile_or_an_object(tmp_path: Path) -> None:
     [None, "", "3", '[{"name": "a"}]', '{"a": "b"}', '{"a": -1}', '{"a": NaN}', "[" * 9999, '{"a":' * 9999],
     ids=lambda text: str(text)[:12],
 )
-def test_what_has_no_times_is_an_error(tmp_path: Path, text: str | None) -> None:
+def test_what_has_no_times_is_an_error(tmp_path, text):
     if text is not None:
         (tmp_path / "times.json").write_text(text)
     with pytest.raises(ConfigError, match="has no times of layers .*; give what 'trtexec --exportProfile' writes"):

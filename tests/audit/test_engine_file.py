@@ -20,7 +20,7 @@ def layer(name: str, *constants: Tensor) -> Layer:
     return Layer(name, "kgen", (), constants, (), ())
 
 
-def test_a_file_is_taken_apart() -> None:
+def test_a_file_is_taken_apart():
     found = parts_of(WEIGHTS.join((SOURCE, b"\0" * 1000, SOURCE, RECORDS)) + b"\0" * 255, ())
     assert (found.source, found.kernels) == (2 * len(SOURCE), 2)
     assert (found.records, found.zeros) == (len(RECORDS), 1000)
@@ -28,7 +28,7 @@ def test_a_file_is_taken_apart() -> None:
     assert found.source + found.records + found.zeros + found.rest == found.bytes
 
 
-def test_constants_are_listed_once_the_largest_first() -> None:
+def test_constants_are_listed_once_the_largest_first():
     small, large = Tensor("a", "Half", (4, 4)), Tensor("b", "Int8", (64, 64))
     found = parts_of(b"", (layer("first", small, large), layer("second", large)))
     assert [(one.layer, one.type, one.bytes) for one in found.constants] == [
@@ -37,12 +37,12 @@ def test_constants_are_listed_once_the_largest_first() -> None:
     ]
 
 
-def test_weights_that_the_inspector_only_counts_belong_to_their_layer() -> None:
+def test_weights_that_the_inspector_only_counts_belong_to_their_layer():
     found = parts_of(b"", [layer(name, Tensor("Weights", "Int8", (512,))) for name in ("first", "second")])
     assert [one.layer for one in found.constants] == ["first", "second"]
 
 
-def test_the_table_adds_up() -> None:
+def test_the_table_adds_up():
     constants = (Tensor("a", "Half", (400, 400)), Tensor("b", "Int8", (640, 640)))
     table = parts_of(SOURCE + WEIGHTS, (layer("first", *constants),)).table()
     assert [row[2] for row in table.rows] == ["CUDA source of 1 generated kernels", "weights and all else"]
@@ -52,13 +52,13 @@ def test_the_table_adds_up() -> None:
     assert parts_of(b"", ()).table().notes == ()
 
 
-def test_a_file_as_plain_values() -> None:
+def test_a_file_as_plain_values():
     data = json.loads(json.dumps(parts_of(SOURCE + WEIGHTS, (layer("a", Tensor("b", "Int8", (8,))),)).as_dict()))
     assert data["rest"] == len(WEIGHTS) and data["constants"][0]["bytes"] == 8
 
 
 @pytest.mark.tensorrt
-def test_an_engine_for_more_compute_capabilities_holds_the_same_once() -> None:
+def test_an_engine_for_more_compute_capabilities_holds_the_same_once():
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
     backend = choose("tensorrt-rtx")
     found = []

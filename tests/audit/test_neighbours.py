@@ -68,7 +68,7 @@ def engines(draw: st.DrawFn) -> Flow:
 
 @given(engines(), st.sampled_from((1, 8)), st.booleans())
 @settings(max_examples=20, deadline=None)
-def test_the_parts_add_up_to_the_estimate_of_every_plan(flow: Flow, batch: int, graph: bool) -> None:
+def test_the_parts_add_up_to_the_estimate_of_every_plan(flow, batch, graph):
     costs = time_costs(flow, Roofline(flow, GPU, batch, graph))
     for fp16 in subsets(costs.convs):
         assert costs.of(fp16) == pytest.approx(estimate(flow, GPU, batch, graph=graph, fp16=fp16).ms, rel=1e-9)
@@ -76,7 +76,7 @@ def test_the_parts_add_up_to_the_estimate_of_every_plan(flow: Flow, batch: int, 
 
 @given(engines(), st.data())
 @settings(max_examples=20, deadline=None)
-def test_both_engines_that_were_measured_cost_what_they_took(flow: Flow, data: st.DataObject) -> None:
+def test_both_engines_that_were_measured_cost_what_they_took(flow, data):
     """Each convolution with the kernel after it; the first kernel belongs to none."""
     roofline = Roofline(flow, GPU)
     took = st.floats(0.001, 10)
@@ -99,7 +99,7 @@ def _first_ms(roofline: Roofline, fp16: Sequence[str]) -> float:
     return sum(layer.ms for layer in roofline.layers([0], fp16))
 
 
-def test_a_layer_is_priced_as_its_own_convolution_runs() -> None:
+def test_a_layer_is_priced_as_its_own_convolution_runs():
     flow = engine([0, 1, 2], [None] * 3)
     roofline = Roofline(flow, GPU)
     parts = [MeasuredPart((), ("image",), 1.0, 1.0)]
@@ -110,7 +110,7 @@ def test_a_layer_is_priced_as_its_own_convolution_runs() -> None:
     assert costs.of(("conv0", "conv1", "conv2")) == pytest.approx(31, rel=0.01)
 
 
-def test_layers_that_were_not_estimated_are_shared_out_and_strangers_refused() -> None:
+def test_layers_that_were_not_estimated_are_shared_out_and_strangers_refused():
     flow = engine([0], [None])
     roofline = Roofline(flow, GPU)
     known = MeasuredPart(("conv0",), ("c0", "k0", "image"), 3.0, 2.0)
@@ -120,7 +120,7 @@ def test_layers_that_were_not_estimated_are_shared_out_and_strangers_refused() -
         measured_costs(flow, roofline, [MeasuredPart((), ("copy",), 1.0, 0.5)])
 
 
-def test_a_tensor_that_both_precisions_read_is_written_twice() -> None:
+def test_a_tensor_that_both_precisions_read_is_written_twice():
     flow = engine([0, 1, 1], [None, None, None])
     values = CHANNELS * SIDE * SIDE
     both, one, none = (InFp16(flow, names).bytes for names in (("conv1", "conv2"), ("conv1",), ()))
@@ -136,7 +136,7 @@ def test_a_tensor_that_both_precisions_read_is_written_twice() -> None:
     assert both == one - values + read + weights
 
 
-def test_an_activation_goes_into_an_fp16_kernel_where_nothing_behind_it_reads_int8() -> None:
+def test_an_activation_goes_into_an_fp16_kernel_where_nothing_behind_it_reads_int8():
     flow = engine([0, 1], [None, None])
     kernels = {names: len(estimate(flow, GPU, fp16=names).layers) for names in subsets(("conv0", "conv1"))}
     assert kernels[()] == 5
@@ -145,7 +145,7 @@ def test_an_activation_goes_into_an_fp16_kernel_where_nothing_behind_it_reads_in
     assert kernels[("conv0", "conv1")] == 4
 
 
-def test_neighbours_are_tables_of_their_own() -> None:
+def test_neighbours_are_tables_of_their_own():
     """In a chain of eight no convolution knows those that are far away."""
     costs = time_costs(flow := engine(range(8), [None] * 8), Roofline(flow, GPU))
     assert costs.convs == tuple(f"conv{index}" for index in range(8))
@@ -153,7 +153,7 @@ def test_neighbours_are_tables_of_their_own() -> None:
     assert all(max(found) - min(found) <= 2 for found in places)
 
 
-def test_of_many_around_a_kernel_pairs_are_worked_out() -> None:
+def test_of_many_around_a_kernel_pairs_are_worked_out():
     flow = engine([0] * 9, [None] * 9)  # one tensor, nine readers
 
     def price(layers: Sequence[int], fp16: object) -> float:

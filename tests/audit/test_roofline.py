@@ -60,7 +60,7 @@ def by_name(found: Estimate) -> dict[str, float]:
     return {layer.name: layer.arithmetic_ms for layer in found.layers}
 
 
-def test_a_kernel_moves_its_bytes_at_the_bandwidth() -> None:
+def test_a_kernel_moves_its_bytes_at_the_bandwidth():
     found = estimate(flow(), GPU)
     conv = found.layers[0]
     assert conv.bytes == 2 * (16 * PLACES + 32 * 16 * 9 + 32 * PLACES)
@@ -73,14 +73,14 @@ def test_a_kernel_moves_its_bytes_at_the_bandwidth() -> None:
     ("kind", "tf32", "rate"),
     [("Half", 4.0, 10e12), ("Int8", 4.0, 20e12), ("Float", 4.0, 4e12), ("Float", None, 1e12)],
 )
-def test_a_convolution_runs_at_the_rate_of_the_type_that_it_reads(kind: str, tf32: float | None, rate: float) -> None:
+def test_a_convolution_runs_at_the_rate_of_the_type_that_it_reads(kind, tf32, rate):
     found = estimate(flow(kind), replace(GPU, tf32=tf32))
     operations = 2 * PLACES * 32 * 16 * 9
     assert found.layers[0].operations == operations
     assert by_name(found)["conv"] == pytest.approx(operations / rate * 1e3)
 
 
-def test_tensor_cores_multiply_channels_in_whole_vectors() -> None:
+def test_tensor_cores_multiply_channels_in_whole_vectors():
     # The types are those of 16 channels, which the weights alone decide here.
     narrow, plan = model(), PrecisionPlan({DENSE: Entry("int8", "test")})
     narrow.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((32, 3, 3, 3), np.float32), "w1"))
@@ -90,13 +90,13 @@ def test_tensor_cores_multiply_channels_in_whole_vectors() -> None:
         assert by_name(found)["conv"] == pytest.approx(2 * PLACES * 32 * channels * 9 / rate * 1e3)
 
 
-def test_a_depthwise_convolution_has_no_use_for_tensor_cores() -> None:
+def test_a_depthwise_convolution_has_no_use_for_tensor_cores():
     for kind in ("Half", "Int8"):
         found = by_name(estimate(flow(kind), GPU))
         assert found["depthwise"] == pytest.approx(2 * PLACES * 32 * 9 / 1e12 * 1e3)
 
 
-def test_products_and_pointwise_kernels_count_and_what_starts_no_kernel_does_not() -> None:
+def test_products_and_pointwise_kernels_count_and_what_starts_no_kernel_does_not():
     found = estimate(flow(), GPU)
     assert [layer.name for layer in found.layers] == ["conv", "silu", "depthwise", "gemm"]
     assert found.layers[-1].operations == 2 * PLACES * 32 * 32
@@ -107,7 +107,7 @@ def test_products_and_pointwise_kernels_count_and_what_starts_no_kernel_does_not
     assert silu.arithmetic_ms == pytest.approx(PLACES * 32 * (2 * 8 + 2 + 1) * 2 / 1e12 * 1e3)
 
 
-def test_a_short_kernel_waits_for_its_launch_and_a_long_one_hides_the_launch_of_the_next() -> None:
+def test_a_short_kernel_waits_for_its_launch_and_a_long_one_hides_the_launch_of_the_next():
     tiny = replace(GPU, bandwidth=1e9, fp16=1e9, fp32=1e9)
     inside, alone = estimate(flow(), tiny), estimate(flow(), tiny, graph=False)
     assert {layer.bound for layer in (*inside.layers, *alone.layers)} == {"launch"}
@@ -117,7 +117,7 @@ def test_a_short_kernel_waits_for_its_launch_and_a_long_one_hides_the_launch_of_
     assert estimate(flow(), slow, graph=False).ms == pytest.approx(estimate(flow(), slow).ms)
 
 
-def test_activations_and_operations_grow_with_the_batch_and_weights_do_not() -> None:
+def test_activations_and_operations_grow_with_the_batch_and_weights_do_not():
     once, often = estimate(flow(), GPU), estimate(flow(), GPU, 32)
     weights = 2 * 32 * 16 * 9
     assert often.layers[0].bytes == 32 * (once.layers[0].bytes - weights) + weights
@@ -127,7 +127,7 @@ def test_activations_and_operations_grow_with_the_batch_and_weights_do_not() -> 
         assert many.launch_ms == one.launch_ms
 
 
-def test_an_engine_of_a_larger_batch_stands_for_one_image() -> None:
+def test_an_engine_of_a_larger_batch_stands_for_one_image():
     ours = flow()
     layers = [
         replace(
@@ -143,26 +143,26 @@ def test_an_engine_of_a_larger_batch_stands_for_one_image() -> None:
     assert estimate(eight, GPU).layers[0].bytes == ours.layers[0].bytes
 
 
-def test_a_batch_below_one_is_an_error() -> None:
+def test_a_batch_below_one_is_an_error():
     with pytest.raises(ConfigError, match="the batch of an estimate is 0; give 1 or more"):
         estimate(flow(), GPU, 0)
 
 
-def test_which_bound_holds() -> None:
+def test_which_bound_holds():
     total = estimate(flow(), replace(GPU, bandwidth=200.0), 64)
     found = {layer.name: layer.bound for layer in total.layers}
     assert found == {"conv": "arithmetic", "silu": "arithmetic", "depthwise": "memory", "gemm": "memory"}
     assert sum(total.bound_ms(bound) for bound in ("memory", "arithmetic", "launch")) == pytest.approx(total.ms)
 
 
-def test_tensors_that_fit_the_cache_are_counted() -> None:
+def test_tensors_that_fit_the_cache_are_counted():
     # Those of 64 KiB are a, c (which a view hands on) and d, each written and read; x and y are the engine's own.
     assert estimate(flow(), GPU).cached == 6 * 64 * 1024
     assert estimate(flow(), replace(GPU, l2=64 * 1024)).cached == 0
     assert estimate(flow(), GPU, 64).cached == 0
 
 
-def test_an_estimate_as_words_and_as_plain_values() -> None:
+def test_an_estimate_as_words_and_as_plain_values():
     int8, half = (estimate(flow(kind), GPU, 32) for kind in ("Int8", "Half"))
     assert half.ms / int8.ms > 1
     assert "estimated from published rates, not measured" in str(int8)
@@ -172,7 +172,7 @@ def test_an_estimate_as_words_and_as_plain_values() -> None:
     assert data["layers"][0]["bound"] in ("memory", "arithmetic", "launch")
 
 
-def test_the_tables_say_that_they_are_estimates_and_name_the_slowest_layers() -> None:
+def test_the_tables_say_that_they_are_estimates_and_name_the_slowest_layers():
     batches = [estimate(flow(), GPU, batch) for batch in (1, 32)]
     alone = [estimate(flow(), GPU, batch, graph=False) for batch in (1, 32)]
     totals, *layers = estimate_tables(batches, alone).parts
@@ -188,7 +188,7 @@ def test_the_tables_say_that_they_are_estimates_and_name_the_slowest_layers() ->
         assert {row[-1] for row in table.rows} == {DENSE, DEPTHWISE, PRODUCT, "Sigmoid_1, Mul_2"}
 
 
-def test_without_all_eight_layers_are_shown() -> None:
+def test_without_all_eight_layers_are_shown():
     more = [Layer(f"copy{index}", "kgen", (tensor("x", "Half", 1),), (), (), ()) for index in range(8)]
     found = [estimate(flow("Half", *more), GPU)]
     short, whole = (estimate_tables(found, found, everything).parts[1] for everything in (False, True))
@@ -201,7 +201,7 @@ def test_without_all_eight_layers_are_shown() -> None:
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
-def test_the_rates_of_a_gpu_fit_one_another(gpu: Gpu) -> None:
+def test_the_rates_of_a_gpu_fit_one_another(gpu):
     # Tensor cores multiply INT8 twice as fast as FP16 on every GPU here, FP16 at least four times as fast as FP32.
     assert gpu.int8 == pytest.approx(2 * gpu.fp16, rel=0.02)
     assert gpu.fp16 >= 3.9 * gpu.fp32
@@ -216,12 +216,12 @@ def test_the_rates_of_a_gpu_fit_one_another(gpu: Gpu) -> None:
         *[("4090", "RTX 4090"), ("orin", "Jetson AGX Orin"), ("jetson agx orin", "Jetson AGX Orin"), ("H200", "H200")],
     ],
 )
-def test_a_gpu_is_found_by_its_name(given: str, name: str) -> None:
+def test_a_gpu_is_found_by_its_name(given, name):
     assert gpu_named(given).name == name
 
 
 @pytest.mark.parametrize("name", ["", "GTX 1080", "agx", "list"])
-def test_an_unknown_gpu_is_an_error_that_lists_the_known(name: str) -> None:
+def test_an_unknown_gpu_is_an_error_that_lists_the_known(name):
     with pytest.raises(ConfigError, match=f"no figures are known of GPU '{name}'; known are T4, L4, A10") as caught:
         gpu_named(name)
     assert all(known in str(caught.value) for known in GPUS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -49,7 +48,7 @@ def found(model: onnx.ModelProto, *layers: Layer) -> tuple[dict[str, Finding], t
     return {finding.kind: finding for finding in done.findings}, done.warnings
 
 
-def test_a_normalisation_that_is_written_out_says_what_to_export() -> None:
+def test_a_normalisation_that_is_written_out_says_what_to_export():
     norm = layer("norm", "Float", "ReduceMean_m", "Sub_d", "Mul_q", "ReduceMean_v", "Sqrt_s", "Div_n")
     kinds, said = found(network(half=False), norm, layer("sample", "Float", "GridSample_y"))
     assert kinds["normalisation"].layer == "norm" and kinds["normalisation"].bytes == norm.bytes
@@ -58,14 +57,14 @@ def test_a_normalisation_that_is_written_out_says_what_to_export() -> None:
     assert not any("squares" in warning for warning in said)
 
 
-def test_in_fp16_it_is_a_warning() -> None:
+def test_in_fp16_it_is_a_warning():
     norm = layer("norm", "Half", "ReduceMean_m", "Sub_d", "Mul_q", "ReduceMean_v", "Sqrt_s", "Div_n")
     kinds, said = found(network(half=True), norm, layer("sample", "Float", "GridSample_y"))
     assert "normalisation" not in kinds and "half-coordinates" not in kinds
     assert any("'ReduceMean_m'" in warning and "no squares over 65504" in warning for warning in said)
 
 
-def test_a_sample_that_a_library_chose_fp16_for_is_a_warning() -> None:
+def test_a_sample_that_a_library_chose_fp16_for_is_a_warning():
     kinds, said = found(network(half=False), layer("sample", "Half", "GridSample_y"))
     assert kinds["half-coordinates"].nodes == ("GridSample_y",)
     assert any("a fraction of a pixel off: export the model in float32" in warning for warning in said)
@@ -73,7 +72,7 @@ def test_a_sample_that_a_library_chose_fp16_for_is_a_warning() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [False, True])
-def test_rtx_attention_in_one_kernel_is_no_finding_and_in_several_one(tmp_path: Path, asked: bool) -> None:
+def test_rtx_attention_in_one_kernel_is_no_finding_and_in_several_one(tmp_path, asked):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
     path = tmp_path / "model.onnx"
     onnx.save(attention_detector(), path)

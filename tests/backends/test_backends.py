@@ -27,9 +27,7 @@ from trtdet.passes import EmbeddedNms
         (("swish", "keep", "plugin"), True, True, "plugin", "plugin"),
     ],
 )
-def test_auto_never_needs_a_library_that_was_not_given(
-    forms: tuple[str, ...], engine: bool, given: bool, asked: str, expected: str
-) -> None:
+def test_auto_never_needs_a_library_that_was_not_given(forms, engine, given, asked, expected):
     caps = Capabilities("test", "1", engine, False, False, silu=forms, loads_plugins=True)
     assert silu_form(asked, (Path("a.so"),) if given else (), caps) == expected
 
@@ -46,18 +44,14 @@ def test_auto_never_needs_a_library_that_was_not_given(
         (("plugin", "keep"), "swish", "test 1 cannot take --silu swish; allowed: auto, plugin, keep"),
     ],
 )
-def test_a_form_that_a_backend_lacks_is_an_error_that_says_what_to_do(
-    forms: tuple[str, ...], asked: str, message: str
-) -> None:
+def test_a_form_that_a_backend_lacks_is_an_error_that_says_what_to_do(forms, asked, message):
     caps = Capabilities("test", "1", True, False, False, silu=forms, missing_ops={"TRT_SiLU": "it ends"})
     with pytest.raises(BackendError, match=message):
         silu_form(asked, (), caps)
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_kernel_that_the_driver_cannot_read_is_refused_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch, given: bool
-) -> None:
+def test_a_kernel_that_the_driver_cannot_read_is_refused_before_anything_is_done(monkeypatch, given):
     """The PTX of a later CUDA than the driver's is error 222 when it is loaded, after all the calibration."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'trtdet[aot]'")
     monkeypatch.setattr(cuda, "driver_version", lambda: "12.8")
@@ -74,7 +68,7 @@ def test_a_kernel_that_the_driver_cannot_read_is_refused_before_anything_is_done
     assert silu_form("plugin", (), caps) == "plugin"
 
 
-def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) -> None:
+def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path):
     caps = Capabilities("test", "1", True, False, True, loads_plugins=True)
     (tmp_path / "other").mkdir()
     one, other = tmp_path / "a.so", tmp_path / "other" / "a.so"
@@ -91,9 +85,7 @@ def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("version", ["8.6.1", "10.9.0", "10.12.0", "11.1.0"])
-def test_auto_takes_no_suppression_that_keeps_an_engine_from_being_a_cuda_graph(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_auto_takes_no_suppression_that_keeps_an_engine_from_being_a_cuda_graph(monkeypatch, version):
     caps = install_tensorrt(monkeypatch, version).capabilities
     assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
     for mode in ("onnx", "native"):
@@ -108,7 +100,7 @@ def test_auto_takes_no_suppression_that_keeps_an_engine_from_being_a_cuda_graph(
         assert suppression(mode, caps, None, NmsConfig()) == Suppression(mode)
 
 
-def test_a_backend_with_native_suppression_alone_leaves_it_to_the_host_and_says_why() -> None:
+def test_a_backend_with_native_suppression_alone_leaves_it_to_the_host_and_says_why():
     caps = Capabilities("test", "1", True, True, uncaptured_nms={"native": "it loops"})
     found = suppression("auto", caps, None, NmsConfig())
     assert found.mode == "host"
@@ -116,7 +108,7 @@ def test_a_backend_with_native_suppression_alone_leaves_it_to_the_host_and_says_
     assert suppression("auto", Capabilities("test", "1", True, True), None, NmsConfig()) == Suppression("native")
 
 
-def test_without_suppression_the_best_candidates_are_taken_in_the_graph() -> None:
+def test_without_suppression_the_best_candidates_are_taken_in_the_graph():
     none, loops = NmsConfig(iou_threshold=1), {"native": "it loops", "onnx": "the data decide"}
     modes = ("efficient", "onnx", "native")
     caps = Capabilities("test", "1", True, True, in_graph_nms=modes, uncaptured_nms=loops)
@@ -127,9 +119,7 @@ def test_without_suppression_the_best_candidates_are_taken_in_the_graph() -> Non
 
 
 @pytest.mark.parametrize(("version", "heeds"), [("8.6.0", False), ("8.6.1", True), ("10.4.0", True)])
-def test_a_suppression_that_would_ignore_a_key_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, version: str, heeds: bool
-) -> None:
+def test_a_suppression_that_would_ignore_a_key_is_not_taken(monkeypatch, version, heeds):
     caps = install_tensorrt(monkeypatch, version).capabilities
     assert suppression("auto", caps, None, NmsConfig()) == suppression("efficient", caps, None, NmsConfig())
     assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")

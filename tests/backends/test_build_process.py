@@ -136,7 +136,7 @@ class FakeTensorRT:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def elsewhere(tmp_path, monkeypatch):
     """A working directory of its own, as a building process has."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -146,7 +146,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "precisions",
     [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32", "Assertion_5": "fp32"}],
 )
-def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere: Path, precisions: dict[str, str]) -> None:
+def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere, precisions):
     fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"], {"Shape_4": ["int64"], "Assertion_5": []})
     made = fake.made(network_flags=["EXPLICIT_BATCH"], builder_flags=["INT8", "FP16"], precisions=precisions)
     assert made == {"engine": b"engine"}
@@ -157,7 +157,7 @@ def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere: Path, precisio
     assert fake.flags == [*(["OBEY"] if precisions else []), "INT8", "FP16"]
 
 
-def test_suppression_whose_first_output_is_a_count_stays_in_float32(elsewhere: Path) -> None:
+def test_suppression_whose_first_output_is_a_count_stays_in_float32(elsewhere):
     """EfficientNMS gives num_dets, boxes, scores, classes. In half its boxes would be off by pixels."""
     fake = FakeTensorRT(["Concat_0"], {"EfficientNMS_1": ["int32", "float", "float", "int32"]})
     fake.made(builder_flags=["FP16"], precisions=dict.fromkeys(("Concat_0", "EfficientNMS_1"), "fp32"))
@@ -166,7 +166,7 @@ def test_suppression_whose_first_output_is_a_count_stays_in_float32(elsewhere: P
     assert (suppression.precision, suppression.stored) == ("float", {1: "float", 2: "float"})
 
 
-def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
+def test_the_builder_is_told_of_every_option(elsewhere):
     fake = FakeTensorRT([])
     options = EngineOptions(
         workspace=1 << 20,
@@ -188,9 +188,7 @@ def test_the_builder_is_told_of_every_option(elsewhere: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "used"), [(b"", b""), (b"known", b"known"), (b"of another device", b""), (b"spoilt", b"")]
 )
-def test_kernel_times_are_used_or_measured_again_where_the_builder_keeps_them(
-    elsewhere: Path, given: bytes, used: bytes
-) -> None:
+def test_kernel_times_are_used_or_measured_again_where_the_builder_keeps_them(elsewhere, given, used):
     (elsewhere / "timings").write_bytes(given)
     fake = FakeTensorRT([])
     assert fake.made(keep_timings=True)["timing.cache"] == used + b"+"
@@ -199,7 +197,7 @@ def test_kernel_times_are_used_or_measured_again_where_the_builder_keeps_them(
     assert fake.made(keep_timings=True) == {"engine": b"engine"}
 
 
-def test_phases_within_phases_are_parts_of_a_step() -> None:
+def test_phases_within_phases_are_parts_of_a_step():
     reports: list[Any] = []
     monitor = build_process.progress_monitor(SimpleNamespace(IProgressMonitor=object), reports.append)
     monitor.phase_start("all", None, 2)
@@ -221,9 +219,7 @@ def test_phases_within_phases_are_parts_of_a_step() -> None:
         ("something nobody has seen", None),
     ],
 )
-def test_words_that_are_known_come_with_advice(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, advice: str | None
-) -> None:
+def test_words_that_are_known_come_with_advice(monkeypatch, tmp_path, words, advice):
     (tmp_path / "build_process.py").write_text(f"open('error.txt', 'w').write({words!r})\n")
     monkeypatch.setattr(tensorrt, "__file__", str(tmp_path / "tensorrt.py"))
     caps = Capabilities("test", "1", True, True, True)
@@ -231,7 +227,7 @@ def test_words_that_are_known_come_with_advice(
         tensorrt.build_engine(LIBRARY, caps, BuildRequest(conv()), silent)
 
 
-def test_a_registry_loads_libraries_itself_and_only_the_full_tensorrt_is_given_creators() -> None:
+def test_a_registry_loads_libraries_itself_and_only_the_full_tensorrt_is_given_creators():
     full, without_plugins = FakeTensorRT([]), FakeTensorRT([])
     build_process.builder_with(full, None, ["a.so", "b.so"], True)
     assert full.told == ["creators registered", "builder", "loaded a.so", "loaded b.so"]
@@ -242,9 +238,7 @@ def test_a_registry_loads_libraries_itself_and_only_the_full_tensorrt_is_given_c
         build_process.builder_with(full, None, ["empty.so"], True)
 
 
-def test_plugins_without_a_library_are_compiled_into_the_engine(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugins_without_a_library_are_compiled_into_the_engine(elsewhere, monkeypatch):
     """The building process is told so, and reports what is missing."""
     told: list[Any] = []
     monkeypatch.setattr(silu_aot, "register", told.append)
@@ -279,7 +273,7 @@ LOOP = """(float[1,3,4,4] x) => (float[1,3,4,4] y) {
 @pytest.mark.parametrize(
     ("text", "given"), [("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = Neg(x) }", True), (LOOP, False)]
 )
-def test_an_engine_that_can_be_captured_is_built_for_it(text: str, given: bool) -> None:
+def test_an_engine_that_can_be_captured_is_built_for_it(text, given):
     """REQUIRE_USER_ALLOCATION is an error where a network needs memory that only a run can ask for."""
     caps = Capabilities("test", "1", True, False, True, capture_flags=("REQUIRE_USER_ALLOCATION",))
     facts = _facts(LIBRARY, caps, BuildRequest(net(text)), sms=())
@@ -287,7 +281,7 @@ def test_an_engine_that_can_be_captured_is_built_for_it(text: str, given: bool) 
 
 
 @needs_rtx
-def test_tensorrt_rtx_has_the_flag_and_builds_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_tensorrt_rtx_has_the_flag_and_builds_with_it(caplog):
     backend = choose("tensorrt-rtx")
     assert backend.capabilities.capture_flags == ("REQUIRE_USER_ALLOCATION",)
     for model in (conv(), net(LOOP)):
@@ -302,7 +296,7 @@ def test_tensorrt_rtx_has_the_flag_and_builds_with_it(caplog: pytest.LogCaptureF
 
 
 @needs_rtx
-def test_tensorrt_rtx_refuses_plugins_before_it_is_imported(tmp_path: Path) -> None:
+def test_tensorrt_rtx_refuses_plugins_before_it_is_imported(tmp_path):
     """With a creator registered there the process would end while parsing, with no word."""
     backend = choose("tensorrt-rtx")
     with pytest.raises(BackendError, match="takes no plugin libraries; leave them out or use --backend tensorrt"):

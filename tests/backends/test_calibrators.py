@@ -34,7 +34,7 @@ def library(**members: Any) -> Any:
 
 
 @pytest.fixture
-def trt(monkeypatch: pytest.MonkeyPatch) -> Any:
+def trt(monkeypatch):
     made = library()
     pytest.importorskip("polygraphy", reason="Polygraphy is not installed: pip install 'trtdet[trt]'")
     monkeypatch.setattr("polygraphy.backend.trt.calibrator.trt", made)
@@ -71,7 +71,7 @@ def fed(calibrator: Any) -> list[list[int]]:
 # ranges
 
 
-def test_the_cache_is_given_as_it_is_without_images_and_what_tensorrt_writes_back_is_kept() -> None:
+def test_the_cache_is_given_as_it_is_without_images_and_what_tensorrt_writes_back_is_kept():
     given = CacheCalibration(library(), TEXT)
     assert given.calibrator.made and type(given.calibrator).__mro__[1].__name__ == "IInt8EntropyCalibrator2"
     assert given.calibrator.read_calibration_cache() == TEXT.encode()
@@ -83,7 +83,7 @@ def test_the_cache_is_given_as_it_is_without_images_and_what_tensorrt_writes_bac
 
 
 @pytest.mark.parametrize("built", [True, False])
-def test_a_refused_cache_is_an_error_in_tensorrts_own_words(built: bool) -> None:
+def test_a_refused_cache_is_an_error_in_tensorrts_own_words(built):
     given = CacheCalibration(library(), TEXT)
     given.calibrator.read_calibration_cache()
     given.calibrator.get_batch(["images"])
@@ -93,7 +93,7 @@ def test_a_refused_cache_is_an_error_in_tensorrts_own_words(built: bool) -> None
         given.check(built, [])
 
 
-def test_an_engine_for_which_the_cache_was_never_read_is_an_error() -> None:
+def test_an_engine_for_which_the_cache_was_never_read_is_an_error():
     given = CacheCalibration(library(), TEXT)
     words = "Calibrator won't be used in explicit precision mode. Use quantization aware training"
     with pytest.raises(CalibrationError, match="built an engine without the ranges .* explicit precision mode"):
@@ -106,7 +106,7 @@ def test_an_engine_for_which_the_cache_was_never_read_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("rule", "base"), CALIBRATORS.items())
-def test_every_batch_reaches_the_calibrator_of_the_rule(trt: Any, rule: str, base: str) -> None:
+def test_every_batch_reaches_the_calibrator_of_the_rule(trt, rule, base):
     device = Device()
     fed_by = ImageCalibration(trt, rule, device.images(batch(value=1), batch(value=5)))
     calibrator = fed_by.calibrator
@@ -121,7 +121,7 @@ def test_every_batch_reaches_the_calibrator_of_the_rule(trt: Any, rule: str, bas
     fed_by.check(True, [])
 
 
-def test_the_percentile_has_the_quantile_asked_for_and_never_extrapolates(trt: Any) -> None:
+def test_the_percentile_has_the_quantile_asked_for_and_never_extrapolates(trt):
     usual = ImageCalibration(trt, "percentile", Device().images(batch())).calibrator
     other = ImageCalibration(trt, "percentile", Device().images(batch()), 0.999).calibrator
     assert (usual.get_quantile(), other.get_quantile()) == (0.9999, 0.999)
@@ -129,14 +129,14 @@ def test_the_percentile_has_the_quantile_asked_for_and_never_extrapolates(trt: A
     assert usual.read_histogram_cache(0) is None
 
 
-def test_the_last_batch_is_filled_up_with_its_own_images_in_turn(trt: Any) -> None:
+def test_the_last_batch_is_filled_up_with_its_own_images_in_turn(trt):
     device = Device()
     images = device.images(batch(5), batch(2, value=7), shape=(5, 3, 4, 4))
     assert len(fed(ImageCalibration(trt, "minmax", images).calibrator)) == 2
     np.testing.assert_array_equal(device.copies[1][:, 0, 0, 0], [7, 8, 7, 8, 7])
 
 
-def test_one_batch_at_a_time_is_in_memory(trt: Any) -> None:
+def test_one_batch_at_a_time_is_in_memory(trt):
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     most = 0
 
@@ -162,13 +162,13 @@ def test_one_batch_at_a_time_is_in_memory(trt: Any) -> None:
     assert 1 <= most <= 2
 
 
-def test_no_images_are_an_error_before_anything_is_built(trt: Any) -> None:
+def test_no_images_are_an_error_before_anything_is_built(trt):
     with pytest.raises(CalibrationError, match="no image to calibrate on"):
         ImageCalibration(trt, "minmax", Device().images())
 
 
 @pytest.mark.parametrize("wrong", [batch(3), batch(2)[:, :, :3], batch(2)[0], batch(0)])
-def test_a_batch_of_another_shape_is_refused_at_once_or_when_it_comes(trt: Any, wrong: np.ndarray) -> None:
+def test_a_batch_of_another_shape_is_refused_at_once_or_when_it_comes(trt, wrong):
     with pytest.raises(CalibrationError, match=r"batch has the shape .*, the network takes \(2, 3, 4, 4\)"):
         ImageCalibration(trt, "minmax", Device().images(wrong))
     device = Device()
@@ -178,7 +178,7 @@ def test_a_batch_of_another_shape_is_refused_at_once_or_when_it_comes(trt: Any, 
         later.check(True, [])
 
 
-def test_what_ends_the_images_is_raised_afterwards(trt: Any) -> None:
+def test_what_ends_the_images_is_raised_afterwards(trt):
     def stream() -> Iterator[np.ndarray]:
         yield batch()
         raise DataError("2 of 3 images cannot be read")
@@ -189,7 +189,7 @@ def test_what_ends_the_images_is_raised_afterwards(trt: Any) -> None:
         made.check(False, [])
 
 
-def test_a_device_that_takes_no_batch_is_an_error_with_its_words(trt: Any) -> None:
+def test_a_device_that_takes_no_batch_is_an_error_with_its_words(trt):
     def upload(array: np.ndarray) -> int:
         raise MemoryError("CUDA out of\nmemory")
 
@@ -201,7 +201,7 @@ def test_a_device_that_takes_no_batch_is_an_error_with_its_words(trt: Any) -> No
         made.check(True, [])
 
 
-def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt: Any) -> None:
+def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt):
     made = ImageCalibration(trt, "minmax", Device().images(batch(), batch()))
     made.check(False, [])
     with pytest.raises(
@@ -219,7 +219,7 @@ def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt: Any) -> No
 # what is not there
 
 
-def test_a_rule_without_a_calibrator_lists_the_others(trt: Any) -> None:
+def test_a_rule_without_a_calibrator_lists_the_others(trt):
     with pytest.raises(ConfigError, match="no calibrator for the rule 'mse'; allowed: minmax, entropy, percentile"):
         ImageCalibration(trt, "mse", Device().images(batch()))
 
@@ -227,7 +227,7 @@ def test_a_rule_without_a_calibrator_lists_the_others(trt: Any) -> None:
 @pytest.mark.parametrize(
     ("module", "version", "title"), [("tensorrt", "11.1.0", "TensorRT"), ("tensorrt_rtx", "1.7.1", "TensorRT-RTX")]
 )
-def test_a_version_without_calibrators_says_what_to_use(module: str, version: str, title: str) -> None:
+def test_a_version_without_calibrators_says_what_to_use(module, version, title):
     gone = SimpleNamespace(__name__=module, __version__=version)
     for make in (
         lambda: CacheCalibration(gone, TEXT),
@@ -237,7 +237,7 @@ def test_a_version_without_calibrators_says_what_to_use(module: str, version: st
             make()
 
 
-def test_without_polygraphy_the_pip_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_polygraphy_the_pip_line_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "polygraphy.backend.trt", None)
     with pytest.raises(BackendError, match=r"Polygraphy, which is not installed.*pip install 'trtdet\[trt\]'"):
         ImageCalibration(library(), "minmax", Device().images(batch()))

@@ -15,12 +15,12 @@ from trtdet.backends.tensorrt.rtx import TensorRTRTX
 from trtdet.errors import BackendError
 
 
-def test_an_unknown_backend_lists_the_known_ones() -> None:
+def test_an_unknown_backend_lists_the_known_ones():
     with pytest.raises(BackendError, match="no backend 'openvino'; allowed: auto, tensorrt, tensorrt-rtx, onnxruntime"):
         choose("openvino")
 
 
-def test_auto_prefers_tensorrt_with_a_gpu_then_rtx_and_never_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_prefers_tensorrt_with_a_gpu_then_rtx_and_never_onnxruntime(monkeypatch):
     here: set[str] = set()
     found: list[cuda.Device] = []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in here else None)
@@ -40,7 +40,7 @@ def test_auto_prefers_tensorrt_with_a_gpu_then_rtx_and_never_onnxruntime(monkeyp
 
 
 @pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device")
-def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch):
     library = type("library", (), {"__version__": "8.6.0"})
     monkeypatch.setattr(Library, "load", lambda row: library)
     with pytest.raises(BackendError, match="TensorRT 8.6.0 builds only on a machine with a CUDA device.*tensorrt-rtx"):
@@ -56,15 +56,7 @@ def test_tensorrt_without_a_device_points_to_what_needs_none(monkeypatch: pytest
         ("11.0.0", Typing(), None, 0, 24, ("swish", "keep", "plugin")),
     ],
 )
-def test_capabilities_of_each_tensorrt(
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    explicit: Typing,
-    implicit: Typing | None,
-    number: int,
-    opset: int,
-    silu: tuple[str, ...],
-) -> None:
+def test_capabilities_of_each_tensorrt(monkeypatch, version, explicit, implicit, number, opset, silu):
     caps = install_tensorrt(monkeypatch, version).capabilities
     assert (caps.explicit, caps.implicit, caps.cache_version) == (explicit, implicit, number)
     assert (caps.max_opset, caps.silu, caps.loads_plugins) == (opset, silu, True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import trtdet
-from trtdet.backends.libraries import CONSUMERS, LIBRARIES, Library, consumptions, library_named
+from trtdet.backends.libraries import CONSUMERS, LIBRARIES, consumptions, library_named
 
 PACKAGE = Path(trtdet.__file__).resolve().parent
 NAMES = {word for library in LIBRARIES for word in (library.name, library.module, library.title)}
@@ -22,7 +22,7 @@ OTHER_CHOICES = {"calibrator", "on", "runtime"}
 """Options whose values share a word with a library: whose calibrator is asked, what of a bundle is run."""
 
 
-def test_the_table_is_there_where_no_library_is() -> None:
+def test_the_table_is_there_where_no_library_is():
     program = (
         "import sys\n"
         "absent = 'tensorrt tensorrt_rtx onnxruntime onnx numpy cuda pycuda'.split()\n"
@@ -39,7 +39,7 @@ def test_the_table_is_there_where_no_library_is() -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
-def test_a_row_leads_to_its_backend(library: Library) -> None:
+def test_a_row_leads_to_its_backend(library):
     module, name = library.backend.split(":")
     found = importlib.import_module(module)
     assert isinstance(getattr(found, name), type)
@@ -47,18 +47,18 @@ def test_a_row_leads_to_its_backend(library: Library) -> None:
     assert library_named(library.name) is library
 
 
-def test_names_are_used_once() -> None:
+def test_names_are_used_once():
     for part in ("name", "title", "module"):
         assert len({getattr(library, part) for library in LIBRARIES}) == len(LIBRARIES)
 
 
-def test_every_library_is_served_or_says_why_not() -> None:
+def test_every_library_is_served_or_says_why_not():
     for library in LIBRARIES:
         assert (library.triton is None) == ("triton" in library.not_served), library.name
         assert sorted((*library.served, *library.not_served)) == sorted(CONSUMERS), library.name
 
 
-def test_the_guides_table_of_consumers_is_that_of_the_rows() -> None:
+def test_the_guides_table_of_consumers_is_that_of_the_rows():
     page = (PACKAGE.parent / "docs" / "tensorrt.md").read_text(encoding="utf-8")
     titles = {library.name: library.title for library in LIBRARIES}
     rows = [
@@ -77,7 +77,7 @@ def test_the_guides_table_of_consumers_is_that_of_the_rows() -> None:
         (b"vtrt", 20),
     ],
 )
-def test_an_engine_that_holds_its_length_tells_what_it_lacks(engine: bytes, missing: int) -> None:
+def test_an_engine_that_holds_its_length_tells_what_it_lacks(engine, missing):
     assert library_named("tensorrt-rtx").missing_bytes(engine) == missing
     assert library_named("tensorrt").missing_bytes(engine) == 0
 
@@ -93,7 +93,7 @@ def test_an_engine_that_holds_its_length_tells_what_it_lacks(engine: bytes, miss
         ("onnxruntime", "1.23.0", True),
     ],
 )
-def test_who_may_read_a_calibration_cache(name: str, version: str, reads: bool) -> None:
+def test_who_may_read_a_calibration_cache(name, version, reads):
     assert library_named(name).may_read_calibration_cache(version) is reads
 
 
@@ -166,11 +166,11 @@ def _decides_by_name(node: ast.AST) -> bool:
         ("model.name == 'x'", False),
     ],
 )
-def test_decisions_by_name_are_told_from_others(source: str, decides: bool) -> None:
+def test_decisions_by_name_are_told_from_others(source, decides):
     assert any(map(_decides_by_name, ast.walk(ast.parse(source)))) == decides
 
 
-def test_outside_backends_nothing_decides_by_the_name_of_a_library() -> None:
+def test_outside_backends_nothing_decides_by_the_name_of_a_library():
     found = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
         for path in sorted(PACKAGE.rglob("*.py"))

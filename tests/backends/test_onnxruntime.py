@@ -13,20 +13,20 @@ from trtdet.backends import OnnxRunner
 from trtdet.errors import BackendError
 
 
-def test_a_small_batch_is_filled_up_and_cut_back() -> None:
+def test_a_small_batch_is_filled_up_and_cut_back():
     runner = OnnxRunner(net("(float[4,3,2,2] x) => (float[4,3,2,2] y) { y = Neg(x) }"))
     assert (runner.input, runner.batch, runner.outputs) == ("x", 4, ("y",))
     images = np.random.default_rng(0).normal(size=(3, 3, 2, 2)).astype(np.float32)
     np.testing.assert_array_equal(runner(images)["y"], -images)
 
 
-def test_a_model_that_onnxruntime_refuses_is_one_line() -> None:
+def test_a_model_that_onnxruntime_refuses_is_one_line():
     with pytest.raises(BackendError, match=r"^onnxruntime [\d.]+ cannot load the model: .*") as caught:
         OnnxRunner(b"not a model")
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_fails_while_it_runs_is_one_line() -> None:
+def test_a_model_that_fails_while_it_runs_is_one_line():
     """Only a run shows that the elements do not fit the shape."""
     model = net("(float[1,3,4,4] x) => (float[1,n,c,d] y) { y = Reshape(x, t) }", t=np.array([1, 3, 5, 5]))
     images = np.zeros((1, 3, 4, 4), np.float32)
@@ -37,7 +37,7 @@ def test_a_model_that_fails_while_it_runs_is_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_operators_of_plugins_are_loaded_without_torch_and_leave_the_environment_alone() -> None:
+def test_operators_of_plugins_are_loaded_without_torch_and_leave_the_environment_alone():
     program = (
         "import os, sys\n"
         "from trtdet.backends.onnxruntime import _custom_operators\n"
@@ -49,7 +49,7 @@ def test_operators_of_plugins_are_loaded_without_torch_and_leave_the_environment
     assert done.stdout == "False True\n", done.stderr
 
 
-def test_for_scores_a_model_is_computed_node_by_node() -> None:
+def test_for_scores_a_model_is_computed_node_by_node():
     """Fused or laid out for the CPU, sums are taken in another order."""
     model = net(
         "(float[1,16,8,8] x) => (float[1,16,8,8] y) { c = Conv<kernel_shape = [1, 1]>(x, w) y = Relu(c) }",

@@ -64,7 +64,7 @@ def casts(model: onnx.ModelProto) -> Counter[int]:
     return Counter(node.attribute[0].i for node in with_roundings(model).graph.node if node.op_type == "Cast")
 
 
-def test_convolution_scale_and_bias_round_one_by_one() -> None:
+def test_convolution_scale_and_bias_round_one_by_one():
     factor, bias = half(np.linspace(0.3, 1.7, 4).reshape(1, 4, 1, 1)), half(np.linspace(-3, 5, 4).reshape(1, 4, 1, 1))
     model = net(
         "(float[1,4,8,8] y) { h = Cast<to = 10>(x) a = Conv(h, w) b = Mul(a, f) c = Add(b, g) y = Cast<to = 1>(c) }",
@@ -80,7 +80,7 @@ def test_convolution_scale_and_bias_round_one_by_one() -> None:
     equal(run(model)["y"], expected)
 
 
-def test_a_silu_rounds_the_sigmoid_and_the_product() -> None:
+def test_a_silu_rounds_the_sigmoid_and_the_product():
     model = net(
         """(float16[1,4,8,8] s, float16[1,4,8,8] y) {
         h = Cast<to = 10>(x) a = Conv(h, w) s = Sigmoid(a) y = Mul(a, s) }""",
@@ -112,7 +112,7 @@ def test_a_silu_rounds_the_sigmoid_and_the_product() -> None:
         "y = LeakyRelu<alpha = 0.3>(h)",
     ],
 )
-def test_any_other_node_rounds_what_it_gives_in_float32(node: str) -> None:
+def test_any_other_node_rounds_what_it_gives_in_float32(node):
     constants = {"none": np.zeros(0, np.float32), "scales": np.array([1, 1, 1.5, 1.5], np.float32)}
     number = half(np.array(3.3))
     plain = net(f"(y) {{ h = Identity(x) {node} }}", c=number.astype(np.float32), **constants)
@@ -137,7 +137,7 @@ def test_any_other_node_rounds_what_it_gives_in_float32(node: str) -> None:
         "b = Neg(a) y = Max(b, h)",
     ],
 )
-def test_moves_and_comparisons_need_no_rounding(nodes: str) -> None:
+def test_moves_and_comparisons_need_no_rounding(nodes):
     others = {
         "none": np.zeros(0, np.float32),
         "scales": np.array([1, 1, 2, 2], np.float32),
@@ -168,7 +168,7 @@ def quantized(x: NDArray[np.float32]) -> tuple[NDArray[np.float64], dict[str, ND
     return steps * SCALE.astype(np.float64), constants
 
 
-def test_dequantized_values_are_exact_for_int8_kernels_and_rounded_for_sums() -> None:
+def test_dequantized_values_are_exact_for_int8_kernels_and_rounded_for_sums():
     x = pixels() / 4
     exact, constants = quantized(x)
     model = net(f"(a, b, y) {{ {QUANTIZED} a = Conv(d, v) b = Add(d, d) y = Add(a, d) }}", **constants)
@@ -181,7 +181,7 @@ def test_dequantized_values_are_exact_for_int8_kernels_and_rounded_for_sums() ->
     equal(got["y"], expected + half(exact))
 
 
-def test_moves_between_dequantization_and_an_int8_kernel_round_nothing() -> None:
+def test_moves_between_dequantization_and_an_int8_kernel_round_nothing():
     x = pixels() / 4
     exact, constants = quantized(x)
     model = net(f"(a, b) {{ {QUANTIZED} m = Neg(d) n = Relu(m) a = Conv(n, v) b = Sub(n, h) }}", **constants)
@@ -191,7 +191,7 @@ def test_moves_between_dequantization_and_an_int8_kernel_round_nothing() -> None
     equal(got["b"], half(moved) - half(x))
 
 
-def test_quantized_weights_alone_make_no_int8_kernel() -> None:
+def test_quantized_weights_alone_make_no_int8_kernel():
     x = pixels()
     _, constants = quantized(x)
     constants["t"] = SCALE
@@ -203,7 +203,7 @@ def test_quantized_weights_alone_make_no_int8_kernel() -> None:
     equal(run(model, x)["y"], expected)
 
 
-def test_quantization_divides_in_float32() -> None:
+def test_quantization_divides_in_float32():
     scale = half(np.array(0.0937))
     values = half(np.arange(0, 8, 1 / 1024))
     expected = np.rint(values.astype(np.float32) / scale.astype(np.float32))
@@ -215,7 +215,7 @@ def test_quantization_divides_in_float32() -> None:
     np.testing.assert_array_equal(run(model, values[chosen].astype(np.float32))["y"], expected[chosen])
 
 
-def test_values_beyond_fp16_become_infinite() -> None:
+def test_values_beyond_fp16_become_infinite():
     model = net(
         """(float16[1,4,8,8] y, z) {
         h = Cast<to = 10>(x) y = Mul(h, f) q = QuantizeLinear(y, s, zero) z = DequantizeLinear(q, s, zero) }""",
@@ -232,7 +232,7 @@ def test_values_beyond_fp16_become_infinite() -> None:
     np.testing.assert_array_equal(got["z"], np.clip(np.rint(expected.astype(np.float32) / 256), -128, 127) * 256)
 
 
-def test_a_plugin_rounds_once() -> None:
+def test_a_plugin_rounds_once():
     model = net("(y) { h = Cast<to = 10>(x) y = trt.plugins.TRT_SiLU(h) }")
     model.graph.node[1].attribute.extend(onnx.helper.make_attribute(*pair) for pair in attributes().items())
     plain = net("(y) { y = trt.plugins.TRT_SiLU(x) }")
@@ -242,7 +242,7 @@ def test_a_plugin_rounds_once() -> None:
     equal(run(model)["y"], half(expected))
 
 
-def test_types_that_are_written_as_attributes_follow() -> None:
+def test_types_that_are_written_as_attributes_follow():
     """From opset 23 on the nodes of Q/DQ pairs state types of their own."""
     x = pixels() / 4
     exact, constants = quantized(x)
@@ -256,7 +256,7 @@ def test_types_that_are_written_as_attributes_follow() -> None:
     equal(run(model, x)["y"], half(exact) + half(x))
 
 
-def test_float32_models_are_run_as_they_are() -> None:
+def test_float32_models_are_run_as_they_are():
     model = net(
         "(float[1,4,8,8] y) { q = QuantizeLinear(x, s, zero) d = DequantizeLinear(q, s, zero) y = Conv(d, w) }",
         s=np.float32(0.25),
@@ -269,7 +269,7 @@ def test_float32_models_are_run_as_they_are() -> None:
     assert _runnable(data)[0] is data
 
 
-def test_inputs_and_outputs_keep_their_names_and_types() -> None:
+def test_inputs_and_outputs_keep_their_names_and_types():
     model = net("(float16[1,4,8,8] a, float[1,4,8,8] y) { a = Mul(x, x) b = Relu(a) y = Cast<to = 1>(b) }")
     model.graph.input[0].type.tensor_type.elem_type = HALF
     model = onnx.shape_inference.infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
@@ -283,7 +283,7 @@ def test_inputs_and_outputs_keep_their_names_and_types() -> None:
     equal(got["y"], np.maximum(x * x, np.float16(0)))
 
 
-def test_inner_tensors_are_found_by_name() -> None:
+def test_inner_tensors_are_found_by_name():
     x = pixels() / 4
     exact, constants = quantized(x)
     model = net(f"(y) {{ {QUANTIZED} a = Conv(d, v) b = Relu(a) y = Sigmoid(b) }}", **constants)
@@ -297,7 +297,7 @@ def test_inner_tensors_are_found_by_name() -> None:
     assert {value.dtype for value in got.values()} == {np.dtype(np.float32)}
 
 
-def test_branches_and_loops_get_the_types_they_ask_for() -> None:
+def test_branches_and_loops_get_the_types_they_ask_for():
     model = net(
         """(y) {
         h = Cast<to = 10>(x) a = Mul(h, h) b = Relu(h) yes = Constant<value = bool {1}>()
@@ -309,7 +309,7 @@ def test_branches_and_loops_get_the_types_they_ask_for() -> None:
     equal(run(model, x)["y"], np.maximum(h * h, h) + h * h)
 
 
-def test_a_profile_names_the_nodes_of_the_model() -> None:
+def test_a_profile_names_the_nodes_of_the_model():
     model = net("(y) { h = Cast<to = 10>(x) a = Conv(h, w) s = Sigmoid(a) y = Mul(a, s) }", w=weight(1))
     provenance.put(model, {"Cast_0": Origin.FP16, "Mul_3": Origin.ACTIVATION})
     runner = OnnxRunner(model)

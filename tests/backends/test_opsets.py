@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -70,7 +68,7 @@ def forms(opset: int) -> onnx.ModelProto:
         ((11, 5), 24, "Unique", "Swish"),
     ],
 )
-def test_the_table_by_version(version: tuple[int, int], opset: int, lacks: str, reads: str) -> None:
+def test_the_table_by_version(version, opset, lacks, reads):
     assert library_named("tensorrt").newest_opset("{}.{}".format(*version)) == opset
     missing = missing_operators(version)
     assert lacks in missing
@@ -78,14 +76,14 @@ def test_the_table_by_version(version: tuple[int, int], opset: int, lacks: str, 
     assert set(NEVER) <= set(missing)
 
 
-def test_the_reason_names_the_version_that_has_the_operator() -> None:
+def test_the_reason_names_the_version_that_has_the_operator():
     assert missing_operators((10, 16))["Swish"] == "its parser knows the operator from TensorRT 11 on"
     assert missing_operators((10, 3))["STFT"] == "its parser knows the operator from TensorRT 10.5 on"
     assert missing_operators((11, 0))["Unique"] == "TensorRT's parser does not know the operator"
 
 
 @needs_rtx
-def test_the_parser_of_rtx_reads_every_opset_of_its_row() -> None:
+def test_the_parser_of_rtx_reads_every_opset_of_its_row():
     backend = choose("tensorrt-rtx")
     newest = backend.capabilities.max_opset
     assert newest is not None
@@ -97,12 +95,12 @@ def test_the_parser_of_rtx_reads_every_opset_of_its_row() -> None:
 
 @needs_rtx
 @pytest.mark.parametrize("opset", [24, 25])
-def test_the_parser_of_rtx_reads_the_newest_forms(opset: int) -> None:
+def test_the_parser_of_rtx_reads_the_newest_forms(opset):
     assert choose("tensorrt-rtx").build(BuildRequest(forms(opset), (86,))).engine[:4] == b"vtrt"
 
 
 @needs_rtx
-def test_rtx_lacks_what_its_row_says_it_lacks() -> None:
+def test_rtx_lacks_what_its_row_says_it_lacks():
     import tensorrt_rtx as trt
 
     logger = trt.Logger(trt.Logger.ERROR)
@@ -117,7 +115,7 @@ def test_rtx_lacks_what_its_row_says_it_lacks() -> None:
 
 
 @needs_rtx
-def test_the_newest_forms_build_in_the_words_of_every_older_parser() -> None:
+def test_the_newest_forms_build_in_the_words_of_every_older_parser():
     """TensorRT 8.6 itself is not here: RTX reads what is written for it."""
     backend = choose("tensorrt-rtx")
     model = forms(25)
@@ -130,7 +128,7 @@ def test_the_newest_forms_build_in_the_words_of_every_older_parser() -> None:
 
 
 @needs_rtx
-def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path: Path) -> None:
+def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path):
     newer = onnx.version_converter.convert_version(onnx.load(SHAPES_MODEL), 28)
     newer.ir_version = 10
     path = tmp_path / "newer.onnx"
@@ -146,9 +144,7 @@ def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "config", "newest"), [("yolox_nano", "yolox", 24), ("yolov5n", "yolov5", 20), ("picodet_s", "dfl", 17)]
 )
-def test_real_models_build_after_they_are_lowered(
-    shared_data: Path, tmp_path: Path, name: str, config: str, newest: int
-) -> None:
+def test_real_models_build_after_they_are_lowered(shared_data, tmp_path, name, config, newest):
     newer = onnx.version_converter.convert_version(onnx.load(shared_data / "models" / f"{name}.onnx"), 26)
     newer.ir_version = 10
     path = tmp_path / "newer.onnx"

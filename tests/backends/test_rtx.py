@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +12,7 @@ import pytest
 from engine_programs import rtx_marks
 from small_models import conv, net
 
-from trtdet.backends import Backend, BuildRequest, choose
+from trtdet.backends import BuildRequest, choose
 from trtdet.backends.tensorrt import builder as tensorrt
 from trtdet.config import load_config
 from trtdet.errors import BackendError
@@ -25,11 +24,11 @@ pytestmark = rtx_marks
 
 
 @pytest.fixture
-def backend() -> Backend:
+def backend():
     return choose("tensorrt-rtx")
 
 
-def test_an_engine_with_a_loop_has_the_same_bytes_every_time(backend: Backend) -> None:
+def test_an_engine_with_a_loop_has_the_same_bytes_every_time(backend):
     config = load_config("shapes").with_nms(pre_nms_topk=300, max_detections=20)
     model = rewrite(load_model(SHAPES_MODEL), Options(config, "native")).model
     assert "Loop" in [node.op_type for node in model.graph.node]
@@ -37,7 +36,7 @@ def test_an_engine_with_a_loop_has_the_same_bytes_every_time(backend: Backend) -
     assert built[0] == built[1]
 
 
-def test_the_registry_of_provenance_leaves_no_trace_in_an_engine(backend: Backend) -> None:
+def test_the_registry_of_provenance_leaves_no_trace_in_an_engine(backend):
     model = conv()
     without = backend.build(BuildRequest(model, (86,))).engine
     put(model, {node.name: Origin.DECODE for node in model.graph.node})
@@ -46,7 +45,7 @@ def test_the_registry_of_provenance_leaves_no_trace_in_an_engine(backend: Backen
     assert origin_of(model)
 
 
-def test_an_engine_names_its_targets_in_its_header(backend: Backend) -> None:
+def test_an_engine_names_its_targets_in_its_header(backend):
     one, several = (backend.build(BuildRequest(conv(), sms)) for sms in ((86,), (80, 89)))
     assert (one.sms, several.sms) == ((86,), (80, 89))
     masks = [int.from_bytes(built.engine[32:36], "little") for built in (one, several)]
@@ -55,21 +54,21 @@ def test_an_engine_names_its_targets_in_its_header(backend: Backend) -> None:
     assert backend.build(BuildRequest(conv())).sms == backend.capabilities.default_sms
 
 
-def test_a_target_it_cannot_build_for_is_named(backend: Backend) -> None:
+def test_a_target_it_cannot_build_for_is_named(backend):
     with pytest.raises(
         BackendError, match=r"cannot build for compute capability 90; allowed: 75, 80, 86, 89, 120, 121"
     ):
         backend.build(BuildRequest(conv(), (86, 90)))
 
 
-def test_the_parsers_own_words_are_in_the_error(backend: Backend) -> None:
+def test_the_parsers_own_words_are_in_the_error(backend):
     model = net("(float[1,3,16,16] x) => (float[1,3,16,16] y) { y = example.Nothing(x) }")
     model.opset_import.append(onnx.helper.make_opsetid("example", 1))
     with pytest.raises(BackendError, match="the parser refused the model.*Nothing"):
         backend.build(BuildRequest(model, (86,)))
 
 
-def test_topk_over_the_limit_is_refused_by_the_builder_as_the_row_says(backend: Backend) -> None:
+def test_topk_over_the_limit_is_refused_by_the_builder_as_the_row_says(backend):
     limit = backend.capabilities.max_topk
     assert limit is not None
 
@@ -83,7 +82,7 @@ def test_topk_over_the_limit_is_refused_by_the_builder_as_the_row_says(backend: 
 
 
 @pytest.mark.parametrize("operator", ["NonMaxSuppression", "NonZero"])
-def test_the_operators_called_missing_are_missing(backend: Backend, operator: str) -> None:
+def test_the_operators_called_missing_are_missing(backend, operator):
     """The row of capabilities is held to the library itself."""
     if operator == "NonZero":
         model = net("(float[1,9] x) => (int64[2,n] y) { y = NonZero(x) }")
@@ -96,9 +95,7 @@ def test_the_operators_called_missing_are_missing(backend: Backend, operator: st
         backend.build(BuildRequest(model, (86,)))
 
 
-def test_a_builder_that_ends_its_process_is_an_error_here(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_builder_that_ends_its_process_is_an_error_here(backend, monkeypatch, tmp_path):
     program = """
 import json, os, signal, sys
 print(json.dumps("[W] half way"), flush=True)
@@ -113,7 +110,7 @@ os.kill(os.getpid(), signal.SIGABRT)
     assert failed.value.messages == ("[W] half way", "no memory", failed.value.problem.partition(": ")[2])
 
 
-def test_a_build_says_how_far_it_is(backend: Backend) -> None:
+def test_a_build_says_how_far_it_is(backend):
     said: list[tuple[str, int, int]] = []
     built = backend.build(BuildRequest(conv(), (86,)), lambda *one: said.append(one))
     assert built.engine

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
@@ -29,7 +28,7 @@ KERNELS = [
 
 
 @pytest.fixture(autouse=True)
-def no_rtx(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_rtx(monkeypatch):
     """Other tests of this process may have loaded TensorRT-RTX."""
     monkeypatch.delitem(sys.modules, "tensorrt_rtx", raising=False)
 
@@ -38,7 +37,7 @@ def no_rtx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_a_kernel_compiles_without_a_gpu(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_kernel_compiles_without_a_gpu(kernel, tmp_path):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'trtdet[aot]'")
     ptx = compile_ptx(kernel).decode()
     entry = re.search(r"\.visible \.entry (\w+)\((.*?)\)", ptx, re.DOTALL)
@@ -65,7 +64,7 @@ def test_a_kernel_compiles_without_a_gpu(kernel: Kernel, tmp_path: Path) -> None
         assert "0 bytes spill stores" in done.stderr
 
 
-def test_constants_are_written_exactly() -> None:
+def test_constants_are_written_exactly():
     table = channel_table(*(np.array([value], np.float32) for value in (0.1, 1 / 3, -1e-30)))
     written = re.findall(r"(-?0x[\d.a-f]+p[+-]\d+)f", Kernel("silu", "int8", "int8", 1, table).source())
     assert (
@@ -73,7 +72,7 @@ def test_constants_are_written_exactly() -> None:
     )
 
 
-def test_a_table_takes_one_value_or_one_a_channel() -> None:
+def test_a_table_takes_one_value_or_one_a_channel():
     one, three = np.array([2], np.float32), np.array([1, 2, 3], np.float32)
     assert channel_table(one, one, one) == ((2, 2, 2),)
     assert channel_table(one, three, one) == ((2, 1, 2), (2, 2, 2), (2, 3, 2))
@@ -85,14 +84,14 @@ def test_a_table_takes_one_value_or_one_a_channel() -> None:
         channel_table(one, one, one * np.float32(np.nan))
 
 
-def test_a_source_that_does_not_compile_is_one_line() -> None:
+def test_a_source_that_does_not_compile_is_one_line():
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'trtdet[aot]'")
     with pytest.raises(BackendError, match="NVRTC cannot compile trtdet_silu_float_float_1: .*nanf") as caught:
         compile_ptx(Kernel("silu", "float", "float", 1, ((float("nan"), 1.0, 0.0),)))
     assert "\n" not in str(caught.value)
 
 
-def test_without_nvrtc_the_pip_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvrtc_the_pip_line_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
     with pytest.raises(BackendError, match=r"NVRTC, which compiles the kernel, is not installed .*trtdet\[aot\]"):
         compile_ptx(Kernel("silu", "half", "float", 1, ((7.0, 7.0, 7.0),)))
@@ -179,7 +178,7 @@ class Stand(ModuleType):
 
 
 @pytest.fixture
-def trt(monkeypatch: pytest.MonkeyPatch) -> Stand:
+def trt(monkeypatch):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'trtdet[aot]'")
     stand = Stand()
     monkeypatch.setitem(sys.modules, "stand_in", stand)
@@ -193,7 +192,7 @@ def attributes(output_type: int = -1, channels: int = 1) -> list[np.ndarray]:
     return [np.array([output_type], np.int32), per_channel, per_channel, per_channel]
 
 
-def test_both_ops_are_registered_once_with_annotations_that_are_types(trt: Stand) -> None:
+def test_both_ops_are_registered_once_with_annotations_that_are_types(trt):
     register(trt)
     assert sorted(trt.told) == [
         (name, op) for name in ("aot_impl", "autotune", "register") for op in ("TRT_HardSwish", "TRT_SiLU")
@@ -209,7 +208,7 @@ def test_both_ops_are_registered_once_with_annotations_that_are_types(trt: Stand
 
 
 @pytest.mark.parametrize(("output_type", "expected"), [(-1, "INT8"), (0, "FLOAT"), (1, "HALF"), (2, "INT8")])
-def test_the_output_is_of_the_type_the_node_says(trt: Stand, output_type: int, expected: str) -> None:
+def test_the_output_is_of_the_type_the_node_says(trt, output_type, expected):
     x = TensorDesc(DataType.INT8, (2, 3, 4, 4))
     y = trt.told["register", "TRT_SiLU"](x, *attributes(output_type))
     assert (y.dtype, y.shape) == (DataType[expected], x.shape)
@@ -217,7 +216,7 @@ def test_the_output_is_of_the_type_the_node_says(trt: Stand, output_type: int, e
         trt.told["register", "TRT_SiLU"](x, *attributes(3))
 
 
-def test_packed_formats_are_offered_where_the_channels_are_what_they_pack(trt: Stand) -> None:
+def test_packed_formats_are_offered_where_the_channels_are_what_they_pack(trt):
     def offered(source: str, target: str, shape: tuple[int, ...]) -> list[tuple[str, str]]:
         x, y = TensorDesc(DataType[source], shape), TensorDesc(DataType[target], shape)
         return [one.words for one in trt.told["autotune", "TRT_SiLU"](x, (y,))]
@@ -247,9 +246,7 @@ def test_packed_formats_are_offered_where_the_channels_are_what_they_pack(trt: S
         ("FLOAT", "LINEAR", 1, [2 * 33 * 35, 33, 35], 3),
     ],
 )
-def test_an_implementation_covers_the_padded_tensor(
-    trt: Stand, dtype: str, fmt: str, vector: int, scalars: list[int], grid: int
-) -> None:
+def test_an_implementation_covers_the_padded_tensor(trt, dtype, fmt, vector, scalars, grid):
     x = TensorDesc(DataType[dtype], (2, 33, 5, 7), TensorFormat[fmt])
     name, ptx, launch, given = trt.told["aot_impl", "TRT_HardSwish"](x, *attributes(channels=33), (x.like(),), 0)
     assert name.startswith("trtdet_hard_swish_") and name.endswith(f"_{vector}")
@@ -261,7 +258,7 @@ def test_an_implementation_covers_the_padded_tensor(
     )
 
 
-def test_channels_that_do_not_fit_the_attributes_are_refused(trt: Stand) -> None:
+def test_channels_that_do_not_fit_the_attributes_are_refused(trt):
     implement = trt.told["aot_impl", "TRT_SiLU"]
     x = TensorDesc(DataType.INT8, (2, 8, 5, 7))
     with pytest.raises(BackendError, match="trtdet::TRT_SiLU: the input has 8 channels and the attributes 4"):
@@ -271,7 +268,7 @@ def test_channels_that_do_not_fit_the_attributes_are_refused(trt: Stand) -> None
 # where nothing may be registered
 
 
-def test_an_old_tensorrt_is_pointed_to_the_library() -> None:
+def test_an_old_tensorrt_is_pointed_to_the_library():
     old = ModuleType("tensorrt")
     old.__dict__["__version__"] = "10.8.0"
     with pytest.raises(BackendError, match="need TensorRT 10.9 or later, got 10.8.0; .*plugins/README.md"):
@@ -279,13 +276,13 @@ def test_an_old_tensorrt_is_pointed_to_the_library() -> None:
 
 
 @pytest.mark.parametrize("version", ["12.8", "12.9"])
-def test_a_driver_that_does_not_read_the_kernel_is_named(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_a_driver_that_does_not_read_the_kernel_is_named(monkeypatch, version):
     monkeypatch.setattr(silu_aot.cuda, "driver_version", lambda: version)
     with pytest.raises(BackendError, match=rf"PTX of CUDA 13\.\d, and this machine's driver reads up to {version}"):
         register(Stand())
 
 
-def test_tensorrt_rtx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_rtx_is_refused(monkeypatch):
     with pytest.raises(BackendError, match="holds TensorRT-RTX"):
         register(ModuleType("tensorrt_rtx"))
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", ModuleType("tensorrt_rtx"))
@@ -294,7 +291,7 @@ def test_tensorrt_rtx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.tensorrt
-def test_a_process_that_loaded_tensorrt_rtx_ends_with_the_error_and_does_not_abort() -> None:
+def test_a_process_that_loaded_tensorrt_rtx_ends_with_the_error_and_does_not_abort():
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     program = (
         "import sys, tensorrt_rtx\n"

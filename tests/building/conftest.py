@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,7 +15,7 @@ from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     files = Tiny(folder / "tiny.onnx", folder / "tiny.yaml", folder / "images", folder / "annotations.json")
     onnx.save(tiny_detector(), files.model)
@@ -39,13 +38,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 @pytest.fixture
-def options(tiny: Tiny) -> BuildOptions:
+def options(tiny):
     return BuildOptions(
         backend="onnxruntime", calibration=CalibrationOptions(images=tiny.images), plan=PlanOptions(int8_all=True)
     )
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """A folder of 12 drawn images."""
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 12).images

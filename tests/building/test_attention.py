@@ -23,7 +23,6 @@ from trtdet.building.validation import check_build
 from trtdet.building.variants import variant_options
 from trtdet.bundle import Bundle
 from trtdet.cli import main
-from trtdet.config import Config
 from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError, TrtdetWarning
 from trtdet.experiments.search import tune
@@ -43,34 +42,34 @@ KEPT = "/encoder/fc1/MatMul"
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 20).images
 
 
 @pytest.fixture(scope="module")
-def two_images(images: Path) -> CalibrationOptions:
+def two_images(images):
     return CalibrationOptions(rule="minmax", images=images, num_images=2, check_input=False)
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+def config(tmp_path_factory):
     return attention_config(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture
-def caps() -> Capabilities:
+def caps():
     return Capabilities("new", "10.1", True, True, sms=(86, 89), default_sms=(86, 89), fp8=True)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "attention.onnx"
     onnx.save(attention_detector(), path)
     return path
 
 
 @pytest.fixture(scope="module")
-def bundle(model: Path, config: Config, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(model, config, images, tmp_path_factory):
     options = BuildOptions(
         effort="default",
         backend="onnxruntime",
@@ -81,7 +80,7 @@ def bundle(model: Path, config: Config, images: Path, tmp_path_factory: pytest.T
 
 
 @pytest.mark.slow
-def test_products_are_corrected_and_kept_by_name(bundle: Bundle) -> None:
+def test_products_are_corrected_and_kept_by_name(bundle):
     plan = PrecisionPlan.load(bundle.file("plan.json"))
     assert plan.counts() == {"int8": PRODUCTS + 4, "fp16": 1, "fp32": 0}
     assert plan.entries[KEPT].cause.value == "kept-named"
@@ -92,14 +91,14 @@ def test_products_are_corrected_and_kept_by_name(bundle: Bundle) -> None:
 
 
 @pytest.mark.slow
-def test_smoothing_before_products_is_in_the_layer_normalization(bundle: Bundle) -> None:
+def test_smoothing_before_products_is_in_the_layer_normalization(bundle):
     graph = onnx.load(str(bundle.file("int8.onnx"))).graph
     read = {name: node for node in graph.node for name in node.input}
     norm = next(node for node in graph.node if node.name == "/encoder/norm0")
     assert read[norm.output[0]].op_type == "QuantizeLinear"
 
 
-def test_a_ranking_lists_products(model: Path, config: Config, images: Path) -> None:
+def test_a_ranking_lists_products(model, config, images):
     calibration = CalibrationOptions(rule="minmax", images=images, check_input=False)
     found = sensitivity(
         model, config, SensitivityOptions(calibration=calibration, effort="none", plan=PlanOptions(rank_images=2))
@@ -111,7 +110,7 @@ def test_a_ranking_lists_products(model: Path, config: Config, images: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_ranking_of_products_in_fp8_says_so(model: Path, config: Config, images: Path, tmp_path: Path) -> None:
+def test_a_ranking_of_products_in_fp8_says_so(model, config, images, tmp_path):
     calibration = CalibrationOptions(rule="minmax", images=images, check_input=False)
     asked = SensitivityOptions(calibration=calibration, effort="none", plan=PlanOptions(rank_images=2))
     rows = tmp_path / "rows.jsonl"
@@ -131,9 +130,7 @@ def test_a_ranking_of_products_in_fp8_says_so(model: Path, config: Config, image
 
 
 @pytest.mark.slow
-def test_a_sweep_says_of_each_row_what_is_quantised(
-    model: Path, config: Config, images: Path, two_images: CalibrationOptions, tmp_path: Path
-) -> None:
+def test_a_sweep_says_of_each_row_what_is_quantised(model, config, images, two_images, tmp_path):
     split = shapes.generate(tmp_path, "val", 2)
     asked = SweepOptions(
         calibration=two_images,
@@ -154,9 +151,7 @@ def test_a_sweep_says_of_each_row_what_is_quantised(
 
 
 @pytest.mark.slow
-def test_a_front_of_products_in_fp8_says_so(
-    model: Path, config: Config, images: Path, two_images: CalibrationOptions, tmp_path: Path
-) -> None:
+def test_a_front_of_products_in_fp8_says_so(model, config, images, two_images, tmp_path):
     built = BuildOptions(effort="round,bias", backend="onnxruntime", calibration=two_images, plan=PlanOptions(fp8=True))
     asked = TuneOptions(
         build=changed(built, val_images=shapes.generate(tmp_path, "val", 2).images, rank_images=1),
@@ -171,14 +166,12 @@ def test_a_front_of_products_in_fp8_says_so(
     assert product.format == "fp8" and "round" in {step.name for step in product.corrections}
 
 
-def test_histograms_for_attention_are_of_what_its_products_read(
-    model: Path, config: Config, two_images: CalibrationOptions
-) -> None:
+def test_histograms_for_attention_are_of_what_its_products_read(model, config, two_images):
     plain, wide = (calibrate(model, config, two_images, attention=asked) for asked in (False, True))
     assert plain.collection.histograms.keys() < wide.collection.histograms.keys()
 
 
-def test_what_attention_gives_is_measured_before_it_runs_in_fp16(config: Config, images: Path, tmp_path: Path) -> None:
+def test_what_attention_gives_is_measured_before_it_runs_in_fp16(config, images, tmp_path):
     path = tmp_path / "large.onnx"
     onnx.save(attention_detector(outlier=1e5), path)
     graph = host_graph(path, config)
@@ -195,9 +188,7 @@ def test_what_attention_gives_is_measured_before_it_runs_in_fp16(config: Config,
     )
 
 
-def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(
-    model: Path, config: Config, two_images: CalibrationOptions, tmp_path: Path
-) -> None:
+def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(model, config, two_images, tmp_path):
     asked = BuildOptions(
         effort="none", backend="onnxruntime", calibration=two_images, plan=PlanOptions(int8_attention=True)
     )
@@ -216,9 +207,7 @@ def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(
 
 @pytest.mark.slow
 @pytest.mark.tensorrt
-def test_layers_in_fp8_are_told_as_built(
-    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layers_in_fp8_are_told_as_built(model, images, tmp_path, capsys):
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
     attention_config(tmp_path)
     given = [model, "--config", tmp_path / "attention.yaml", "--images", images, "--num-images", 2]
@@ -258,21 +247,21 @@ def convolutional(mixed: str) -> onnx.ModelProto:
         ),
     ],
 )
-def test_a_model_with_nothing_to_put_into_fp8_is_told_so(mixed: str, more: str, config: Config, tmp_path: Path) -> None:
+def test_a_model_with_nothing_to_put_into_fp8_is_told_so(mixed, more, config, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(convolutional(mixed), path)
     with pytest.warns(TrtdetWarning, match=f"nothing to put into FP8: .* a matrix of weights{more}; convolutions stay"):
         host_graph(path, config, plan=PlanOptions(fp8=True))
 
 
-def test_a_model_without_attention_is_told_so(config: Config, tmp_path: Path) -> None:
+def test_a_model_without_attention_is_told_so(config, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(convolutional("mixed = Identity(features)"), path)
     with pytest.warns(TrtdetWarning, match="plan.int8_attention changes nothing: the model has no product of two"):
         host_graph(path, config, plan=PlanOptions(int8_attention=True))
 
 
-def test_fp8_is_for_gpus_that_have_it(caps: Capabilities) -> None:
+def test_fp8_is_for_gpus_that_have_it(caps):
     asked = BuildOptions(sms=(86,), calibration=CalibrationOptions(images=Path("images")), plan=PlanOptions(fp8=True))
     with pytest.raises(BackendError, match="compute capability 86 has no FP8, which came with 89"):
         check_build(asked, caps)

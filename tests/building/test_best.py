@@ -14,14 +14,13 @@ import numpy as np
 import onnx
 import pytest
 from models import CONVOLUTIONS, own_labels
-from once import Once
 
 from trtdet import build, load_config
 from trtdet.audit.neighbours import Costs, Joint
 from trtdet.building.costs import batch_of
 from trtdet.building.ranges import select_images
 from trtdet.demo import shapes
-from trtdet.errors import BackendError, ConfigError, TrtdetError, TrtdetWarning
+from trtdet.errors import BackendError, ConfigError, TrtdetWarning
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, changed
 from trtdet.plans.front import TRIES, check_reachable, most_accurate_within
 from trtdet.plans.optimiser import PrecisionChoice, Problem
@@ -31,13 +30,13 @@ CONFIG = load_config("shapes")
 
 
 @pytest.fixture(scope="module")
-def split(once: Once) -> shapes.ShapesSplit:
+def split(once):
     made = shapes.generate(once("tune-val", lambda path: shapes.generate(path, "val", 8)), "val", 8)
     return shapes.ShapesSplit(made.images, once("tune-labels.json", lambda path: own_labels(made, path)))
 
 
 @pytest.fixture(scope="module")
-def options(once: Once, split: shapes.ShapesSplit) -> BuildOptions:
+def options(once, split):
     calibration = once("tune-calibration", lambda path: shapes.generate(path, "calibration", 6)) / "calibration"
     images = CalibrationOptions(rule="minmax", images=calibration)
     keep = PlanOptions(val_images=split.images, annotations=split.annotations, rank_images=2)
@@ -55,7 +54,7 @@ def done(model: Path, place: Path, options: BuildOptions) -> Any:
 # what is open, and what is cheap
 
 
-def test_nothing_stays_in_fp16_by_rule_of_thumb(small_model: Path, options: BuildOptions, tmp_path: Path) -> None:
+def test_nothing_stays_in_fp16_by_rule_of_thumb(small_model, options, tmp_path):
     """By default all of this model does, for its eight channels; a bound that anything keeps puts it all into INT8."""
     anything = changed(options, max_map_drop=100.0)
     found = done(small_model, tmp_path / "b", anything)
@@ -66,9 +65,7 @@ def test_nothing_stays_in_fp16_by_rule_of_thumb(small_model: Path, options: Buil
     assert build(small_model, CONFIG, tmp_path / "b", anything).up_to_date
 
 
-def test_where_size_is_the_objective_bytes_of_weights_are_the_cost(
-    small_model: Path, options: BuildOptions, tmp_path: Path
-) -> None:
+def test_where_size_is_the_objective_bytes_of_weights_are_the_cost(small_model, options, tmp_path):
     found = done(small_model, tmp_path / "b", changed(options, max_map_drop=100.0, objective="size"))
     assert found.trade_off.unit == "bytes of weights"
     assert found.trade_off.chosen.names == ()
@@ -76,7 +73,7 @@ def test_where_size_is_the_objective_bytes_of_weights_are_the_cost(
     assert 0 < found.trade_off.chosen.cost < model
 
 
-def test_the_batch_of_an_objective(small_model: Path, small_dynamic: Path, options: BuildOptions) -> None:
+def test_the_batch_of_an_objective(small_model, small_dynamic, options):
     """A run at the usual batch, or an image of the largest; a fixed batch is what it is."""
     fixed, dynamic = (onnx.load(path) for path in (small_model, small_dynamic))
     latency, throughput = (
@@ -88,9 +85,7 @@ def test_the_batch_of_an_objective(small_model: Path, small_dynamic: Path, optio
 
 
 @pytest.mark.tensorrt
-def test_an_image_of_the_largest_batch_is_what_throughput_is_estimated_of(
-    small_dynamic: Path, options: BuildOptions, tmp_path: Path
-) -> None:
+def test_an_image_of_the_largest_batch_is_what_throughput_is_estimated_of(small_dynamic, options, tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     rtx = changed(options, backend="tensorrt-rtx", sms=(86,), gpu="RTX 3090", batch=(1, 2, 8))
     least: dict[str, float] = {}
@@ -106,9 +101,7 @@ def test_an_image_of_the_largest_batch_is_what_throughput_is_estimated_of(
 
 
 @pytest.mark.tensorrt
-def test_the_least_error_within_a_time(
-    small_model: Path, options: BuildOptions, split: shapes.ShapesSplit, tmp_path: Path
-) -> None:
+def test_the_least_error_within_a_time(small_model, options, split, tmp_path):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     rtx = changed(options, backend="tensorrt-rtx", sms=(86,), gpu="RTX 3090")
     with pytest.raises(
@@ -141,7 +134,7 @@ def problem(count: int = 6) -> tuple[Costs, Problem]:
     return Costs(tuple(names), joints, 1.0, "ms"), Problem(choices, joints, 1.0)
 
 
-def test_an_estimate_has_to_keep_the_limit() -> None:
+def test_an_estimate_has_to_keep_the_limit():
     costs, asked = problem()
     found = most_accurate_within(costs.unit, asked, 9.5)
     assert found.kept == ("c4", "c5")
@@ -153,7 +146,7 @@ def test_an_estimate_has_to_keep_the_limit() -> None:
 
 
 @pytest.mark.parametrize("power", [1.0, 1.2, 0.8])
-def test_a_measurement_has_to_keep_the_limit(power: float) -> None:
+def test_a_measurement_has_to_keep_the_limit(power):
     """Plans take ten times as long as is estimated, and more than that the more, or the less, they have in FP16."""
     costs, asked = problem()
     measured: list[tuple[str, ...]] = []
@@ -172,7 +165,7 @@ def test_a_measurement_has_to_keep_the_limit(power: float) -> None:
         most_accurate_within(costs.unit, asked, 69.0, measure)
 
 
-def test_where_no_plan_keeps_what_was_measured_of_it_the_cheapest_does() -> None:
+def test_where_no_plan_keeps_what_was_measured_of_it_the_cheapest_does():
     costs, asked = problem()
     found = most_accurate_within(costs.unit, asked, 100.0, lambda names: 90.0 if not names else 1000.0)
     assert (found.kept, found.measured) == ((), 90.0)
@@ -195,13 +188,8 @@ def test_where_no_plan_keeps_what_was_measured_of_it_the_cheapest_does() -> None
     ],
 )
 def test_what_contradicts_itself_or_lacks_something_is_refused_first(
-    changes: dict[str, Any],
-    kind: type[TrtdetError],
-    said: str,
-    small_model: Path,
-    options: BuildOptions,
-    tmp_path: Path,
-) -> None:
+    changes, kind, said, small_model, options, tmp_path
+):
     stages: list[str] = []
     with pytest.raises(kind, match=said):
         build(small_model, CONFIG, tmp_path / "b", changed(options, **changes), lambda stage, *_: stages.append(stage))
@@ -209,9 +197,7 @@ def test_what_contradicts_itself_or_lacks_something_is_refused_first(
     assert not (tmp_path / "b").exists()
 
 
-def test_what_a_plan_within_a_time_costs_is_told_of_images_that_chose_nothing(
-    small_model: Path, options: BuildOptions, split: shapes.ShapesSplit, tmp_path: Path
-) -> None:
+def test_what_a_plan_within_a_time_costs_is_told_of_images_that_chose_nothing(small_model, options, split, tmp_path):
     """Where a calibration image is annotated too, it is left out of the comparison."""
     from trtdet.building.comparison import comparison_images
     from trtdet.building.job import Job

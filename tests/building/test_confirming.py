@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("input_check")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 8).images
 
 
@@ -38,7 +38,7 @@ def of_unit_scale() -> onnx.ModelProto:
 
 
 @pytest.mark.slow
-def test_a_wrong_guess_is_corrected_and_the_result_is_looked_at_again(images: Path) -> None:
+def test_a_wrong_guess_is_corrected_and_the_result_is_looked_at_again(images):
     found = confirm(of_unit_scale(), CONFIG, sorted(images.iterdir()))
     assert found.config.input.scale == pytest.approx(1 / 255)
     assert found.config.model_copy(update={"input": CONFIG.input}) == CONFIG
@@ -47,7 +47,7 @@ def test_a_wrong_guess_is_corrected_and_the_result_is_looked_at_again(images: Pa
     assert "the configuration is confirmed on 8 images: in mirror images " in found.note
 
 
-def test_few_images_and_images_of_nothing_confirm_nothing(images: Path, tmp_path: Path) -> None:
+def test_few_images_and_images_of_nothing_confirm_nothing(images, tmp_path):
     model = onnx.load(str(SHAPES_MODEL))
     few = confirm(model, CONFIG, sorted(images.iterdir())[:2])
     assert few.config == CONFIG and not few.evidence["confirmed"]
@@ -60,9 +60,7 @@ def test_few_images_and_images_of_nothing_confirm_nothing(images: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_was_confirmed(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_what_was_confirmed(images, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     onnx.save(of_unit_scale(), "given.onnx")
     assert main(["export", "given.onnx", "-o", "m.onnx", "--images", str(images), "--json"]) == 0

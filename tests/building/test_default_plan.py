@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import onnx
 import pytest
@@ -25,12 +24,12 @@ HALVING = ("/down1/Conv", "/down2/Conv")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 6).images
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wide(tmp_path_factory):
     """A detector of which two convolutions are worth INT8."""
     path = tmp_path_factory.mktemp("wide") / "wide.onnx"
     onnx.save(small_detector(width=16), path)
@@ -38,14 +37,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def options(images: Path) -> BuildOptions:
+def options(images):
     return BuildOptions(
         effort="none", backend="onnxruntime", calibration=CalibrationOptions(rule="minmax", images=images)
     )
 
 
 @pytest.fixture(scope="module")
-def built(wide: Path, options: BuildOptions, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def built(wide, options, tmp_path_factory):
     return build(wide, CONFIG, tmp_path_factory.mktemp("bundles") / "default", options).bundle
 
 
@@ -57,7 +56,7 @@ def quantized(bundle: Bundle) -> tuple[str, ...]:
     return tuple(sorted(node.name for node in convs if makers.get(node.input[0]) == "DequantizeLinear"))
 
 
-def test_the_plan_of_a_bundle_says_what_stays_in_fp16_and_why(built: Bundle) -> None:
+def test_the_plan_of_a_bundle_says_what_stays_in_fp16_and_why(built):
     plan = PrecisionPlan.load(built.file("plan.json"))
     assert plan.names("int8") == HALVING == quantized(built)
     causes = [entry.cause for entry in plan.entries.values()]
@@ -68,7 +67,7 @@ def test_the_plan_of_a_bundle_says_what_stays_in_fp16_and_why(built: Bundle) -> 
     assert built.manifest.command["plan"]["int8_all"] is False
 
 
-def test_every_convolution_can_be_asked_for(wide: Path, options: BuildOptions, tmp_path: Path, built: Bundle) -> None:
+def test_every_convolution_can_be_asked_for(wide, options, tmp_path, built):
     every = build(wide, CONFIG, tmp_path / "b", changed(options, int8_all=True)).bundle
     assert len(quantized(every)) == CONVOLUTIONS
     assert every.manifest.command["plan"]["int8_all"] is True
@@ -79,9 +78,7 @@ def test_every_convolution_can_be_asked_for(wide: Path, options: BuildOptions, t
         build(wide, CONFIG, tmp_path / "f", changed(options, precision="fp16", int8_all=True))
 
 
-def test_an_edited_plan_puts_into_int8_what_stays_in_fp16_by_default(
-    wide: Path, options: BuildOptions, tmp_path: Path, built: Bundle
-) -> None:
+def test_an_edited_plan_puts_into_int8_what_stays_in_fp16_by_default(wide, options, tmp_path, built):
     edited = json.loads(built.file("plan.json").read_text())
     for name, precision in (("/depthwise0/Conv", "int8"), ("/down1/Conv", "fp16")):
         edited["entries"][name]["precision"] = precision
@@ -97,7 +94,7 @@ def test_an_edited_plan_puts_into_int8_what_stays_in_fp16_by_default(
     assert "/depthwise0/Conv" in corrected <= {"/depthwise0/Conv", "/down2/Conv"}
 
 
-def test_what_is_kept_comes_on_top(wide: Path, options: BuildOptions, tmp_path: Path) -> None:
+def test_what_is_kept_comes_on_top(wide, options, tmp_path):
     kept = build(wide, CONFIG, tmp_path / "b", changed(options, keep_fp16=1, rank_images=2)).bundle
     assert len(quantized(kept)) == 1
     with pytest.raises(ConfigError, match="--keep-fp16 3: the model has 2 convolutions in INT8 to keep"):
@@ -108,9 +105,7 @@ def test_what_is_kept_comes_on_top(wide: Path, options: BuildOptions, tmp_path: 
     assert len(quantized(build(wide, CONFIG, tmp_path / "e", every).bundle)) == CONVOLUTIONS - DEPTHWISE
 
 
-def test_the_command_says_what_stays_in_fp16(
-    wide: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_stays_in_fp16(wide, images, tmp_path, capsys):
     command = ["build", str(wide), "--config", "shapes", "--images", str(images), "--backend", "onnxruntime"]
     command += ["--effort", "none", "-o", str(tmp_path / "b")]
     said = "2 depthwise, 1 with under 16 channels on a side, 6 outputs of heads (plan.json has each; --int8-all)"
@@ -120,7 +115,7 @@ def test_the_command_says_what_stays_in_fp16(
     assert "by default" not in capsys.readouterr().out
 
 
-def test_the_ranking_is_of_what_is_in_int8(wide: Path, images: Path) -> None:
+def test_the_ranking_is_of_what_is_in_int8(wide, images):
     asked = SensitivityOptions(
         calibration=CalibrationOptions(rule="minmax", images=images), effort="none", plan=PlanOptions(rank_images=2)
     )
@@ -134,7 +129,7 @@ def test_the_ranking_is_of_what_is_in_int8(wide: Path, images: Path) -> None:
         sensitivity(SMALL_MODEL, CONFIG, asked)
 
 
-def test_a_model_that_int8_makes_no_faster_is_built_with_a_warning(options: BuildOptions, tmp_path: Path) -> None:
+def test_a_model_that_int8_makes_no_faster_is_built_with_a_warning(options, tmp_path):
     said = r"INT8 has nothing to do: all 11 convolutions .* the first '/stem/Conv' \(3 input channels.*--int8-all"
     with pytest.warns(TrtdetWarning, match=said):
         done = build(SMALL_MODEL, CONFIG, tmp_path / "b", options).bundle
@@ -142,7 +137,7 @@ def test_a_model_that_int8_makes_no_faster_is_built_with_a_warning(options: Buil
     assert done.manifest.precision.fp16 == CONVOLUTIONS
 
 
-def test_rows_of_a_sweep_are_told_apart(wide: Path, images: Path, tmp_path: Path) -> None:
+def test_rows_of_a_sweep_are_told_apart(wide, images, tmp_path):
     split = shapes.generate(tmp_path, "val", 2)
     axes = SweepOptions(
         calibration=CalibrationOptions(images=images),

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
-from tiny_detector import Tiny
 
 import trtdet.data.stream
 from trtdet.building import build
@@ -37,9 +33,7 @@ class Told:
         return [step.stage for step in self.expected if step.seconds and step.stage not in names]
 
 
-def test_a_dry_run_says_the_stages_and_computes_and_writes_nothing(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_says_the_stages_and_computes_and_writes_nothing(tiny, tmp_path, capsys, monkeypatch):
     def decoded(*_: object) -> None:
         raise AssertionError("an image was decoded")
 
@@ -57,9 +51,7 @@ def test_a_dry_run_says_the_stages_and_computes_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_build_goes_through_the_stages_that_were_foreseen_in_their_order(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path
-) -> None:
+def test_a_build_goes_through_the_stages_that_were_foreseen_in_their_order(tiny, options, tmp_path):
     told = Told()
     ranked = changed(options, keep_fp16=1, effort="smooth,bias")
     build(tiny.model, tiny.config, tmp_path / "b", ranked, told.progress, told.expected.extend)
@@ -68,7 +60,7 @@ def test_a_build_goes_through_the_stages_that_were_foreseen_in_their_order(
     assert {"calibrating", "ranking", "correcting: means"} <= {step.stage for step in told.expected}
 
 
-def test_what_is_there_already_is_not_foreseen(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+def test_what_is_there_already_is_not_foreseen(tiny, options, tmp_path):
     build(tiny.model, tiny.config, tmp_path / "b", changed(options, effort="none"))
     same = foresee_build(tiny.model, tiny.config, tmp_path / "b", changed(options, effort="none"))
     assert (same.parts, same.seconds, same.table().notes) == ((), 0, ("everything is there already",))
@@ -81,7 +73,7 @@ def test_what_is_there_already_is_not_foreseen(tiny: Tiny, options: BuildOptions
     assert (calibrating.what, calibrating.there) == ("5 images", "")
 
 
-def test_a_forecast_is_a_table_and_steps_of_a_bar() -> None:
+def test_a_forecast_is_a_table_and_steps_of_a_bar():
     found = Forecast((Part("calibrating", "histograms", 0.0, "the bundle at -o"), Part("ranking", "2 layers", 3.0)))
     assert found.steps == [ExpectedStage("calibrating", 0.0), ExpectedStage("ranking", 3.0)]
     assert found.table().as_dicts() == [
@@ -93,9 +85,7 @@ def test_a_forecast_is_a_table_and_steps_of_a_bar() -> None:
 # sweep and tune
 
 
-def test_a_sweep_goes_through_the_stages_that_were_foreseen_and_then_there_is_nothing_to_do(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_goes_through_the_stages_that_were_foreseen_and_then_there_is_nothing_to_do(tiny, tmp_path, capsys):
     options = SweepOptions(
         calibration=CalibrationOptions(images=tiny.images),
         rules=("minmax", "percentile"),
@@ -128,9 +118,7 @@ def test_a_sweep_goes_through_the_stages_that_were_foreseen_and_then_there_is_no
     assert not (tmp_path / "new").exists()
 
 
-def test_a_tune_goes_through_the_stages_that_were_foreseen_and_then_measures_nothing(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tune_goes_through_the_stages_that_were_foreseen_and_then_measures_nothing(tiny, tmp_path, capsys):
     build_options = BuildOptions(
         backend="onnxruntime", effort="bias", calibration=CalibrationOptions(images=tiny.images, num_images=6)
     )

@@ -34,7 +34,7 @@ CONFIG = load_config("shapes").model_copy(
 
 
 @pytest.fixture
-def model() -> onnx.ModelProto:
+def model():
     """Conv_0 gives over 65504, Conv_4 has such a weight; what comes before and after is small."""
     made = onnx.parser.parse_model(TEXT)
     eye = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
@@ -47,7 +47,7 @@ def model() -> onnx.ModelProto:
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> tuple[Path, ...]:
+def paths(tmp_path):
     rng = np.random.default_rng(0)
     paths = tuple(tmp_path / f"{index}.png" for index in range(2))
     for path in paths:
@@ -73,7 +73,7 @@ def kept(model: onnx.ModelProto, *names: str) -> PrecisionPlan:
     return keeping(place(model).plan, dict.fromkeys(names, "kept: named"), Cause.KEPT_NAMED)
 
 
-def test_what_overflows_runs_in_fp32_and_is_warned_of(model: onnx.ModelProto, paths: tuple[Path, ...]) -> None:
+def test_what_overflows_runs_in_fp32_and_is_warned_of(model, paths):
     given = prepared(model, paths)
     with pytest.warns(TrtdetWarning) as caught:
         plan = given.without_overflow(kept(model, "Conv_0", "Conv_2", "Conv_4", "Conv_5"))
@@ -94,9 +94,7 @@ def test_what_overflows_runs_in_fp32_and_is_warned_of(model: onnx.ModelProto, pa
         np.testing.assert_allclose(got, expected, atol=0.01 * expected.max())
 
 
-def test_an_int8_convolution_whose_output_overflows_fp16_has_the_reason_in_its_entry(
-    model: onnx.ModelProto, paths: tuple[Path, ...]
-) -> None:
+def test_an_int8_convolution_whose_output_overflows_fp16_has_the_reason_in_its_entry(model, paths):
     given = prepared(model, paths)
     graph = replace(given.graph, flow=DataFlow(half=True, weights=("tensor",), fused=False))
     given = replace(given, calibrated=replace(given.calibrated, graph=graph))
@@ -111,23 +109,21 @@ def test_an_int8_convolution_whose_output_overflows_fp16_has_the_reason_in_its_e
     assert not entry.edited_from(place(model).plan.entries["Conv_0"]).float_output
 
 
-def test_what_fits_stays_in_fp16_without_a_warning(model: onnx.ModelProto, paths: tuple[Path, ...]) -> None:
+def test_what_fits_stays_in_fp16_without_a_warning(model, paths):
     plan = kept(model, "Conv_5")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert prepared(model, paths).without_overflow(plan) == plan
 
 
-def test_without_images_or_histograms_what_cannot_be_checked_is_counted(
-    model: onnx.ModelProto, paths: tuple[Path, ...]
-) -> None:
+def test_without_images_or_histograms_what_cannot_be_checked_is_counted(model, paths):
     given = prepared(model, paths, histograms=False)
     with pytest.warns(TrtdetWarning, match=r"without images \d tensors that run in FP16 cannot be checked"):
         plan = given.without_overflow(kept(model, "Conv_0"))
     assert plan.entries["Conv_0"].precision == "fp16"
 
 
-def test_a_float_network_is_checked_where_images_are_given(model: onnx.ModelProto, paths: tuple[Path, ...]) -> None:
+def test_a_float_network_is_checked_where_images_are_given(model, paths):
     graph = prepared(model, paths).graph
     with pytest.warns(TrtdetWarning) as caught:
         checked = float_network(graph, "fp16", Selection(paths))

@@ -16,7 +16,7 @@ from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def decoded(monkeypatch):
     """The images in the order in which they are decoded."""
     paths: list[Path] = []
 
@@ -30,8 +30,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.slow
 def test_a_build_decodes_each_image_once_where_memory_allows_and_its_files_do_not_depend_on_it(
-    tmp_path: Path, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, decoded, monkeypatch
+):
     """Histograms, the corrections, and the magnitudes of a convolution that is kept in FP16."""
     split = shapes.generate(tmp_path, "calibration", 4)
     options = BuildOptions(
@@ -51,7 +51,7 @@ def test_a_build_decodes_each_image_once_where_memory_allows_and_its_files_do_no
 
 
 @pytest.mark.slow
-def test_a_search_by_map_decodes_each_annotated_image_once(tmp_path: Path, decoded: list[Path]) -> None:
+def test_a_search_by_map_decodes_each_annotated_image_once(tmp_path, decoded):
     """The float model is scored, then plans by one half of the images, then plans by the other."""
     calibration, annotated = shapes.generate(tmp_path, "calibration", 2), shapes.generate(tmp_path, "val", 4)
     options = BuildOptions(

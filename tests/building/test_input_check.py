@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import pytest
-from tiny_detector import Tiny
 
 from trtdet import build, calibrate, load_config, sensitivity
 from trtdet.data import find_images
@@ -21,14 +19,14 @@ WRONG = SHAPES.model_copy(update={"head": SHAPES.head.model_copy(update={"decode
 
 
 @pytest.fixture(scope="module")
-def drawn_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn_images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
     shapes.generate(folder, "calibration", 9)
     return folder / "calibration"
 
 
 @pytest.mark.usefixtures("input_check")
-def test_build_tells_of_a_wrong_head_and_keeps_it_in_the_manifest(drawn_images: Path, tmp_path: Path) -> None:
+def test_build_tells_of_a_wrong_head_and_keeps_it_in_the_manifest(drawn_images, tmp_path):
     options = BuildOptions(precision="fp16", backend="onnxruntime", calibration=CalibrationOptions(images=drawn_images))
     with pytest.warns(ImplausibleDetections, match="head.decode: yolox"):
         done = build(SHAPES_MODEL, WRONG, tmp_path / "bundle", options)
@@ -46,9 +44,7 @@ def test_build_tells_of_a_wrong_head_and_keeps_it_in_the_manifest(drawn_images: 
     assert told == seen
 
 
-def test_a_build_that_is_asked_not_to_look_does_not(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_that_is_asked_not_to_look_does_not(tiny, tmp_path, monkeypatch):
     def fail(*given: object) -> None:
         raise AssertionError("it was not to look")
 
@@ -65,7 +61,7 @@ def test_a_build_that_is_asked_not_to_look_does_not(
 
 
 @pytest.mark.usefixtures("input_check")
-def test_calibrate_tells_of_a_model_that_has_learnt_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrate_tells_of_a_model_that_has_learnt_nothing(tiny, monkeypatch):
     monkeypatch.setattr(plausibility, "_CONFIDENT", 1.0)
     with pytest.warns(ImplausibleDetections, match="does not look like a working detector"):
         done = calibrate(tiny.model, tiny.config, CalibrationOptions(images=tiny.images))
@@ -77,14 +73,14 @@ SHARES = [(0.9999, "99.99 is likely meant"), (1.0, "100 is likely meant"), (9.99
 
 
 @pytest.mark.parametrize(("percentile", "said"), SHARES)
-def test_a_share_in_the_place_of_percent_is_told_of(tiny: Tiny, percentile: float, said: str) -> None:
+def test_a_share_in_the_place_of_percent_is_told_of(tiny, percentile, said):
     options = CalibrationOptions(rule=f"percentile:{percentile}", images=tiny.images, num_images=2)
     with pytest.warns(TrtdetWarning, match=said) as caught:
         calibrate(tiny.model, tiny.config, options)
     assert sum("likely meant" in str(one.message) for one in caught) == 1
 
 
-def test_a_share_is_told_of_where_corrections_follow(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_share_is_told_of_where_corrections_follow(tiny, tmp_path):
     options = CalibrationOptions(rule="percentile:0.9999", images=tiny.images)
     with pytest.warns(TrtdetWarning, match="likely meant"):
         sensitivity(
@@ -97,7 +93,7 @@ def test_a_share_is_told_of_where_corrections_follow(tiny: Tiny, tmp_path: Path)
         build(tiny.model, tiny.config, tmp_path / "bundle", asked)
 
 
-def test_percent_and_rules_without_a_percentile_are_not_told_of(tiny: Tiny) -> None:
+def test_percent_and_rules_without_a_percentile_are_not_told_of(tiny):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*likely meant")
         calibrate(tiny.model, tiny.config, CalibrationOptions(rule="percentile:99.0", images=tiny.images, num_images=2))

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::trtdet.errors.TrtdetWarning")
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+def config(tmp_path_factory):
     file = tmp_path_factory.mktemp("odd") / "odd.yaml"
     file.write_text(CONFIG)
     return load_config(str(file))
 
 
 @pytest.fixture(scope="module")
-def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def noise(tmp_path_factory):
     """Eight images, of which two are black."""
     folder = tmp_path_factory.mktemp("noise")
     rng = np.random.default_rng(1)
@@ -68,13 +68,13 @@ def check(name: str, bundle: trtdet.Bundle, config: Config, images: Path) -> Non
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_by_default(name: str, config: Config, noise: Path, tmp_path: Path) -> None:
+def test_by_default(name, config, noise, tmp_path):
     bundle = build(NETWORKS[name](), config, noise, tmp_path, backend="onnxruntime")
     check(name, bundle, config, noise)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_with_every_convolution_in_int8(name: str, config: Config, noise: Path, tmp_path: Path) -> None:
+def test_with_every_convolution_in_int8(name, config, noise, tmp_path):
     bundle = build(NETWORKS[name](), config, noise, tmp_path, backend="onnxruntime", int8_all=True)
     planned = bundle.manifest.precision
     assert planned.int8 >= 3
@@ -84,14 +84,14 @@ def test_with_every_convolution_in_int8(name: str, config: Config, noise: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_as_an_engine(name: str, config: Config, noise: Path, tmp_path: Path) -> None:
+def test_as_an_engine(name, config, noise, tmp_path):
     bundle = build(NETWORKS[name](), config, noise, tmp_path, backend="tensorrt-rtx", int8_all=True)
     assert bundle.engine.stat().st_size > 0
     check(name, bundle, config, noise)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_weight_that_is_no_number_is_one_line(value: float, config: Config, noise: Path, tmp_path: Path) -> None:
+def test_a_weight_that_is_no_number_is_one_line(value, config, noise, tmp_path):
     model = scaled(1.0, 1.0)
     weight = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 4)
     broken = onnx.numpy_helper.to_array(weight).copy()

@@ -18,7 +18,7 @@ from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
 
 
 @pytest.fixture(scope="module")
-def more_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def more_images(tmp_path_factory):
     return shapes.generate(tmp_path_factory.mktemp("more"), "calibration", 24).images
 
 
@@ -32,7 +32,7 @@ def bundle(
     return build(SMALL_MODEL, load_config(config), place, asked)
 
 
-def test_images_are_taken_evenly_spaced(images: Path, tmp_path: Path) -> None:
+def test_images_are_taken_evenly_spaced(images, tmp_path):
     seen: list[tuple[str, int, int]] = []
     options = CalibrationOptions(images=images, num_images=4)
     done = calibrate(SMALL_MODEL, load_config("shapes"), options, lambda *said: seen.append(said))
@@ -47,7 +47,7 @@ def test_images_are_taken_evenly_spaced(images: Path, tmp_path: Path) -> None:
     assert same.ranges == done.ranges
 
 
-def test_what_is_done_is_kept_and_what_changed_is_done_again(images: Path, tmp_path: Path) -> None:
+def test_what_is_done_is_kept_and_what_changed_is_done_again(images, tmp_path):
     place = tmp_path / "bundle"
     first = bundle(images, place)
     assert not first.up_to_date
@@ -62,7 +62,7 @@ def test_what_is_done_is_kept_and_what_changed_is_done_again(images: Path, tmp_p
     assert back.bundle.manifest.files == first.bundle.manifest.files
 
 
-def test_a_spoilt_bundle_is_built_again(images: Path, tmp_path: Path) -> None:
+def test_a_spoilt_bundle_is_built_again(images, tmp_path):
     place = tmp_path / "bundle"
     first = bundle(images, place)
     (place / "int8.onnx").write_bytes(b"spoilt")
@@ -71,7 +71,7 @@ def test_a_spoilt_bundle_is_built_again(images: Path, tmp_path: Path) -> None:
     assert again.bundle.manifest.files == first.bundle.manifest.files
 
 
-def test_changed_pixels_are_noticed_under_the_same_names(images: Path, tmp_path: Path) -> None:
+def test_changed_pixels_are_noticed_under_the_same_names(images, tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
     for path in images.iterdir():
@@ -84,7 +84,7 @@ def test_changed_pixels_are_noticed_under_the_same_names(images: Path, tmp_path:
     assert again.bundle.manifest.quantization.images != first.bundle.manifest.quantization.images
 
 
-def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> None:
+def test_histograms_alone_are_enough_to_build(images, tmp_path):
     first = bundle(images, tmp_path / "first")
     options = CalibrationOptions(histograms=first.bundle.file("histograms.npz"))
     second = build(
@@ -97,7 +97,7 @@ def test_histograms_alone_are_enough_to_build(images: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_corrections_are_written_down_and_repeatable(more_images: Path, tmp_path: Path) -> None:
+def test_corrections_are_written_down_and_repeatable(more_images, tmp_path):
     plain = bundle(more_images, tmp_path / "plain")
     assert plain.bundle.manifest.quantization.corrections == ()
     first = bundle(more_images, tmp_path / "one", correct=CORRECTIONS)
@@ -114,7 +114,7 @@ def test_corrections_are_written_down_and_repeatable(more_images: Path, tmp_path
     assert again.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
 
 
-def test_corrections_need_images(images: Path, tmp_path: Path) -> None:
+def test_corrections_need_images(images, tmp_path):
     calibrate(SMALL_MODEL, load_config("shapes"), CalibrationOptions(images=images)).collection.save(tmp_path / "h.npz")
     for options, message in (
         (BuildOptions(calibration=CalibrationOptions(histograms=tmp_path / "h.npz")), "give --images, or build with"),
@@ -128,7 +128,7 @@ def test_corrections_need_images(images: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "bundle").exists()
 
 
-def test_what_decodes_boxes_stays_fp32_in_an_fp16_engine_whatever_its_reason_says() -> None:
+def test_what_decodes_boxes_stays_fp32_in_an_fp16_engine_whatever_its_reason_says():
     plan = PrecisionPlan(
         {
             "body": Entry("int8", "", Cause.QUANTIZABLE),

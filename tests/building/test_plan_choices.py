@@ -23,7 +23,7 @@ COUNTS = {"a": 3_000_000, "b": 5_000_000}
 
 
 @pytest.fixture
-def ready(monkeypatch: pytest.MonkeyPatch) -> Prepared:
+def ready(monkeypatch):
     """Two convolutions in INT8 and one that stays in FP16."""
     work = {name: SimpleNamespace(count=count) for name, count in {**COUNTS, "head": 1_000_000}.items()}
     monkeypatch.setattr(plan, "multiply_adds", lambda model: work)
@@ -36,7 +36,7 @@ def ranking(**errors: float) -> Sensitivity:
     return Sensitivity(layers, (), 1, "fp32", 0.0, None, 1, "key", 0.0, 1)
 
 
-def test_without_layers_multiply_adds_count_and_those_in_fp16_twice(ready: Prepared) -> None:
+def test_without_layers_multiply_adds_count_and_those_in_fp16_twice(ready):
     problem = plan_problem(ready, None)
     assert {name: [choice.cost for choice in found] for name, found in problem.choices.items()} == {
         "a": [3.0, 6.0],
@@ -49,7 +49,7 @@ def test_without_layers_multiply_adds_count_and_those_in_fp16_twice(ready: Prepa
     assert (timed.joints, timed.fixed) == ((joint,), 0.5)
 
 
-def test_every_convolution_in_int8_has_an_error(ready: Prepared) -> None:
+def test_every_convolution_in_int8_has_an_error(ready):
     problem = plan_problem(ready, None, ranking(a=2.0, b=-0.1))
     assert [found[0].error for found in problem.choices.values()] == [2.0, 2e-6]
     assert least_error(problem) == 0
@@ -69,7 +69,7 @@ def scorer(monkeypatch: pytest.MonkeyPatch, found: Agreement) -> PlanScorer:
     return PlanScorer(given, AGREEMENT, cast(Any, None), lambda *told: None)
 
 
-def test_a_disagreement_is_what_is_left_of_the_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disagreement_is_what_is_left_of_the_agreement(monkeypatch):
     found = Agreement(0.97, 0.99, 0.98, 0.96, 0.985, 0.9, {}, 20, 300, AgreementOptions())
     score = scorer(monkeypatch, found)(())
     assert (score.loss, score.worst) == (pytest.approx(3.0), pytest.approx(4.0))
@@ -77,7 +77,7 @@ def test_a_disagreement_is_what_is_left_of_the_agreement(monkeypatch: pytest.Mon
     assert scorer(monkeypatch, found).reference == 1.0
 
 
-def test_nothing_to_agree_with_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_agree_with_is_an_error(monkeypatch):
     nothing = Agreement(
         None, None, None, None, None, None, {}, 20, 0, AgreementOptions(), "the reference finds nothing"
     )

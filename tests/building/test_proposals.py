@@ -39,7 +39,7 @@ CONFIG = Config.model_validate(
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> SweepOptions:
+def options(tmp_path):
     images = shapes.generate(tmp_path / "data", "calibration", 2).images
     split = shapes.generate(tmp_path / "data", "val", 3)
     return SweepOptions(
@@ -52,7 +52,7 @@ def options(tmp_path: Path) -> SweepOptions:
 
 
 @pytest.fixture
-def with_masks(options: SweepOptions, tmp_path: Path) -> SweepOptions:
+def with_masks(options, tmp_path):
     split = shapes.generate(tmp_path / "more", "val", 8)
     return changed(
         options, val_images=split.images, annotations=split.annotations, int8_all=True, rpn_pre_nms_topk=(50,)
@@ -60,7 +60,7 @@ def with_masks(options: SweepOptions, tmp_path: Path) -> SweepOptions:
 
 
 @pytest.mark.slow
-def test_fewer_proposals_have_their_recall_and_their_latency(options: SweepOptions, tmp_path: Path) -> None:
+def test_fewer_proposals_have_their_recall_and_their_latency(options, tmp_path):
     done = sweep(MODEL, CONFIG, tmp_path / "sweep", options)
     rows = {(row.axes["precision"], row.proposals["before"]): row for row in done.variants}
     assert list(rows) == [(kind, most) for most in (10, 1000, 2000) for kind in ("FP32", "INT8")]
@@ -91,7 +91,7 @@ def test_fewer_proposals_have_their_recall_and_their_latency(options: SweepOptio
 
 
 @pytest.mark.slow
-def test_a_detector_with_masks_has_their_score_in_each_row(with_masks: SweepOptions, tmp_path: Path) -> None:
+def test_a_detector_with_masks_has_their_score_in_each_row(with_masks, tmp_path):
     done = sweep(WITH_MASKS, RCNN, tmp_path / "sweep", with_masks)
     best, rough = done.variants
     assert best.masks == {"map": best.masks["map"], "difference": 0, "low": None, "high": None}
@@ -110,9 +110,7 @@ def test_a_detector_with_masks_has_their_score_in_each_row(with_masks: SweepOpti
 
 
 @pytest.mark.slow
-def test_masks_that_no_engine_of_a_sweep_can_give_are_said(
-    with_masks: SweepOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masks_that_no_engine_of_a_sweep_can_give_are_said(with_masks, tmp_path, monkeypatch):
     caps = replace(choose("onnxruntime").capabilities, missing_ops=("NonZero",))
     monkeypatch.setattr(grid, "choose", lambda name: SimpleNamespace(capabilities=caps))
     dataset = CocoDataset.load(with_masks.plan.annotations, with_masks.plan.val_images, RCNN.classes)
@@ -123,7 +121,7 @@ def test_masks_that_no_engine_of_a_sweep_can_give_are_said(
 
 
 @pytest.mark.slow
-def test_a_front_of_a_detector_with_masks_has_their_score(with_masks: SweepOptions, tmp_path: Path) -> None:
+def test_a_front_of_a_detector_with_masks_has_their_score(with_masks, tmp_path):
     plan = replace(with_masks.plan, int8_all=False, rank_images=1)
     built = BuildOptions(effort="none", backend="onnxruntime", calibration=with_masks.calibration, plan=plan)
     asked = TuneOptions(build=built, points=2)
@@ -136,7 +134,7 @@ def test_a_front_of_a_detector_with_masks_has_their_score(with_masks: SweepOptio
     assert found.variants[0].mask_difference in found.markdown()
 
 
-def test_a_detector_of_one_stage_is_refused(options: SweepOptions, tmp_path: Path) -> None:
+def test_a_detector_of_one_stage_is_refused(options, tmp_path):
     config = load_config("shapes")
     with pytest.raises(ConfigError, match=r"--rpn-pre-nms-topk is for two-stage detectors, and '.*' aligns no regions"):
         sweep(SHAPES_MODEL, config, tmp_path / "one", options)

@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx
 import pytest
-from tiny_detector import Tiny
 
 from trtdet.backends import Capabilities
 from trtdet.building.graph import build_graph, host_graph
@@ -35,15 +34,13 @@ def opset_of(model: onnx.ModelProto) -> int:
         (HALF, {"quantization": "implicit"}, 13),
     ],
 )
-def test_a_model_with_pairs_is_raised_where_the_backend_reads_scales_in_fp16(
-    tiny: Tiny, caps: Capabilities, changes: dict[str, str], opset: int
-) -> None:
+def test_a_model_with_pairs_is_raised_where_the_backend_reads_scales_in_fp16(tiny, caps, changes, opset):
     backend: Any = SimpleNamespace(capabilities=caps)
     graph = build_graph(tiny.model, tiny.config, changed(BuildOptions(), **changes), backend)
     assert opset_of(graph.model) == opset
 
 
-def test_histograms_serve_backends_of_every_opset(tiny: Tiny) -> None:
+def test_histograms_serve_backends_of_every_opset(tiny):
     options = CalibrationOptions(images=tiny.images, num_images=4)
     selected = select_images(options)
     graphs = [host_graph(tiny.model, tiny.config, caps=caps) for caps in (None, HALF)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +34,7 @@ from trtdet.quantization.macs import multiply_adds
 # the same from Python and from the command
 
 
-def test_python_and_the_command_give_the_same_bundle(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+def test_python_and_the_command_give_the_same_bundle(tiny, options, tmp_path):
     keep = {"keep_fp16": ("stem",), "val_images": tiny.images, "annotations": tiny.annotations}
     made = build(tiny.model, tiny.config, tmp_path / "python", changed(options, **keep))
     command = ["build", str(tiny.model), "--config", str(tiny.yaml), "--images", str(tiny.images)]
@@ -54,9 +53,7 @@ def test_python_and_the_command_give_the_same_bundle(tiny: Tiny, options: BuildO
     assert [answer["comparison"]["difference"] for answer in answers] == [made.worth.comparison.difference] * 2
 
 
-def test_what_int8_cost_is_not_measured_where_nobody_wants_it(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path
-) -> None:
+def test_what_int8_cost_is_not_measured_where_nobody_wants_it(tiny, options, tmp_path):
     keep = {"val_images": tiny.images, "annotations": tiny.annotations}
     silent = changed(options, **keep, guard="off")
     done = build(tiny.model, tiny.config, tmp_path / "b", silent)
@@ -73,7 +70,7 @@ def test_what_int8_cost_is_not_measured_where_nobody_wants_it(
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_order_of_a_list_changes_nothing(tiny: Tiny, options: BuildOptions, tmp_path: Path, seed: int) -> None:
+def test_the_order_of_a_list_changes_nothing(tiny, options, tmp_path, seed):
     names = sorted(path.name for path in tiny.images.iterdir())
     random.Random(seed).shuffle(names)
     listed = tmp_path / "list.txt"
@@ -93,7 +90,7 @@ def test_the_order_of_a_list_changes_nothing(tiny: Tiny, options: BuildOptions, 
 
 
 @pytest.fixture
-def reworded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def reworded(monkeypatch):
     """Every reason of a plan, every error and everything that a pass says in other words."""
     make_entry, make_error, make_result = Entry.__init__, TrtdetError.__init__, PassResult.__init__
 
@@ -134,9 +131,7 @@ def networks(tiny: Tiny, options: BuildOptions, folder: Path) -> dict[str, dict[
     return found
 
 
-def test_other_words_give_the_same_networks(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_other_words_give_the_same_networks(tiny, options, tmp_path, request):
     before = networks(tiny, options, tmp_path / "before")
     request.getfixturevalue("reworded")
     after = networks(tiny, options, tmp_path / "after")
@@ -148,9 +143,7 @@ def test_other_words_give_the_same_networks(
 
 
 @pytest.mark.tensorrt
-def test_other_words_give_the_same_engines(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_other_words_give_the_same_engines(tiny, options, tmp_path, request):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     asked = changed(options, backend="tensorrt-rtx", sms=(86,), silu="keep", guard="off")
     ways = {"int8": asked, "fp16": changed(asked, precision="fp16", int8_all=False)}
@@ -165,7 +158,7 @@ def test_other_words_give_the_same_engines(
 # what stays in FP16
 
 
-def test_a_budget_spends_at_most_its_share(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+def test_a_budget_spends_at_most_its_share(tiny, options, tmp_path):
     share = 0.3
     asked = changed(options, effort="none", fp16_budget=share, rank_images=2)
     bundle = build(tiny.model, tiny.config, tmp_path / "b", asked).bundle
@@ -176,9 +169,7 @@ def test_a_budget_spends_at_most_its_share(tiny: Tiny, options: BuildOptions, tm
     assert 0 < sum(macs[name].count for name in kept) <= share * ranking.macs
 
 
-def test_a_ranking_is_kept_for_another_number(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ranking_is_kept_for_another_number(tiny, options, tmp_path, monkeypatch):
     asked = changed(options, effort="none", keep_fp16=1, rank_images=2)
     first = build(tiny.model, tiny.config, tmp_path / "b", asked).bundle.manifest
     monkeypatch.setattr("trtdet.building.plan.rank", lambda *given, **named: pytest.fail("ranked again"))
@@ -193,9 +184,7 @@ def quantized(model: onnx.ModelProto) -> int:
     return sum(node.op_type == "Conv" and makers.get(node.input[0]) == "DequantizeLinear" for node in model.graph.node)
 
 
-def test_the_smallest_set_within_a_bound_is_built(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smallest_set_within_a_bound_is_built(tiny, options, tmp_path, monkeypatch):
     """Each convolution in INT8 costs a point here: what detections of noise lose would say nothing."""
     here = "trtdet.building.plan"
     monkeypatch.setattr(f"{here}.Detector.running", lambda model, *rest, **named: model)
@@ -229,7 +218,7 @@ def test_the_smallest_set_within_a_bound_is_built(
     assert "<- chosen" in str(tight.trade_off.table())
 
 
-def test_the_graph_is_placed_once(tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_graph_is_placed_once(tiny, options, tmp_path, monkeypatch):
     from trtdet.building import graph
 
     places: list[int] = []
@@ -247,7 +236,7 @@ def test_the_graph_is_placed_once(tiny: Tiny, options: BuildOptions, tmp_path: P
 # one place for each thing
 
 
-def test_requests_to_builders_are_composed_in_one_place() -> None:
+def test_requests_to_builders_are_composed_in_one_place():
     package = Path(trtdet.__file__).parent
     calls = {
         str(path.relative_to(package))
@@ -258,9 +247,7 @@ def test_requests_to_builders_are_composed_in_one_place() -> None:
     assert calls == {"backends/base.py"}
 
 
-def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(tiny, options, tmp_path, monkeypatch):
     from trtdet.building import engine
 
     forms: list[Any] = []
@@ -288,7 +275,7 @@ def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(
 # a builder that fails
 
 
-def test_the_error_of_a_builder_names_the_file_of_its_messages(tmp_path: Path) -> None:
+def test_the_error_of_a_builder_names_the_file_of_its_messages(tmp_path):
     place = tmp_path / "b.failed-build.log"
     with pytest.raises(BackendError) as failed, log_kept(place):
         raise BackendError("no engine", "free memory", ("[W] half way", "no memory"))

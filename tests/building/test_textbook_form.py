@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
 import pytest
@@ -45,9 +43,7 @@ def before_rounding(model: onnx.ModelProto, quantizer: onnx.NodeProto) -> list[s
 
 
 @pytest.fixture
-def int8(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[onnx.ModelProto, PrecisionPlan]]:
+def int8(images, tmp_path, monkeypatch):
     """The Q/DQ model of default corrections, put together with channel maps wherever they may be, and its plan."""
     monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.3, 0.4))
     monkeypatch.setattr(policies, "_with_seen_biases", lambda *_: None)  # which nodes there are they do not change
@@ -68,9 +64,7 @@ def int8(
 @pytest.mark.parametrize("activation", ["silu", "relu"])
 @pytest.mark.parametrize("int8_all", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one_mul(
-    int8: Any, activation: Activation, int8_all: bool, fused: bool
-) -> None:
+def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one_mul(int8, activation, int8_all, fused):
     model, plan = int8(activation, int8_all, fused)
     makers = {name: node for node in model.graph.node for name in node.output}
     constants = {tensor.name for tensor in model.graph.initializer}

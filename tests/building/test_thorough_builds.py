@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
@@ -13,7 +11,6 @@ from models import SMALL_MODEL
 from trtdet import build, load_config
 from trtdet.demo import shapes
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, changed
-from trtdet.progress import Progress
 from trtdet.quantization import EFFORTS
 from trtdet.quantization.gradients import reconstruction
 from trtdet.quantization.gradients.reconstruction import Schedule
@@ -27,7 +24,7 @@ class Stopped(Exception):
 
 
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildOptions:
+def options(tmp_path, monkeypatch):
     monkeypatch.setattr(reconstruction, "Schedule", lambda: Schedule(passes=PASSES))
     images = shapes.generate(tmp_path / "shapes", "calibration", 8).images
     calibration = CalibrationOptions(rule="minmax", images=images)
@@ -41,13 +38,13 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildOptions:
 
 
 @pytest.fixture
-def told() -> list[int]:
+def told():
     """The images that the reconstruction was told of."""
     return []
 
 
 @pytest.fixture
-def progress(told: list[int]) -> Progress:
+def progress(told):
     """Stops a build once, in the second pass over six images."""
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -59,9 +56,7 @@ def progress(told: list[int]) -> Progress:
     return progress
 
 
-def test_a_stopped_build_goes_on_and_leaves_nothing_beside_the_bundle(
-    options: BuildOptions, tmp_path: Path, told: list[int], progress: Progress
-) -> None:
+def test_a_stopped_build_goes_on_and_leaves_nothing_beside_the_bundle(options, tmp_path, told, progress):
     place = tmp_path / "b"
     with pytest.raises(Stopped):
         build(SMALL_MODEL, CONFIG, place, options, progress)
@@ -76,9 +71,7 @@ def test_a_stopped_build_goes_on_and_leaves_nothing_beside_the_bundle(
     assert any(said.startswith("reconstruct: ") for said in made.bundle.manifest.quantization.corrections)
 
 
-def test_a_reconstruction_of_other_ranges_starts_anew(
-    options: BuildOptions, tmp_path: Path, told: list[int], progress: Progress
-) -> None:
+def test_a_reconstruction_of_other_ranges_starts_anew(options, tmp_path, told, progress):
     with pytest.raises(Stopped):
         build(SMALL_MODEL, CONFIG, tmp_path / "b", options, progress)
     other = changed(options, calibration=changed(options.calibration, rule="percentile"))

@@ -32,7 +32,7 @@ from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, Sensit
 
 
 @pytest.fixture
-def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_runs(monkeypatch):
     def refuse(*arguments: Any, **named: Any) -> Any:
         raise AssertionError("an image was decoded or a model was run")
 
@@ -41,7 +41,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def options(tiny: Tiny) -> BuildOptions:
+def options(tiny):
     calibration = CalibrationOptions(images=tiny.images)
     return BuildOptions(effort="none", backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_all=True))
 
@@ -135,15 +135,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[TrtdetError], str]] = {
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize(("changes", "kind", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_option_fails_before_anything_is_done(
-    tiny: Tiny,
-    options: BuildOptions,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any],
-    kind: type[TrtdetError],
-    message: str,
-) -> None:
+def test_a_wrong_option_fails_before_anything_is_done(tiny, options, tmp_path, monkeypatch, changes, kind, message):
     folder, output = tmp_path / "given", tmp_path / "output"
     folder.mkdir()
     output.mkdir()
@@ -158,9 +150,7 @@ def test_a_wrong_option_fails_before_anything_is_done(
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("sm", [1, 87, 860])
-def test_an_impossible_compute_capability_fails_before_anything_is_done(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path, sm: int
-) -> None:
+def test_an_impossible_compute_capability_fails_before_anything_is_done(tiny, options, tmp_path, sm):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     caps = choose("tensorrt-rtx").capabilities
     with pytest.raises(BackendError, match=rf"cannot build for compute capability {sm}; allowed: {caps.sms[0]}"):
@@ -168,9 +158,7 @@ def test_an_impossible_compute_capability_fails_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_library_that_builds_for_the_machine_takes_only_its_compute_capability(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_that_builds_for_the_machine_takes_only_its_compute_capability(monkeypatch):
     caps = Capabilities("test", "1", True, True)
     devices = [trtdet.backends.cuda.Device("a GPU", 90)]
     monkeypatch.setattr(trtdet.backends.cuda, "devices", lambda: tuple(devices))
@@ -182,7 +170,7 @@ def test_a_library_that_builds_for_the_machine_takes_only_its_compute_capability
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_a_ranking_and_a_sweep_are_checked_first_as_well(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+def test_a_ranking_and_a_sweep_are_checked_first_as_well(tiny, options, tmp_path):
     asked = SensitivityOptions(calibration=options.calibration, effort="none", plan=PlanOptions(int8_all=True))
     for changes, message in (
         ({"rank_images": 0}, "must be at least 1, got 0"),
@@ -206,9 +194,7 @@ def test_a_ranking_and_a_sweep_are_checked_first_as_well(tiny: Tiny, options: Bu
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ray_that_is_missing_is_found_before_the_images_are_run(
-    tiny: Tiny, options: BuildOptions, tmp_path: Path, nothing_runs: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_that_is_missing_is_found_before_the_images_are_run(tiny, options, tmp_path, nothing_runs, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -217,7 +203,7 @@ def test_ray_that_is_missing_is_found_before_the_images_are_run(
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_images_that_calibrate_show_nothing_of_a_bound(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> None:
+def test_images_that_calibrate_show_nothing_of_a_bound(tiny, options, tmp_path):
     bounded = changed(options, val_images=tiny.images, max_disagreement=1.0)
     with pytest.warns(TrtdetWarning, match=r"4 of 12 images of .* are calibration images too.* plan.max_disagreement"):
         known = checked_build(Job(tiny.model, tiny.config, tmp_path / "b", changed(bounded, num_images=4)))
@@ -238,7 +224,7 @@ def other_model(tiny: Tiny, tmp_path: Path) -> Path:
     return tmp_path / "other.onnx"
 
 
-def test_a_bundle_of_another_model_is_replaced_only_by_force(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_bundle_of_another_model_is_replaced_only_by_force(tiny, tmp_path):
     other, place = other_model(tiny, tmp_path), tmp_path / "bundle"
     options = BuildOptions(precision="fp32", backend="onnxruntime")
     first = build(tiny.model, tiny.config, place, options).bundle.manifest
@@ -250,9 +236,7 @@ def test_a_bundle_of_another_model_is_replaced_only_by_force(tiny: Tiny, tmp_pat
     assert forced.model.sha256 != first.model.sha256
 
 
-def test_the_command_refuses_and_forces_likewise(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_and_forces_likewise(tiny, tmp_path, capsys):
     other, place = other_model(tiny, tmp_path), tmp_path / "bundle"
     rest = ["--config", str(tiny.yaml), "--fp32", "--backend", "onnxruntime", "-o", str(place)]
     assert main(["build", str(tiny.model), *rest]) == 0

@@ -6,12 +6,10 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_detector import Tiny
 
 from trtdet.audit import Audit
 from trtdet.audit.gpus import GPUS
@@ -35,7 +33,7 @@ Times = Callable[[float, float], None]
 
 
 @pytest.fixture
-def options(tiny: Tiny) -> BuildOptions:
+def options(tiny):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     calibration = CalibrationOptions(images=tiny.images)
     return BuildOptions(
@@ -44,7 +42,7 @@ def options(tiny: Tiny) -> BuildOptions:
 
 
 @pytest.fixture
-def built(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> Built:
+def built(tiny, options, tmp_path):
     """Builds the tiny detector; progress is told to ``told``."""
 
     def call(told: list[str] | None = None, **changes: Any) -> BuildResult:
@@ -58,7 +56,7 @@ def built(tiny: Tiny, options: BuildOptions, tmp_path: Path) -> Built:
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> Times:
+def times(monkeypatch):
     """Sets the milliseconds that the estimate gives an engine with convolutions in INT8, and one without."""
 
     def call(int8: float, fp16: float) -> None:
@@ -76,9 +74,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
 
 
 @pytest.mark.tensorrt
-def test_int8_is_compared_with_fp16_where_no_engine_runs(
-    tiny: Tiny, options: BuildOptions, built: Built, tmp_path: Path
-) -> None:
+def test_int8_is_compared_with_fp16_where_no_engine_runs(tiny, options, built, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         done = built()
@@ -102,7 +98,7 @@ def test_int8_is_compared_with_fp16_where_no_engine_runs(
 
 
 @pytest.mark.tensorrt
-def test_another_gpu_is_estimated_without_another_int8_build(built: Built, times: Times, tmp_path: Path) -> None:
+def test_another_gpu_is_estimated_without_another_int8_build(built, times, tmp_path):
     times(0.5, 1)
     first = built()
     told: list[str] = []
@@ -116,7 +112,7 @@ def test_another_gpu_is_estimated_without_another_int8_build(built: Built, times
 
 
 @pytest.mark.tensorrt
-def test_an_engine_that_cannot_be_captured_is_estimated_kernel_by_kernel(built: Built) -> None:
+def test_an_engine_that_cannot_be_captured_is_estimated_kernel_by_kernel(built):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)
         captured, native = (built(mode=mode, force=True).worth for mode in ("host", "native"))
@@ -130,7 +126,7 @@ def test_an_engine_that_cannot_be_captured_is_estimated_kernel_by_kernel(built: 
 
 
 @pytest.mark.tensorrt
-def test_annotated_images_are_scored_beside_the_estimate(tiny: Tiny, built: Built, times: Times) -> None:
+def test_annotated_images_are_scored_beside_the_estimate(tiny, built, times):
     times(0.5, 1)
     worth = built(val_images=tiny.images, annotations=tiny.annotations).worth
     assert worth is not None
@@ -141,7 +137,7 @@ def test_annotated_images_are_scored_beside_the_estimate(tiny: Tiny, built: Buil
     assert str(worth).endswith(f". {worth.estimate}")
 
 
-def test_the_gpu_of_an_estimate_is_one_that_the_engine_was_built_for() -> None:
+def test_the_gpu_of_an_estimate_is_one_that_the_engine_was_built_for():
     assert gpu_of(None, (86,)).name == "A10"
     assert gpu_of(None, (80, 86, 89, 120)).name == "L4"
     assert gpu_of(None, (75,)).name == "T4"
@@ -150,7 +146,7 @@ def test_the_gpu_of_an_estimate_is_one_that_the_engine_was_built_for() -> None:
     assert gpu_of(None, (unknown,)).name == "L4"
 
 
-def test_fp16_is_built_in_its_own_best_form(tmp_path: Path) -> None:
+def test_fp16_is_built_in_its_own_best_form(tmp_path):
     int8 = BuildOptions(silu="plugin", quantization="implicit", sms=(86,), batch=(1, 4, 8), guard=1.02)
     plugins = (tmp_path / "lib.so",)
     asked = changed(int8, int8_all=True, embed_plugins=True, workspace=1 << 20, plugins=plugins, gpu="T4")
@@ -169,9 +165,7 @@ def test_fp16_is_built_in_its_own_best_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorrt
-def test_fp16_is_shipped_where_int8_does_not_reach_the_bound(
-    tiny: Tiny, built: Built, times: Times, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp16_is_shipped_where_int8_does_not_reach_the_bound(tiny, built, times, tmp_path, monkeypatch):
     times(1, 1.01)
     done = built(guard=GUARD)
     manifest = Bundle(tmp_path / "b").manifest
@@ -209,7 +203,7 @@ def test_fp16_is_shipped_where_int8_does_not_reach_the_bound(
 
 
 @pytest.mark.tensorrt
-def test_int8_is_shipped_where_it_reaches_the_bound(built: Built, times: Times, tmp_path: Path) -> None:
+def test_int8_is_shipped_where_it_reaches_the_bound(built, times, tmp_path):
     times(1, 1.02)
     done = built(guard=1.02)
     manifest = Bundle(tmp_path / "b").manifest
@@ -225,9 +219,7 @@ def test_int8_is_shipped_where_it_reaches_the_bound(built: Built, times: Times, 
 
 
 @pytest.mark.tensorrt
-def test_with_a_bound_nothing_is_in_place_before_it_has_decided(
-    built: Built, times: Times, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_bound_nothing_is_in_place_before_it_has_decided(built, times, tmp_path, monkeypatch):
     def fail(*given: Any, graph: bool) -> None:
         raise ModelError("no estimate")
 
@@ -238,9 +230,7 @@ def test_with_a_bound_nothing_is_in_place_before_it_has_decided(
 
 
 @pytest.mark.tensorrt
-def test_the_command_says_what_was_asked_and_what_was_shipped(
-    tiny: Tiny, times: Times, options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_was_asked_and_what_was_shipped(tiny, times, options, tmp_path, capsys):
     times(1.25, 1)
     command = ["build", str(tiny.model), "--config", str(tiny.yaml), "--images", str(tiny.images), "--effort", "none"]
     command += ["--int8-all", "--backend", "tensorrt-rtx", "--sm", "86", "--set", "engine.gpu=L4", "-o"]
@@ -279,7 +269,7 @@ def engine(ms: float) -> EngineFigures:
 ESTIMATE = Estimated("L4", 4, engine(0.5), engine(1.0))
 
 
-def test_a_measurement_decides_before_an_estimate() -> None:
+def test_a_measurement_decides_before_an_estimate():
     measured = Worth("fp16", RunInfo("GPU", "TensorRT 10"), batch=4, latency=Ratio(1.25, 1.2, 1.3), estimate=ESTIMATE)
     assert measured.speedup == pytest.approx(0.8)
     guard = measured.guarded(1.02).guard
@@ -294,7 +284,7 @@ def test_a_measurement_decides_before_an_estimate() -> None:
     assert (estimated.shipped, estimated.how, estimated.on) == ("int8", "estimated", "L4")
 
 
-def test_a_bound_that_cannot_be_judged_ships_int8_and_says_why() -> None:
+def test_a_bound_that_cannot_be_judged_ships_int8_and_says_why():
     found = Worth("fp16", unmeasured="there is no GPU").guarded(1.02)
     assert found.guard is not None
     assert (found.guard.shipped, found.guard.speedup, found.guard.how) == ("int8", None, None)
@@ -303,7 +293,7 @@ def test_a_bound_that_cannot_be_judged_ships_int8_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("fp16", [0.5, 1.0, 1.1])
-def test_a_warning_where_int8_is_not_faster(fp16: float) -> None:
+def test_a_warning_where_int8_is_not_faster(fp16):
     found = Worth("fp16", estimate=replace(ESTIMATE, int8=engine(1.0), fp16=engine(fp16)))
     assert bool(found.warning) == (fp16 <= 1)
     assert found.guarded(0.1).warning == ""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
-from tiny_detector import Tiny
 
 import trtdet
 from trtdet.audit import Audit
@@ -21,7 +18,7 @@ pytest.importorskip("tensorrt_rtx")
 
 
 @pytest.fixture
-def built(tmp_path: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Any:
+def built(tmp_path, tiny, monkeypatch):
     def built(*forms: str) -> tuple[Bundle, Audit]:
         caps = library_named("tensorrt-rtx").new_backend().capabilities
         flow = DataFlow(half=True, weights=forms, fused=False)
@@ -49,7 +46,7 @@ def products(bundle: Bundle) -> int:
     return sum(node.op_type == "Mul" and node.input[0] in convs for node in model.graph.node)
 
 
-def test_the_form_that_moves_less_is_kept_and_named(built: Any) -> None:
+def test_the_form_that_moves_less_is_kept_and_named(built):
     channel, tensor, both = built("channel"), built("tensor"), built("channel", "tensor")
     least = min(channel[1].bytes, tensor[1].bytes)
     assert channel[1].bytes != tensor[1].bytes

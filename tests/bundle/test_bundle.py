@@ -68,7 +68,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def full_disk(monkeypatch):
     def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -78,7 +78,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 # Reading
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_what_was_written_is_read(tmp_path):
     written = make(tmp_path / "deep" / "bundle")
     read = Bundle(tmp_path / "deep" / "bundle")
     assert read.manifest == written.manifest
@@ -90,7 +90,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("deep/*")) == ["bundle"]
 
 
-def test_the_manifest_has_every_key_of_the_contract_and_schema_comes_first(tmp_path: Path) -> None:
+def test_the_manifest_has_every_key_of_the_contract_and_schema_comes_first(tmp_path):
     make(tmp_path / "bundle")
     data = json.loads((tmp_path / "bundle" / MANIFEST).read_text())
     assert next(iter(data)) == "schema" and data["schema"] == 1
@@ -112,7 +112,7 @@ def test_the_manifest_has_every_key_of_the_contract_and_schema_comes_first(tmp_p
     assert data["created"].endswith("+00:00")
 
 
-def test_masks_are_a_part_of_their_own(tmp_path: Path) -> None:
+def test_masks_are_a_part_of_their_own(tmp_path):
     assert make(tmp_path / "boxes").manifest.masks is None
     part = MasksPart(output="masks", size=28, threshold=0.5)
     make(tmp_path / "masks", masks=part)
@@ -122,7 +122,7 @@ def test_masks_are_a_part_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1999, 3999])
-def test_one_altered_byte_is_found(tmp_path: Path, position: int) -> None:
+def test_one_altered_byte_is_found(tmp_path, position):
     make(tmp_path / "bundle")
     path = tmp_path / "bundle" / "int8.onnx"
     data = bytearray(path.read_bytes())
@@ -133,31 +133,31 @@ def test_one_altered_byte_is_found(tmp_path: Path, position: int) -> None:
     assert Bundle(tmp_path / "bundle", verify=False).manifest.model.name == "mine"
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path):
     make(tmp_path / "bundle")
     (tmp_path / "bundle" / "model.engine").unlink()
     with pytest.raises(BundleError, match=r"lacks 'model\.engine'; build it again"):
         Bundle(tmp_path / "bundle")
 
 
-def test_a_file_the_bundle_never_had_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
+def test_a_file_the_bundle_never_had_is_an_error_that_lists_the_others(tmp_path):
     with pytest.raises(BundleError, match=r"has no 'plan\.json'; it holds int8\.onnx, model\.engine"):
         make(tmp_path / "bundle").file("plan.json")
 
 
 @pytest.mark.parametrize("name", shipped("configs"))
-def test_the_configuration_it_was_built_with_comes_back(tmp_path: Path, name: str) -> None:
+def test_the_configuration_it_was_built_with_comes_back(tmp_path, name):
     config = load_config(name).with_nms(iou_threshold=0.5)
     make(tmp_path / "b", command={"config": config.model_dump(mode="json")})
     assert Bundle(tmp_path / "b").config == config
 
 
-def test_a_bundle_that_lacks_its_configuration_says_so(tmp_path: Path) -> None:
+def test_a_bundle_that_lacks_its_configuration_says_so(tmp_path):
     with pytest.raises(BundleError, match="manifest.json' lacks the configuration .*; build it again"):
         _ = make(tmp_path / "b").config
 
 
-def test_a_bundle_without_engine_says_none(tmp_path: Path) -> None:
+def test_a_bundle_without_engine_says_none(tmp_path):
     with BundleWriter(tmp_path / "bundle") as writer:
         writer.add("fp32.onnx", b"x")
         assert writer.commit(FIELDS).engine is None
@@ -171,7 +171,7 @@ def test_a_bundle_without_engine_says_none(tmp_path: Path) -> None:
         ({"nms": {}}, "is not a manifest: 'nms.where': field required; build the bundle again"),
     ],
 )
-def test_a_key_of_the_manifest_that_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_a_key_of_the_manifest_that_is_wrong_is_named(tmp_path, change, words):
     path = make(tmp_path / "bundle").path / MANIFEST
     data = json.loads(path.read_text()) | change
     path.write_text(json.dumps({key: value for key, value in data.items() if value is not ...}))
@@ -191,27 +191,27 @@ NO_OBJECT = "is not a manifest: Input should be an object; build the bundle agai
         *((data, NO_OBJECT) for data in (b"[]", b"3", b"null")),
     ],
 )
-def test_a_manifest_that_is_no_json_object_is_an_error(tmp_path: Path, data: bytes, words: str) -> None:
+def test_a_manifest_that_is_no_json_object_is_an_error(tmp_path, data, words):
     (tmp_path / MANIFEST).write_bytes(data)
     with pytest.raises(BundleError, match=words) as caught:
         Bundle(tmp_path)
     assert len(str(caught.value)) < 500
 
 
-def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / MANIFEST).mkdir()
     with pytest.raises(BundleError, match="manifest.json' cannot be read: Is a directory; check the file"):
         Bundle(tmp_path)
 
 
-def test_a_folder_whose_name_is_no_text_is_named_in_a_manifest_that_can_be_read(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_no_text_is_named_in_a_manifest_that_can_be_read(tmp_path):
     """File names are bytes; Python makes half surrogate pairs of those that are no UTF-8."""
     make(tmp_path / "bundle", command={"images": os.fsdecode(b"/im\xffages/\xc3\xa9"), "list": ["\ud800"]})
     command = Bundle(tmp_path / "bundle").manifest.command
     assert command == {"images": "/im\\udcffages/é", "list": ["\\ud800"]}
 
 
-def test_keys_that_have_another_name_in_python_keep_theirs_in_the_file(tmp_path: Path) -> None:
+def test_keys_that_have_another_name_in_python_keep_theirs_in_the_file(tmp_path):
     make(tmp_path / "bundle", nms=NmsPart(where="host", own=True, **CONFIG.nms.model_dump()))
     data = json.loads((tmp_path / "bundle" / MANIFEST).read_text())
     assert (data["nms"]["where"], data["nms"]["own"], data["schema"]) == ("host", True, 1)
@@ -220,7 +220,7 @@ def test_keys_that_have_another_name_in_python_keep_theirs_in_the_file(tmp_path:
     assert (read.mode, read.embedded, read.thresholds) == ("host", True, CONFIG.nms)
 
 
-def test_what_is_not_a_bundle_says_how_to_make_one(tmp_path: Path) -> None:
+def test_what_is_not_a_bundle_says_how_to_make_one(tmp_path):
     file = tmp_path / "file"
     file.write_text("x")
     for path in (tmp_path, tmp_path / "absent", file):
@@ -233,7 +233,7 @@ def test_what_is_not_a_bundle_says_how_to_make_one(tmp_path: Path) -> None:
 # Writing
 
 
-def test_a_bundle_replaces_an_older_one_and_an_empty_folder(tmp_path: Path) -> None:
+def test_a_bundle_replaces_an_older_one_and_an_empty_folder(tmp_path):
     place = tmp_path / "bundle"
     place.mkdir()
     make(place, b"one")
@@ -252,7 +252,7 @@ def test_a_bundle_replaces_an_older_one_and_an_empty_folder(tmp_path: Path) -> N
         ("file", "file/bundle", "cannot be written: .*; choose another place with -o"),
     ],
 )
-def test_a_place_that_is_no_bundle_is_refused_and_untouched(tmp_path: Path, file: str, place: str, words: str) -> None:
+def test_a_place_that_is_no_bundle_is_refused_and_untouched(tmp_path, file, place, words):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_bytes(b"x")
     with pytest.raises(OutputError, match=words):
@@ -261,9 +261,7 @@ def test_a_place_that_is_no_bundle_is_refused_and_untouched(tmp_path: Path, file
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
-def test_an_exception_inside_the_block_leaves_the_old_bundle_and_nothing_else(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_an_exception_inside_the_block_leaves_the_old_bundle_and_nothing_else(tmp_path, error):
     make(tmp_path / "bundle", b"old")
     before = contents(tmp_path)
     with pytest.raises(error), BundleWriter(tmp_path / "bundle") as writer:
@@ -273,16 +271,14 @@ def test_an_exception_inside_the_block_leaves_the_old_bundle_and_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_leaving_without_commit_writes_nothing(tmp_path: Path) -> None:
+def test_leaving_without_commit_writes_nothing(tmp_path):
     with BundleWriter(tmp_path / "bundle") as writer:
         writer.add("model.engine", b"new")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(
-    tmp_path: Path, request: pytest.FixtureRequest, late: bool
-) -> None:
+def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(tmp_path, request, late):
     make(tmp_path / "bundle", b"old")
     before = contents(tmp_path)
     if not late:  # full when the manifest comes, or from the first file on
@@ -299,7 +295,7 @@ def test_a_full_disk_leaves_the_old_bundle_and_nothing_else(
 # Adding
 
 
-def test_a_file_is_added_and_replaced_and_verified(tmp_path: Path) -> None:
+def test_a_file_is_added_and_replaced_and_verified(tmp_path):
     bundle = make(tmp_path / "b")
     created = bundle.manifest.created
     bundle.add("worth.json", b"one")
@@ -314,7 +310,7 @@ def test_a_file_is_added_and_replaced_and_verified(tmp_path: Path) -> None:
         Bundle(tmp_path / "b")
 
 
-def test_a_disk_that_is_full_leaves_the_bundle_as_it_was(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_disk_that_is_full_leaves_the_bundle_as_it_was(tmp_path, request):
     bundle = make(tmp_path / "b")
     before = contents(tmp_path)
     request.getfixturevalue("full_disk")

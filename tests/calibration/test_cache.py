@@ -32,24 +32,24 @@ def text(*lines: str) -> str:
 
 
 @given(st.dictionaries(NAMES, SCALES), st.integers(0, 10**6))
-def test_what_is_written_is_read(scales: dict[str, float], version: int) -> None:
+def test_what_is_written_is_read(scales, version):
     assert list(read(write(scales, version), version=version).items()) == list(scales.items())
 
 
 @given(st.floats(1e-30, 1e30))
-def test_a_scale_is_rounded_to_float32_and_written_big_endian(scale: float) -> None:
+def test_a_scale_is_rounded_to_float32_and_written_big_endian(scale):
     digits = write({"x": scale}, 8600).splitlines()[1].removeprefix("x: ")
     assert digits == f"{np.float32(scale).view(np.uint32):08x}"
     assert read(text(f"x: {digits}"))["x"] == np.float32(scale)
 
 
-def test_the_text_of_a_known_cache() -> None:
+def test_the_text_of_a_known_cache():
     assert write({"data": 1 / 127, "a b: c:0": 2.0}, 8601) == (
         "TRT-8601-EntropyCalibration2\ndata: 3c010204\na b: c:0: 40000000\n"
     )
 
 
-def test_a_cache_that_tensorrt_wrote_is_read_at_the_last_colon() -> None:
+def test_a_cache_that_tensorrt_wrote_is_read_at_the_last_colon():
     scales = read(OWN_7, version=7203)
     assert list(scales) == [
         "input_image",
@@ -59,7 +59,7 @@ def test_a_cache_that_tensorrt_wrote_is_read_at_the_last_colon() -> None:
     assert scales["input_image"] == np.array([0x400054A6], np.uint32).view(np.float32)[0]
 
 
-def test_tensors_that_tensorrt_found_no_range_for_are_refused_or_left_out() -> None:
+def test_tensors_that_tensorrt_found_no_range_for_are_refused_or_left_out():
     with pytest.raises(
         CalibrationError, match="cache: the scale of 2 of 4 tensors is not over 0.*'/Sub_output_0' with 0"
     ):
@@ -75,7 +75,7 @@ def test_tensors_that_tensorrt_found_no_range_for_are_refused_or_left_out() -> N
         ("\nx: 1000001\n", {"x": np.array([0x01000001], np.uint32).view(np.float32)[0]}),
     ],
 )
-def test_tensors_leading_zeros_and_the_last_line_break_may_be_left_out(lines: str, scales: dict[str, float]) -> None:
+def test_tensors_leading_zeros_and_the_last_line_break_may_be_left_out(lines, scales):
     assert read(f"TRT-8600-EntropyCalibration2{lines}") == scales
 
 
@@ -85,7 +85,7 @@ def test_tensors_leading_zeros_and_the_last_line_break_may_be_left_out(lines: st
 @pytest.mark.parametrize(
     "heading", ["", "8600", "TRT-8600", "TRT-x-EntropyCalibration2", " TRT-8600-EntropyCalibration2", "x" * 10_000]
 )
-def test_what_is_no_cache_says_what_its_first_line_is(heading: str) -> None:
+def test_what_is_no_cache_says_what_its_first_line_is(heading):
     message = "'c.cache' is no calibration cache of TensorRT: its first line is '.*'TRT-"
     with pytest.raises(CalibrationError, match=message) as caught:
         read(heading + "\nx: 3f800000\n", "'c.cache'")
@@ -99,7 +99,7 @@ def test_what_is_no_cache_says_what_its_first_line_is(heading: str) -> None:
         (OWN_10, 101303, "algorithm MinMaxCalibration, and EntropyCalibration2 is what will read"),
     ],
 )
-def test_another_version_or_algorithm_is_refused_and_both_are_named(written: str, version: int, message: str) -> None:
+def test_another_version_or_algorithm_is_refused_and_both_are_named(written, version, message):
     with pytest.raises(CalibrationError, match=message):
         read(written, version=version)
 
@@ -115,12 +115,12 @@ def test_another_version_or_algorithm_is_refused_and_both_are_named(written: str
         ("10.13.3.9", 101303),
     ],
 )
-def test_version_numbers_are_nvidias(version: str, number: int) -> None:
+def test_version_numbers_are_nvidias(version, number):
     assert version_number(version) == number
 
 
 @pytest.mark.parametrize("version", ["", "8.6", "main"])
-def test_what_is_no_version_is_refused(version: str) -> None:
+def test_what_is_no_version_is_refused(version):
     with pytest.raises(CalibrationError, match=f"'{version}' is no version of TensorRT"):
         version_number(version)
 
@@ -143,30 +143,30 @@ def test_what_is_no_version_is_refused(version: str) -> None:
         "x: 3f800000\r",
     ],
 )
-def test_a_malformed_line_is_named_by_its_number(line: str) -> None:
+def test_a_malformed_line_is_named_by_its_number(line):
     with pytest.raises(CalibrationError, match="line 3 is '.*', expected the name of a tensor, ': ' and up to 8"):
         read(text("good: 3f800000", line, "also: 3f800000"))
 
 
-def test_a_name_that_stands_twice_is_refused() -> None:
+def test_a_name_that_stands_twice_is_refused():
     with pytest.raises(CalibrationError, match="line 4: tensor 'x' stands there twice"):
         read(text("x: 3f800000", "y: 3f800000", "x: 3f800001"))
 
 
 @pytest.mark.parametrize("digits", ["0", "00000000", "80000000", "bf800000", "7f800000", "ff800000", "7fc00000"])
-def test_a_scale_that_is_not_over_0_and_finite_is_refused(digits: str) -> None:
+def test_a_scale_that_is_not_over_0_and_finite_is_refused(digits):
     with pytest.raises(CalibrationError, match="scale of 1 of 2 tensors is not over 0 and finite, the first is 'bad'"):
         read(text("good: 3f800000", f"bad: {digits}"))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e39, 1e-60])
-def test_a_scale_that_float32_does_not_hold_is_not_written(scale: float) -> None:
+def test_a_scale_that_float32_does_not_hold_is_not_written(scale):
     with pytest.raises(CalibrationError, match="scale of tensor 'bad' is .*; it must be a float32 over 0 and finite"):
         write({"good": 1.0, "bad": scale}, 8600)
 
 
 @pytest.mark.parametrize("name", ["", "a\nb"])
-def test_a_name_that_no_line_holds_is_not_written(name: str) -> None:
+def test_a_name_that_no_line_holds_is_not_written(name):
     with pytest.raises(
         CalibrationError, match=r"no cache holds a tensor named '(a\\nb)?': empty, or with a line break"
     ):
@@ -176,7 +176,7 @@ def test_a_name_that_no_line_holds_is_not_written(name: str) -> None:
 # a network's tensors
 
 
-def test_scales_come_in_the_order_of_the_network() -> None:
+def test_scales_come_in_the_order_of_the_network():
     assert list(matched({"b": 1.0, "a": 2.0}, ["a", "other", "b"], ["b"]).items()) == [("a", 2.0), ("b", 1.0)]
 
 
@@ -188,8 +188,6 @@ def test_scales_come_in_the_order_of_the_network() -> None:
         (["x"], ["a"], "1 of the 1 tensors .* 'a'; 1 of its 1 tensors .* 'x'; calibrate the model"),
     ],
 )
-def test_tensors_without_a_scale_and_unknown_ones_are_counted(
-    scales: list[str], network: list[str], message: str
-) -> None:
+def test_tensors_without_a_scale_and_unknown_ones_are_counted(scales, network, message):
     with pytest.raises(CalibrationError, match=message):
         matched(dict.fromkeys(scales, 1.0), network, network, "'r'")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from trtdet import calibrate, load_config
@@ -16,7 +14,7 @@ from trtdet.options import CalibrationOptions
 
 
 @pytest.mark.slow
-def test_the_published_ranges_come_from_the_pinned_list(tmp_path: Path) -> None:
+def test_the_published_ranges_come_from_the_pinned_list(tmp_path):
     root = shapes.generate(tmp_path, "calibration", CALIBRATION_IMAGES).images
     options = CalibrationOptions(images=shipped("calib")["shapes-calibration-64"], root=root)
     made = calibrate(SHAPES_MODEL, load_config("shapes"), options).ranges

@@ -51,7 +51,7 @@ def model(**changes: np.ndarray) -> onnx.ModelProto:
     return made
 
 
-def test_exposing_cuts_what_comes_after_and_gives_the_tensors() -> None:
+def test_exposing_cuts_what_comes_after_and_gives_the_tensors():
     given_model = model()
     before = given_model.SerializeToString()
     exposed = expose(given_model, ("images", "b"))
@@ -62,14 +62,14 @@ def test_exposing_cuts_what_comes_after_and_gives_the_tensors() -> None:
     assert OnnxRunner(exposed)(images)["b"].shape == (2, 4, 16, 16)
 
 
-def test_exposing_only_the_input_still_gives_a_model_that_runs() -> None:
+def test_exposing_only_the_input_still_gives_a_model_that_runs():
     exposed = expose(model(), ("images",))
     runner = OnnxRunner(exposed)
     assert runner.input == "images"
     runner(np.zeros((1, 3, 16, 16), np.float32))
 
 
-def test_exposing_an_unknown_tensor_is_an_error() -> None:
+def test_exposing_an_unknown_tensor_is_an_error():
     with pytest.raises(CalibrationError, match=r"has no tensor 'x' \(2 missing\); calibrate this model anew"):
         expose(model(), ("b", "x", "y"))
 
@@ -78,14 +78,14 @@ def key_of(made: onnx.ModelProto, tensors: tuple[str, ...] = ("images", "b"), *r
     return collection_key(expose(made, tensors), tensors, *(rest or ("sha", "preprocess")))
 
 
-def test_the_key_does_not_depend_on_what_comes_after_the_last_tensor() -> None:
+def test_the_key_does_not_depend_on_what_comes_after_the_last_tensor():
     other = model(k=np.float32(3), w2=np.zeros((4, 4, 1, 1)))
     other.graph.node[-1].op_type = "Abs"
     assert key_of(other) == key_of(model())
     assert len(key_of(model())) == 64
 
 
-def test_the_key_depends_on_all_that_comes_before() -> None:
+def test_the_key_depends_on_all_that_comes_before():
     keys = [
         key_of(model()),
         key_of(model(w1=np.zeros((4, 3, 1, 1)))),
@@ -119,7 +119,7 @@ def gather(paths: list[Path], batch: int = 1, **options: Any) -> Collection:
     return collect(runner, CollectionRequest(runner.input, tensors, "key", "sha"), stream, **options)
 
 
-def test_every_tensor_of_every_image_is_counted(tmp_path: Path) -> None:
+def test_every_tensor_of_every_image_is_counted(tmp_path):
     paths = pictures(tmp_path, 5)
     found = gather(paths)
     assert list(found.histograms) == ["images", "b"]
@@ -133,7 +133,7 @@ def test_every_tensor_of_every_image_is_counted(tmp_path: Path) -> None:
     assert same(found.histograms["images"], Histogram.of(np.concatenate(images)))
 
 
-def test_neither_order_nor_batch_size_changes_the_collection(tmp_path: Path) -> None:
+def test_neither_order_nor_batch_size_changes_the_collection(tmp_path):
     paths = pictures(tmp_path, 7)
     found = gather(paths)
     for other in (gather(paths[::-1]), gather(paths, batch=3)):
@@ -143,13 +143,13 @@ def test_neither_order_nor_batch_size_changes_the_collection(tmp_path: Path) -> 
     assert same(gather(paths[::-1]).histograms["b"], found.histograms["b"])
 
 
-def test_progress_counts_the_images(tmp_path: Path) -> None:
+def test_progress_counts_the_images(tmp_path):
     seen: list[int] = []
     gather(pictures(tmp_path, 5), batch=2, progress=seen.append)
     assert seen == [2, 4, 5]
 
 
-def test_a_truncated_image_among_twenty_is_named_skipped_and_counted(tmp_path: Path) -> None:
+def test_a_truncated_image_among_twenty_is_named_skipped_and_counted(tmp_path):
     paths = pictures(tmp_path, 20)
     paths[7].write_bytes(paths[7].read_bytes()[:300])
     with pytest.warns(TrtdetWarning, match=r"skipped: .*007\.jpg"):
@@ -158,12 +158,12 @@ def test_a_truncated_image_among_twenty_is_named_skipped_and_counted(tmp_path: P
     assert found.histograms["images"].total == 19 * 3 * 16 * 16
 
 
-def test_no_image_at_all_is_an_error() -> None:
+def test_no_image_at_all_is_an_error():
     with pytest.raises(CalibrationError, match="no calibration image could be read; give a folder"):
         gather([])
 
 
-def test_pictures_of_a_single_colour_are_an_error(tmp_path: Path) -> None:
+def test_pictures_of_a_single_colour_are_an_error(tmp_path):
     path = tmp_path / "black.png"
     Image.new("RGB", (20, 20)).save(path)
     with pytest.raises(DataError, match=r"single colour \(black\.png\)"):
@@ -172,9 +172,7 @@ def test_pictures_of_a_single_colour_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "what"), [(np.nan, "NaN"), (np.inf, "infinite"), (-np.inf, "infinite")])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_value_that_is_not_finite_names_the_tensor_and_the_image(
-    tmp_path: Path, value: float, what: str, batch: int
-) -> None:
+def test_a_value_that_is_not_finite_names_the_tensor_and_the_image(tmp_path, value, what, batch):
     calls = []
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
@@ -191,7 +189,7 @@ def test_a_value_that_is_not_finite_names_the_tensor_and_the_image(
         collect(run, CollectionRequest("images", ("layer/b",)), stream)
 
 
-def test_a_tensor_that_holds_nothing_for_an_image_counts_for_the_others(tmp_path: Path) -> None:
+def test_a_tensor_that_holds_nothing_for_an_image_counts_for_the_others(tmp_path):
     """As the regions on a level of a pyramid."""
     rows = iter((0, 2, 0, 1))
 
@@ -204,7 +202,7 @@ def test_a_tensor_that_holds_nothing_for_an_image_counts_for_the_others(tmp_path
     assert (found["none"].counts.sum(), found["none"].low, found["none"].high) == (1, 0, 0)
 
 
-def test_an_error_of_the_run_is_not_hidden(tmp_path: Path) -> None:
+def test_an_error_of_the_run_is_not_hidden(tmp_path):
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
         raise RuntimeError("the run failed")
 
@@ -214,7 +212,7 @@ def test_an_error_of_the_run_is_not_hidden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "kind"), [(np.nan, "NaN"), (np.inf, "infinite")])
-def test_outputs_that_are_not_asked_for_are_checked_and_not_counted(tmp_path: Path, value: float, kind: str) -> None:
+def test_outputs_that_are_not_asked_for_are_checked_and_not_counted(tmp_path, value, kind):
     calls = []
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
@@ -232,7 +230,7 @@ def test_outputs_that_are_not_asked_for_are_checked_and_not_counted(tmp_path: Pa
         collect(run, request, ImageStream(paths, CONFIG))
 
 
-def test_the_key_does_not_depend_on_which_step_wrote_a_node() -> None:
+def test_the_key_does_not_depend_on_which_step_wrote_a_node():
     registered = model()
     for node in registered.graph.node:
         node.name = node.output[0]

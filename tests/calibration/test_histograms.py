@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable
 from functools import reduce
 from operator import add
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def reference(values: np.ndarray, exponent: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 255.0, 1e9])
-def test_counts_are_those_of_numpy(scale: float) -> None:
+def test_counts_are_those_of_numpy(scale):
     values = (np.random.default_rng(0).normal(0, 1, (3, 50, 70)) * scale).astype(np.float32)
     histogram = Histogram.of(values)
     upper = 2.0**histogram.exponent
@@ -60,20 +59,20 @@ def test_counts_are_those_of_numpy(scale: float) -> None:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values=finite)
-def test_every_value_is_counted_in_its_bin(values: np.ndarray) -> None:
+def test_every_value_is_counted_in_its_bin(values):
     histogram = Histogram.of(values)
     np.testing.assert_array_equal(histogram.counts, reference(values, histogram.exponent))
 
 
 @pytest.mark.parametrize("value", [1.0, 2.0, 0.5, 1 - 2**-24, 2.0**20, 2.0**-30])
-def test_a_value_on_an_edge_belongs_to_the_bin_above(value: float) -> None:
+def test_a_value_on_an_edge_belongs_to_the_bin_above(value):
     histogram = Histogram.of(np.float32([value, -value]))
     np.testing.assert_array_equal(histogram.counts, reference(np.float32([value, value]), histogram.exponent))
     assert histogram.amax == value
 
 
 @pytest.mark.parametrize("value", [0, np.finfo(np.float32).smallest_subnormal, np.finfo(np.float32).max])
-def test_zeros_and_the_smallest_and_the_largest_float32_are_counted(value: float) -> None:
+def test_zeros_and_the_smallest_and_the_largest_float32_are_counted(value):
     histogram = Histogram.of(np.array([value, -value, 0], np.float32))
     assert (histogram.amax, histogram.total) == (float(value), 3)
     assert histogram.counts[0] == (1 if value > 1 else 3)
@@ -81,7 +80,7 @@ def test_zeros_and_the_smallest_and_the_largest_float32_are_counted(value: float
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(parts=st.lists(finite, min_size=2, max_size=6), order=st.randoms(use_true_random=False))
-def test_neither_the_order_nor_the_division_of_the_values_matters(parts: list[np.ndarray], order: Any) -> None:
+def test_neither_the_order_nor_the_division_of_the_values_matters(parts, order):
     whole = Histogram.of(np.concatenate(parts))
     shuffled = list(parts)
     order.shuffle(shuffled)
@@ -96,7 +95,7 @@ def test_neither_the_order_nor_the_division_of_the_values_matters(parts: list[np
 
 
 @pytest.mark.parametrize("by", [-5, 0, 1, 3, 14, 20])
-def test_widening_is_the_histogram_of_the_wider_range_and_never_narrows(by: int) -> None:
+def test_widening_is_the_histogram_of_the_wider_range_and_never_narrows(by):
     values = np.random.default_rng(1).normal(0, 3, 5000).astype(np.float32)
     narrow = Histogram.of(values)
     before = narrow.counts.copy()
@@ -104,14 +103,14 @@ def test_widening_is_the_histogram_of_the_wider_range_and_never_narrows(by: int)
     np.testing.assert_array_equal(narrow.counts, before)
 
 
-def test_large_tensors_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_are_counted_in_pieces(monkeypatch):
     values = np.random.default_rng(2).normal(0, 1, 10_001).astype(np.float32)
     whole = Histogram.of(values)
     monkeypatch.setattr(module, "_CHUNK", 1000)
     assert same(Histogram.of(values), whole)
 
 
-def test_counts_pass_the_limits_of_float32_and_int32() -> None:
+def test_counts_pass_the_limits_of_float32_and_int32():
     counts = np.zeros(BINS, np.int64)
     counts[5] = 2**40 + 1
     total = Histogram(counts, 0, -0.1, 0.1) + Histogram.of(np.float32([0.1]), 0)
@@ -119,14 +118,14 @@ def test_counts_pass_the_limits_of_float32_and_int32() -> None:
     assert total.widened(3).total == 2**40 + 2
 
 
-def test_strided_arrays_are_counted_whole() -> None:
+def test_strided_arrays_are_counted_whole():
     values = np.random.default_rng(3).normal(0, 1, (2, 3, 40, 40)).astype(np.float32)
     assert same(Histogram.of(values.transpose(0, 2, 3, 1)[:, ::2]), Histogram.of(values[:, :, ::2].copy()))
 
 
 @pytest.mark.parametrize("bins", [1, 100, 2048, BINS])
 @pytest.mark.parametrize("amax", [0.5001, 0.75, 0.9999999])
-def test_rebinning_splits_no_count_and_reaches_just_over_the_largest_value(bins: int, amax: float) -> None:
+def test_rebinning_splits_no_count_and_reaches_just_over_the_largest_value(bins, amax):
     values = np.append(np.random.default_rng(4).uniform(0, amax, 3000), amax).astype(np.float32)
     histogram = Histogram.of(values)
     counts, width = histogram.rebinned(bins)
@@ -144,13 +143,13 @@ def test_rebinning_splits_no_count_and_reaches_just_over_the_largest_value(bins:
 
 
 @pytest.fixture
-def collection() -> Collection:
+def collection():
     rng = np.random.default_rng(5)
     histograms = {name: Histogram.of(rng.normal(0, 1, 500).astype(np.float32)) for name in ("images", "a/b:0", "ü")}
     return Collection(histograms, "key", 3, "sha", "images", ("bad.jpg",))
 
 
-def test_a_collection_survives_its_file(collection: Collection, tmp_path: Path) -> None:
+def test_a_collection_survives_its_file(collection, tmp_path):
     path = tmp_path / "new" / "histograms.npz"
     collection.save(path)
     read = Collection.load(path)
@@ -160,12 +159,12 @@ def test_a_collection_survives_its_file(collection: Collection, tmp_path: Path) 
     assert (read.source, read.skipped) == ("images", ("bad.jpg",))
 
 
-def test_a_collection_of_nothing_survives_its_file(tmp_path: Path) -> None:
+def test_a_collection_of_nothing_survives_its_file(tmp_path):
     Collection({}, "key", 1, "sha", "images").save(tmp_path / "empty.npz")
     assert Collection.load(tmp_path / "empty.npz").histograms == {}
 
 
-def test_a_collection_that_is_cut_or_damaged_is_an_error(collection: Collection, tmp_path: Path) -> None:
+def test_a_collection_that_is_cut_or_damaged_is_an_error(collection, tmp_path):
     data = collection.to_bytes()
     path = tmp_path / "h.npz"
     for length in [0, 1, 4, 100, len(data) // 2, len(data) - 1]:
@@ -186,7 +185,7 @@ def test_a_collection_that_is_cut_or_damaged_is_an_error(collection: Collection,
                 assert all(same(read.histograms[name], value) for name, value in collection.histograms.items())
 
 
-def test_other_files_are_no_collections(tmp_path: Path) -> None:
+def test_other_files_are_no_collections(tmp_path):
     with pytest.raises(CalibrationError, match="does not exist; make it with 'trtdet calibrate'"):
         Collection.load(tmp_path / "absent.npz")
     path = tmp_path / "h.npz"
@@ -236,9 +235,7 @@ def _in_meta(old: bytes, new: bytes) -> Callable[[np.ndarray], np.ndarray]:
         ("counts", lambda a: a[:, :100], "was written by another version of trtdet"),
     ],
 )
-def test_arrays_that_no_collection_has_are_refused(
-    collection: Collection, tmp_path: Path, name: str, change: Any, message: str
-) -> None:
+def test_arrays_that_no_collection_has_are_refused(collection, tmp_path, name, change, message):
     collection.save(tmp_path / "h.npz")
     with np.load(tmp_path / "h.npz") as data:
         arrays = {key: data[key] for key in data.files}

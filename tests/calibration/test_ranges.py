@@ -14,19 +14,19 @@ from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
 
 
 @pytest.fixture
-def collection() -> Collection:
+def collection():
     rng = np.random.default_rng(0)
     histograms = {name: Histogram.of(rng.normal(0, 1, 3000).astype(np.float32)) for name in ("images", "conv/out:0")}
     return Collection(histograms, "key", 5, "sha", "images")
 
 
 @pytest.fixture
-def ranges(collection: Collection) -> Ranges:
+def ranges(collection):
     return Ranges.choose(collection, "minmax")
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_a_rule_is_applied_to_every_activation_and_the_input_keeps_its_range(collection: Collection, rule: str) -> None:
+def test_a_rule_is_applied_to_every_activation_and_the_input_keeps_its_range(collection, rule):
     chosen = Ranges.choose(collection, rule)
     assert list(chosen.tensors) == ["images", "conv/out:0"]
     for name, histogram in collection.histograms.items():
@@ -36,19 +36,19 @@ def test_a_rule_is_applied_to_every_activation_and_the_input_keeps_its_range(col
     assert (chosen.key, chosen.images, chosen.images_sha256) == ("key", 5, "sha")
 
 
-def test_the_percentile_asked_for_is_taken(collection: Collection) -> None:
+def test_the_percentile_asked_for_is_taken(collection):
     chosen = Ranges.choose(collection, "percentile", 90)
     assert chosen.percent == 90
     assert chosen.tensors["conv/out:0"].amax == percentile(collection.histograms["conv/out:0"], 90)
 
 
-def test_an_unknown_rule_lists_the_others(collection: Collection) -> None:
+def test_an_unknown_rule_lists_the_others(collection):
     with pytest.raises(ConfigError, match="no calibration rule 'max'; allowed: minmax, entropy, percentile, mse"):
         Ranges.choose(collection, "max")
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_tensors_of_nothing_but_zeros_get_1_and_are_counted_in_a_warning(rule: str) -> None:
+def test_tensors_of_nothing_but_zeros_get_1_and_are_counted_in_a_warning(rule):
     histograms = {
         "used": Histogram.of(np.ones(3, np.float32)),
         "dead": Histogram.of(np.zeros(3, np.float32)),
@@ -63,7 +63,7 @@ def test_tensors_of_nothing_but_zeros_get_1_and_are_counted_in_a_warning(rule: s
 # Files
 
 
-def test_ranges_survive_their_file(ranges: Ranges, tmp_path: Path) -> None:
+def test_ranges_survive_their_file(ranges, tmp_path):
     path = tmp_path / "new" / "ranges.json"
     for saved in (ranges, replace(ranges, inputs={"conv/out:0": ChannelRange((1.0, 2.5), 1e-4)})):
         saved.save(path)
@@ -88,14 +88,14 @@ def altered(ranges: Ranges, path: Path, **changes: Any) -> Path:
         *((data, "Input should be an object") for data in (b"[]", b"3", b"null")),
     ],
 )
-def test_a_file_that_is_no_json_object_is_one_short_line(tmp_path: Path, data: bytes, problem: str) -> None:
+def test_a_file_that_is_no_json_object_is_one_short_line(tmp_path, data, problem):
     (tmp_path / "r.json").write_bytes(data)
     with pytest.raises(CalibrationError, match=f"r.json' are no ranges: {problem}.*; calibrate again") as caught:
         Ranges.load(tmp_path / "r.json")
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
-def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_errors(tmp_path):
     with pytest.raises(CalibrationError, match="do not exist; make them with 'trtdet calibrate'"):
         Ranges.load(tmp_path / "absent.json")
     with pytest.raises(CalibrationError, match="cannot be read: .*; calibrate again"):
@@ -103,7 +103,7 @@ def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"rule": "drop"}])
-def test_another_schema_is_an_error(ranges: Ranges, tmp_path: Path, more: dict[str, Any]) -> None:
+def test_another_schema_is_an_error(ranges, tmp_path, more):
     with pytest.raises(CalibrationError, match="are of another schema; calibrate again"):
         Ranges.load(altered(ranges, tmp_path / "r.json", schema=2, **more))
 
@@ -122,21 +122,19 @@ def test_another_schema_is_an_error(ranges: Ranges, tmp_path: Path, more: dict[s
         ({"inputs": {"a": {"amax": [1, 0], "noise": 0}}}, "inputs.a.amax.1"),
     ],
 )
-def test_keys_and_values_that_do_not_fit_are_named(
-    ranges: Ranges, tmp_path: Path, changes: dict[str, Any], place: str
-) -> None:
+def test_keys_and_values_that_do_not_fit_are_named(ranges, tmp_path, changes, place):
     with pytest.raises(CalibrationError, match=f"are no ranges: '{place}': .*; calibrate again"):
         Ranges.load(altered(ranges, tmp_path / "r.json", **changes))
 
 
 @pytest.mark.parametrize("amax", [0, -1.0, float("nan"), float("inf"), "1.0", None, [1]])
-def test_an_impossible_range_names_the_tensor(ranges: Ranges, tmp_path: Path, amax: Any) -> None:
+def test_an_impossible_range_names_the_tensor(ranges, tmp_path, amax):
     path = altered(ranges, tmp_path / "r.json", tensors={"conv": {"amax": amax, "low": 0, "high": 1}})
     with pytest.raises(CalibrationError, match=r"'tensors\.conv\.amax': input should be .*, got .*; calibrate again"):
         Ranges.load(path)
 
 
-def test_the_calibration_cache_has_a_heading_and_the_scale_of_each_tensor(ranges: Ranges) -> None:
+def test_the_calibration_cache_has_a_heading_and_the_scale_of_each_tensor(ranges):
     text = ranges.to_calibration_cache(100900)
     assert text.startswith("TRT-100900-EntropyCalibration2\n")
     scales = {name: float(np.float32(entry.amax / 127)) for name, entry in ranges.tensors.items()}

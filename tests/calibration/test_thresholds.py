@@ -59,7 +59,7 @@ def divergences(found: Histogram) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("name", ["relu", "one outlier", "far from zero"])
-def test_entropy_is_the_published_rule(name: str) -> None:
+def test_entropy_is_the_published_rule(name):
     found = histogram(name)
     _, width = found.rebinned(KL_BINS)
     losses = divergences(found)
@@ -71,7 +71,7 @@ def test_entropy_is_the_published_rule(name: str) -> None:
     assert any(math.isclose(amax, value, rel_tol=1e-12) for value in allowed)
 
 
-def test_of_equally_good_candidates_entropy_takes_the_largest() -> None:
+def test_of_equally_good_candidates_entropy_takes_the_largest():
     """Three values that no level joins lose nothing, whatever is kept beyond them: the losses are exactly 0."""
     counts = np.zeros(BINS, np.int64)
     counts[[80, 320, 2400]] = 1
@@ -81,7 +81,7 @@ def test_of_equally_good_candidates_entropy_takes_the_largest() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_mse_is_the_best_of_its_hundred_steps(name: str) -> None:
+def test_mse_is_the_best_of_its_hundred_steps(name):
     found = histogram(name)
     counts, width = found.rebinned(KL_BINS)
     losses = []
@@ -99,7 +99,7 @@ def test_mse_is_the_best_of_its_hundred_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("percent", [50, 90, 99, 99.9, 99.99, 100])
-def test_percentile_is_that_of_numpy_within_a_bin(name: str, percent: float) -> None:
+def test_percentile_is_that_of_numpy_within_a_bin(name, percent):
     found = histogram(name)
     values = np.abs(DISTRIBUTIONS[name].astype(np.float32))
     # NumPy's own product of the count and the fraction rounds up past whole numbers.
@@ -111,19 +111,19 @@ def test_percentile_is_that_of_numpy_within_a_bin(name: str, percent: float) -> 
 
 
 @pytest.mark.parametrize("percent", [0, -1, 100.001, math.nan, math.inf])
-def test_a_percentile_out_of_range_is_an_error(percent: float) -> None:
+def test_a_percentile_out_of_range_is_an_error(percent):
     with pytest.raises(ConfigError, match=r"must be over 0 and up to 100, got .*; the usual value is 99\.99"):
         percentile(histogram("normal"), percent)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_minmax_is_the_largest_magnitude(name: str) -> None:
+def test_minmax_is_the_largest_magnitude(name):
     assert minmax(histogram(name)) == float(np.abs(DISTRIBUTIONS[name].astype(np.float32)).max())
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
 @pytest.mark.parametrize("name", NAMES)
-def test_every_rule_gives_a_range_over_0_up_to_the_largest_and_leaves_the_histogram_alone(rule: str, name: str) -> None:
+def test_every_rule_gives_a_range_over_0_up_to_the_largest_and_leaves_the_histogram_alone(rule, name):
     found = histogram(name)
     before = found.counts.copy()
     with warnings.catch_warnings():
@@ -137,7 +137,7 @@ def test_every_rule_gives_a_range_over_0_up_to_the_largest_and_leaves_the_histog
 
 @pytest.mark.parametrize("rule", sorted(RULES))
 @pytest.mark.parametrize("power", [-20, 5, 40])
-def test_every_rule_scales_with_the_values(rule: str, power: int) -> None:
+def test_every_rule_scales_with_the_values(rule, power):
     values = DISTRIBUTIONS["silu"].astype(np.float32)
     scaled = Histogram.of(values * np.float32(2.0**power))
     assert RULES[rule](scaled) == pytest.approx(RULES[rule](Histogram.of(values)) * 2.0**power, rel=1e-9)

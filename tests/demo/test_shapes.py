@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,7 +13,7 @@ from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import DataError, OutputError
 
 
-def test_render_depends_only_on_seed_split_and_index() -> None:
+def test_render_depends_only_on_seed_split_and_index():
     first = shapes.render(3, "val", 7)
     for again, expected in zip(shapes.render(3, "val", 7), first, strict=True):
         np.testing.assert_array_equal(again, expected)
@@ -22,7 +21,7 @@ def test_render_depends_only_on_seed_split_and_index() -> None:
         assert other[0].shape != first[0].shape or (other[0] != first[0]).any()
 
 
-def test_render_types_ranges_and_classes() -> None:
+def test_render_types_ranges_and_classes():
     seen: set[int] = set()
     areas = []
     for index in range(60):
@@ -41,7 +40,7 @@ def test_render_types_ranges_and_classes() -> None:
 
 
 @pytest.mark.parametrize("name", shapes.CLASSES)
-def test_every_outline_fills_its_box(name: str) -> None:
+def test_every_outline_fills_its_box(name):
     contours, width, height = outline(np.random.default_rng(1), name, 80.0)
     points = np.concatenate(contours)
     assert max(np.ptp(points, axis=0)) == pytest.approx(80.0)
@@ -49,7 +48,7 @@ def test_every_outline_fills_its_box(name: str) -> None:
     assert (points <= (width - 1, height - 1)).all()
 
 
-def test_ring_has_a_hole_and_circle_has_none() -> None:
+def test_ring_has_a_hole_and_circle_has_none():
     filled = {}
     for name in ("ring", "circle"):
         contours, width, height = outline(np.random.default_rng(2), name, 60.0)
@@ -59,7 +58,7 @@ def test_ring_has_a_hole_and_circle_has_none() -> None:
     assert filled == {"ring": 0, "circle": 1}
 
 
-def test_generate_writes_coco(tmp_path: Path) -> None:
+def test_generate_writes_coco(tmp_path):
     split = shapes.generate(tmp_path, "val", 4, seed=9)
     assert split == shapes.ShapesSplit(tmp_path / "val", tmp_path / "annotations" / "instances_val.json")
     document = json.loads(split.annotations.read_text())
@@ -85,7 +84,7 @@ def test_generate_writes_coco(tmp_path: Path) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_a_complete_split_is_not_written_again(tmp_path: Path) -> None:
+def test_a_complete_split_is_not_written_again(tmp_path):
     split = shapes.generate(tmp_path, "val", 2)
     image = split.images / "000002.png"
     os.utime(image, (1, 1))
@@ -99,7 +98,7 @@ def test_a_complete_split_is_not_written_again(tmp_path: Path) -> None:
     assert image.stat().st_mtime > 1, "another seed is another split"
 
 
-def test_a_stopped_run_leaves_no_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_leaves_no_annotations(tmp_path, monkeypatch):
     shapes.generate(tmp_path, "val", 2)
     whole = shapes._render
 
@@ -115,7 +114,7 @@ def test_a_stopped_run_leaves_no_annotations(tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_refusals(tmp_path):
     with pytest.raises(DataError, match="count is 0, allowed is 1 or more"):
         shapes.generate(tmp_path, "val", 0)
     with pytest.raises(DataError, match=r"split is '../val', expected a plain name"):

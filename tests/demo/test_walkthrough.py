@@ -18,7 +18,7 @@ def shown() -> str:
     return found[1]
 
 
-def test_the_table_of_the_demo_is_printed_as_readme_shows_it() -> None:
+def test_the_table_of_the_demo_is_printed_as_readme_shows_it():
     lines = shown().splitlines()
     rows = []
     for line in lines[2 : lines.index("")]:
@@ -32,7 +32,7 @@ def test_the_table_of_the_demo_is_printed_as_readme_shows_it() -> None:
     assert Demo(tuple(rows), folder=Path("demo"), backend=backend, pictures=pictures).table().text() == shown()
 
 
-def test_the_differences_that_readme_shows_are_those_of_its_scores() -> None:
+def test_the_differences_that_readme_shows_are_those_of_its_scores():
     rows = [line.split() for line in shown().splitlines()[3:] if line.startswith("INT8")]
     reference = float(shown().splitlines()[2].split()[1])
     for row in rows:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trtdet import build, load_config
-from trtdet.bundle import BackendPart, Bundle, BundleWriter, ShapePart
+from trtdet.bundle import BackendPart, BundleWriter, ShapePart
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.options import BuildOptions, NmsOptions
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def made(tmp_path_factory):
     """A bundle for onnxruntime that leaves suppression to its reader."""
     options = BuildOptions(precision="fp32", nms=NmsOptions(mode="host"), backend="onnxruntime")
     return build(SHAPES_MODEL, load_config("shapes"), tmp_path_factory.mktemp("made") / "b", options).bundle
 
 
 @pytest.fixture
-def remade(made: Bundle, tmp_path: Path) -> Callable[..., Path]:
+def remade(made, tmp_path):
     """The bundle with an engine and other facts."""
 
     def make(batch: tuple[int, int, int] = (1, 1, 1), files: dict[str, bytes] | None = None, **changes: Any) -> Path:

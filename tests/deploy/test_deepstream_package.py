@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import configparser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from packages import INT8, TABLE, TENSORRT, Remake, pixels, refusal
+from packages import INT8, TABLE, TENSORRT, pixels, refusal
 
 from trtdet import PackageOptions, package
-from trtdet.bundle import Bundle, ModelPart, PluginPart
+from trtdet.bundle import ModelPart, PluginPart
 from trtdet.calibration import cache
 from trtdet.data.images import preprocess
 from trtdet.errors import ConfigError
@@ -38,7 +37,7 @@ def nvinfer(bundle: Path, tmp_path: Path) -> tuple[configparser.ConfigParser, tu
     return parser, done.warnings, done.folder
 
 
-def test_nvinfer_is_told_what_the_manifest_says(made: Bundle, remade: Remake, tmp_path: Path) -> None:
+def test_nvinfer_is_told_what_the_manifest_says(made, remade, tmp_path):
     table = {"calibration.cache": TABLE.encode()}
     parser, warnings, folder = nvinfer(remade((1, 4, 8), table, quantization=INT8), tmp_path)
     keys = parser["property"]
@@ -60,9 +59,7 @@ def test_nvinfer_is_told_what_the_manifest_says(made: Bundle, remade: Remake, tm
     [("letterbox-topleft", "1", "0"), ("letterbox-centre", "1", "1"), ("stretch", "0", "0")],
 )
 @pytest.mark.parametrize("grey", [0, 114])
-def test_how_nvinfer_resizes_and_that_it_pads_with_black(
-    made: Bundle, remade: Remake, tmp_path: Path, resize: str, keep: str, middle: str, grey: int
-) -> None:
+def test_how_nvinfer_resizes_and_that_it_pads_with_black(made, remade, tmp_path, resize, keep, middle, grey):
     parser, warnings, _ = nvinfer(remade(input=pixels(made, resize=resize, pad_value=grey)), tmp_path)
     keys = parser["property"]
     assert (keys["maintain-aspect-ratio"], keys["symmetric-padding"]) == (keep, middle)
@@ -80,9 +77,7 @@ def test_how_nvinfer_resizes_and_that_it_pads_with_black(
         (1 / 255, (0.485, 0.456, 0.406), (0.225, 0.225, 0.225)),
     ],
 )
-def test_nvinfers_formula_gives_trtdets_numbers(
-    made: Bundle, remade: Remake, tmp_path: Path, color: str, scale: float, mean: Any, std: Any
-) -> None:
+def test_nvinfers_formula_gives_trtdets_numbers(made, remade, tmp_path, color, scale, mean, std):
     part = pixels(made, color=color, scale=scale, mean=mean, std=std)
     parser, _, _ = nvinfer(remade(input=part), tmp_path)
     keys = parser["property"]
@@ -97,9 +92,7 @@ def test_nvinfers_formula_gives_trtdets_numbers(
 @pytest.mark.parametrize(
     ("given", "value", "told"), [("nearest", "0", 0), ("linear", "1", 0), ("cubic", "2", 1), ("area", "3", 1)]
 )
-def test_what_nvinfer_scales_with(
-    made: Bundle, remade: Remake, tmp_path: Path, given: str, value: str, told: int
-) -> None:
+def test_what_nvinfer_scales_with(made, remade, tmp_path, given, value, told):
     parser, warnings, _ = nvinfer(remade(input=pixels(made, interpolation=given)), tmp_path)
     assert parser["property"]["scaling-filter"] == value
     assert len([warning for warning in warnings if f"no '{given}' interpolation" in warning]) == told
@@ -112,14 +105,12 @@ def test_what_nvinfer_scales_with(
         ({"mean": (-1.0, 0.0, 0.0)}, "offsets must be at least 0, and input.mean is [-1.0, 0.0, 0.0]"),
     ],
 )
-def test_pre_processing_that_nvinfer_cannot_do_is_refused(
-    made: Bundle, remade: Remake, tmp_path: Path, changes: Any, said: str
-) -> None:
+def test_pre_processing_that_nvinfer_cannot_do_is_refused(made, remade, tmp_path, changes, said):
     bundle = remade(input=pixels(made, **changes))
     assert said in refusal(bundle, tmp_path / "ds", PackageOptions("deepstream"), ConfigError)
 
 
-def test_what_else_nvinfer_cannot_take(made: Bundle, remade: Remake, tmp_path: Path) -> None:
+def test_what_else_nvinfer_cannot_take(made, remade, tmp_path):
     half = made.manifest.input.model_copy(update={"dtype": "float16"})
     text = refusal(remade(input=half), tmp_path / "ds", PackageOptions("deepstream"))
     assert "input is float16, and nvinfer gives float32" in text
@@ -128,7 +119,7 @@ def test_what_else_nvinfer_cannot_take(made: Bundle, remade: Remake, tmp_path: P
     assert r"class name 'two\nlines' cannot be a line" in text
 
 
-def test_where_tensorrt_has_no_calibrators_there_is_no_table(remade: Remake, tmp_path: Path) -> None:
+def test_where_tensorrt_has_no_calibrators_there_is_no_table(remade, tmp_path):
     newer = TENSORRT.model_copy(update={"version": "11.1.0"})
     table = {"calibration.cache": TABLE.encode()}
     parser, warnings, folder = nvinfer(remade(files=table, backend=newer, quantization=INT8), tmp_path)
@@ -137,7 +128,7 @@ def test_where_tensorrt_has_no_calibrators_there_is_no_table(remade: Remake, tmp
     assert any("no calibration table" in warning for warning in warnings)
 
 
-def test_a_table_of_another_algorithm_is_told_where_it_matters(remade: Remake, tmp_path: Path) -> None:
+def test_a_table_of_another_algorithm_is_told_where_it_matters(remade, tmp_path):
     def told(mode: str, algorithm: str) -> bool:
         table = {"calibration.cache": cache.write({"images": 0.1}, 8600).replace(cache.OURS, algorithm).encode()}
         part = INT8.model_copy(update={"mode": mode})
@@ -149,7 +140,7 @@ def test_a_table_of_another_algorithm_is_told_where_it_matters(remade: Remake, t
     assert not told("explicit", "MinMaxCalibration")
 
 
-def test_nvinfer_names_the_engine_that_it_builds_itself(made: Bundle, tmp_path: Path) -> None:
+def test_nvinfer_names_the_engine_that_it_builds_itself(made, tmp_path):
     parser, warnings, folder = nvinfer(made.path, tmp_path)
     assert parser["property"]["model-engine-file"] == "model.onnx_b1_gpu0_fp32.engine"
     assert parser["property"]["network-mode"] == "0"
@@ -157,7 +148,7 @@ def test_nvinfer_names_the_engine_that_it_builds_itself(made: Bundle, tmp_path: 
     assert any("nvinfer builds one" in warning for warning in warnings)
 
 
-def test_libraries_and_host_code_are_told_to_who_runs_nvinfer(remade: Remake, tmp_path: Path) -> None:
+def test_libraries_and_host_code_are_told_to_who_runs_nvinfer(remade, tmp_path):
     plugin = PluginPart(file="libown.so", sha256="0" * 64)
     bundle = remade(backend=TENSORRT.model_copy(update={"plugins": (plugin,)}), files={"libown.so": b"library"})
     _, warnings, folder = nvinfer(bundle, tmp_path)

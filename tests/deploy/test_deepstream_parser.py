@@ -41,7 +41,7 @@ def succeed(*command: object) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _tools() -> None:
+def _tools():
     for tool in ("cmake", "g++"):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool} to build the parser, which is not on PATH")
@@ -149,7 +149,7 @@ def hold(parsed: Parsed, found: Detections) -> int:
         ({"score_threshold": 1.0}, 6),
     ],
 )
-def test_it_suppresses_as_trtdet_does(made: Bundle, tmp_path: Path, nms: dict[str, Any], release: int) -> None:
+def test_it_suppresses_as_trtdet_does(made, tmp_path, nms, release):
     parser = packaged(made, tmp_path, release, **nms)
     manifest = Bundle(tmp_path / "bundle").manifest.nms
     config = manifest.thresholds
@@ -163,11 +163,11 @@ def test_it_suppresses_as_trtdet_does(made: Bundle, tmp_path: Path, nms: dict[st
 
 
 @pytest.fixture(scope="module")
-def parser(made: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Parser:
+def parser(made, tmp_path_factory):
     return packaged(made, tmp_path_factory.mktemp("parser"))
 
 
-def test_a_bundles_own_outputs_on_pictures(made: Bundle, parser: Parser, tmp_path: Path) -> None:
+def test_a_bundles_own_outputs_on_pictures(made, parser, tmp_path):
     manifest = made.manifest
     config = manifest.nms.thresholds
     runner, total = OnnxRunner(made.model.read_bytes()), 0
@@ -179,7 +179,7 @@ def test_a_bundles_own_outputs_on_pictures(made: Bundle, parser: Parser, tmp_pat
 
 
 @pytest.mark.parametrize("candidates", ["all-classes", "best-class"])
-def test_a_score_must_exceed_the_threshold(made: Bundle, tmp_path: Path, candidates: str) -> None:
+def test_a_score_must_exceed_the_threshold(made, tmp_path, candidates):
     parser = packaged(made, tmp_path, candidates=candidates)
     threshold = np.float32(made.manifest.nms.score_threshold)
     boxes = np.array([[10, 10, 20, 20], [50, 50, 70, 70]], np.float32)
@@ -201,13 +201,13 @@ def suppressed(seed: int, count: int, room: int = 30) -> dict[str, NDArray[Any]]
 
 
 @pytest.mark.parametrize("count", [0, 1, 17, 30])
-def test_what_the_network_suppressed_is_only_read(parser: Parser, count: int) -> None:
+def test_what_the_network_suppressed_is_only_read(parser, count):
     layers = suppressed(count, count)
     found = Detections(layers["num_dets"][None], *(layers[name][None] for name in ("boxes", "scores", "classes")))
     hold(parser(dict(reversed(layers.items())), 5), found)
 
 
-def test_what_tensorrts_plugin_counts_without_having_found_it_is_left_out(parser: Parser) -> None:
+def test_what_tensorrts_plugin_counts_without_having_found_it_is_left_out(parser):
     layers = suppressed(3, 20)
     whole = parser(layers, 5)
     layers["scores"][12:20] = -32768.0
@@ -242,7 +242,7 @@ OUTPUTS = suppressed(5, 10)
         (raw((9, 5), (9, 5)), "boxes (9, 5)"),
     ],
 )
-def test_what_is_not_trtdets_is_refused_in_one_line(parser: Parser, change: Any, said: str) -> None:
+def test_what_is_not_trtdets_is_refused_in_one_line(parser, change, said):
     parsed = parser({name: value for name, value in {**OUTPUTS, **change}.items() if value is not None}, 5)
     assert not parsed.ok
     assert parsed.said.startswith("NvDsInferParseTrtdet: ")
@@ -250,7 +250,7 @@ def test_what_is_not_trtdets_is_refused_in_one_line(parser: Parser, change: Any,
     assert parsed.said.count("\n") == 1
 
 
-def test_without_the_sdk_the_build_says_what_to_give(tmp_path: Path) -> None:
+def test_without_the_sdk_the_build_says_what_to_give(tmp_path):
     done = run("cmake", "-S", SOURCE, "-B", tmp_path / "alone", f"-DDEEPSTREAM_DIR={tmp_path}")
     assert done.returncode != 0
     assert "no nvdsinfer_custom_impl.h: give -DDEEPSTREAM_DIR=" in done.stderr.decode()
@@ -261,7 +261,7 @@ def test_without_the_sdk_the_build_says_what_to_give(tmp_path: Path) -> None:
     assert "DeepStream parser skipped: no DeepStream headers" in said
 
 
-def test_in_a_checkout_it_is_built_with_trtdets_defaults(tmp_path: Path) -> None:
+def test_in_a_checkout_it_is_built_with_trtdets_defaults(tmp_path):
     text = (SOURCE / "nvdsinfer_trtdet_config.h").read_text()
     default = NmsConfig()
     for key in ("score_threshold", "iou_threshold"):

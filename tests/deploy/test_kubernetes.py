@@ -35,15 +35,15 @@ def documents(path: Path) -> dict[str, Document]:
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda path: path.stem)
-def example(request: pytest.FixtureRequest) -> tuple[str, dict[str, Document]]:
+def example(request):
     return request.param.stem, documents(request.param)
 
 
-def test_every_example_is_here() -> None:
+def test_every_example_is_here():
     assert {path.stem for path in EXAMPLES} == set(PORTS)
 
 
-def test_the_published_schemas_take_every_part(example: tuple[str, dict[str, Document]]) -> None:
+def test_the_published_schemas_take_every_part(example):
     validator = pytest.importorskip("kubernetes_validate", reason="schemas of Kubernetes: pip install 'trtdet[dev]'")
     _, parts = example
     assert set(parts) >= {"Deployment", "Service", "HorizontalPodAutoscaler", "PersistentVolumeClaim"}
@@ -54,7 +54,7 @@ def test_the_published_schemas_take_every_part(example: tuple[str, dict[str, Doc
         validator.validate(broken, validator.latest_version(), strict=True)
 
 
-def test_the_parts_belong_together(example: tuple[str, dict[str, Document]]) -> None:
+def test_the_parts_belong_together(example):
     name, parts = example
     deployment, service, scaler = (parts[kind] for kind in ("Deployment", "Service", "HorizontalPodAutoscaler"))
     template = deployment["spec"]["template"]
@@ -78,7 +78,7 @@ def test_the_parts_belong_together(example: tuple[str, dict[str, Document]]) -> 
     assert int(scraped["prometheus.io/port"]) in ports.values()
 
 
-def test_models_are_read_from_a_claimed_volume(example: tuple[str, dict[str, Document]]) -> None:
+def test_models_are_read_from_a_claimed_volume(example):
     _, parts = example
     pod = parts["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -95,7 +95,7 @@ def test_models_are_read_from_a_claimed_volume(example: tuple[str, dict[str, Doc
     )
 
 
-def test_a_pod_that_goes_finishes_first(example: tuple[str, dict[str, Document]]) -> None:
+def test_a_pod_that_goes_finishes_first(example):
     _, parts = example
     pod = parts["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -107,7 +107,7 @@ def test_a_pod_that_goes_finishes_first(example: tuple[str, dict[str, Document]]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_no_registry_is_named(path: Path) -> None:
+def test_no_registry_is_named(path):
     images = re.findall(r"image: *(\S+)", path.read_text())
     assert images
     assert all(re.fullmatch(r"\$\{[A-Z_]+\}", image) for image in images)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def one_to_one() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module", params=[(head, nms) for head in HEADS for nms in ("host", "native")], ids="-".join)
-def bundle(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(request, tmp_path_factory):
     head, nms = request.param
     folder = tmp_path_factory.mktemp("nms-free")
     (folder / "c.yaml").write_text(CONFIG.replace("NAME", head).replace("HEAD", HEADS[head]))
@@ -94,7 +93,7 @@ def pixels(seed: int) -> Any:
 
 
 @pytest.mark.slow
-def test_deepstreams_parser_gives_the_best_and_suppresses_none(bundle: Bundle, tmp_path: Path) -> None:
+def test_deepstreams_parser_gives_the_best_and_suppresses_none(bundle, tmp_path):
     for tool in ("cmake", "g++"):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool} to build the parser, which is not on PATH")
@@ -107,7 +106,7 @@ def test_deepstreams_parser_gives_the_best_and_suppresses_none(bundle: Bundle, t
     assert total > 20
 
 
-def test_tritons_steps_give_the_best_and_suppress_none(bundle: Bundle, tmp_path: Path) -> None:
+def test_tritons_steps_give_the_best_and_suppress_none(bundle, tmp_path):
     repository = package(bundle.path, tmp_path / "models", PackageOptions("triton")).folder
     runner, total = OnnxRunner(bundle.model.read_bytes()), 0
     ensemble = Ensemble(repository, bundle.manifest.model.name, runner)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
-from packages import Remake, refusal, repository, shape
+from packages import refusal, repository, shape
 from standin.triton.server import read_config
 
 from trtdet import PackageOptions, TritonOptions, package
-from trtdet.bundle import MANIFEST, BackendPart, Bundle, MasksPart
+from trtdet.bundle import MANIFEST, BackendPart, MasksPart
 from trtdet.cli import main
 from trtdet.deploy import MARKER
 from trtdet.errors import BundleError, ConfigError, OutputError
@@ -21,7 +19,7 @@ from trtdet.errors import BundleError, ConfigError, OutputError
 
 
 @pytest.mark.parametrize(("format", "whose"), [("triton", "Triton has no backend"), ("deepstream", "nvinfer has no")])
-def test_an_engine_of_tensorrt_rtx_is_refused(remade: Remake, tmp_path: Path, format: Any, whose: str) -> None:
+def test_an_engine_of_tensorrt_rtx_is_refused(remade, tmp_path, format, whose):
     bundle = remade(backend=BackendPart(name="tensorrt-rtx", version="1.7.1", sms=(86,)))
     text = refusal(bundle, tmp_path / "models", PackageOptions(format))
     assert f"engine of TensorRT-RTX, for which {whose}" in text
@@ -29,32 +27,32 @@ def test_an_engine_of_tensorrt_rtx_is_refused(remade: Remake, tmp_path: Path, fo
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", ".hidden", "Straße", "a/b"])
-def test_a_name_that_is_no_folder_is_refused(remade: Remake, tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_no_folder_is_refused(remade, tmp_path, name):
     text = refusal(remade(), tmp_path / "models", PackageOptions("triton", name=name), ConfigError)
     assert f"'{name}' cannot be the name" in text
     assert "--name" in text
 
 
-def test_options_of_triton_are_refused_elsewhere(remade: Remake, tmp_path: Path) -> None:
+def test_options_of_triton_are_refused_elsewhere(remade, tmp_path):
     options = PackageOptions("deepstream", triton=TritonOptions())
     assert "are Triton's" in refusal(remade(), tmp_path / "ds", options, ConfigError)
 
 
 @pytest.mark.parametrize("given", [{"queue_delay_us": -1}, {"cpu_instances": 0}])
-def test_numbers_that_cannot_be_are_refused(given: Any) -> None:
+def test_numbers_that_cannot_be_are_refused(given):
     with pytest.raises(ConfigError, match="the delay must be at least 0, and the processes at least 1"):
         TritonOptions(**given)
 
 
 @pytest.mark.parametrize("format", ["triton", "deepstream"])
-def test_masks_that_a_package_leaves_out_are_said(remade: Remake, tmp_path: Path, format: Any) -> None:
+def test_masks_that_a_package_leaves_out_are_said(remade, tmp_path, format):
     bundle = remade(masks=MasksPart(output="masks", size=28, threshold=0.5))
     done = package(bundle, tmp_path / "models", PackageOptions(format))
     assert any(warning.startswith("masks are left out: ") for warning in done.warnings)
     assert "masks are left out: " in (done.folder / "README.md").read_text()
 
 
-def test_an_altered_bundle_is_refused_and_what_stood_there_stays(remade: Remake, tmp_path: Path) -> None:
+def test_an_altered_bundle_is_refused_and_what_stood_there_stays(remade, tmp_path):
     bundle = remade()
     folder = repository(bundle, tmp_path)
     before = (folder / MARKER).read_bytes()
@@ -65,7 +63,7 @@ def test_an_altered_bundle_is_refused_and_what_stood_there_stays(remade: Remake,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "models"]
 
 
-def test_another_package_is_replaced_and_anything_else_is_not(remade: Remake, tmp_path: Path) -> None:
+def test_another_package_is_replaced_and_anything_else_is_not(remade, tmp_path):
     bundle = remade()
     folder = repository(bundle, tmp_path)
     package(bundle, folder, PackageOptions("deepstream"))
@@ -80,7 +78,7 @@ def test_another_package_is_replaced_and_anything_else_is_not(remade: Remake, tm
     assert (bundle / MANIFEST).is_file()
 
 
-def test_operators_that_only_a_plugin_has_need_an_engine(made: Bundle, remade: Remake, tmp_path: Path) -> None:
+def test_operators_that_only_a_plugin_has_need_an_engine(made, remade, tmp_path):
     model = onnx.load(str(made.model))
     next(node for node in model.graph.node if node.op_type == "Mul").domain = "trt.plugins"
     files = {"model.engine": b"", "fp32.onnx": model.SerializeToString()}
@@ -90,7 +88,7 @@ def test_operators_that_only_a_plugin_has_need_an_engine(made: Bundle, remade: R
     )
 
 
-def test_a_type_that_triton_does_not_serve_is_refused(made: Bundle, remade: Remake, tmp_path: Path) -> None:
+def test_a_type_that_triton_does_not_serve_is_refused(made, remade, tmp_path):
     odd = tuple(part.model_copy(update={"dtype": "float64"}) for part in made.manifest.outputs)
     assert "type float64 cannot be served" in refusal(remade(outputs=odd), tmp_path / "m", PackageOptions("triton"))
 
@@ -98,7 +96,7 @@ def test_a_type_that_triton_does_not_serve_is_refused(made: Bundle, remade: Rema
 # the command
 
 
-def test_the_command_says_what_it_wrote(remade: Remake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_it_wrote(remade, tmp_path, capsys):
     bundle, folder = remade(), tmp_path / "models"
     arguments = ["package", str(bundle), "-o", str(folder), "--format", "triton", "--name", "street", "--json"]
     assert main([*arguments, "--input", "pixels", "--queue-delay", "100", "--cpu-instances", "1"]) == 0

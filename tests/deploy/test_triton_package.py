@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from packages import INT8, TENSORRT, Remake, configs, nms, repository, shape
+from packages import INT8, TENSORRT, configs, nms, repository, shape
 from tritonclient.grpc import model_config_pb2
 
 from trtdet import PackageOptions, package
-from trtdet.bundle import Bundle, ModelPart, PluginPart
+from trtdet.bundle import ModelPart, PluginPart
 from trtdet.deploy import MARKER
 
 
 @pytest.mark.parametrize("kind", ["encoded", "pixels"])
 @pytest.mark.parametrize("batch", [(1, 1, 1), (4, 4, 4), (1, 4, 8), (2, 3, 4)])
-def test_the_steps_of_the_ensemble_fit_together(remade: Remake, tmp_path: Path, batch: Any, kind: Any) -> None:
+def test_the_steps_of_the_ensemble_fit_together(remade, tmp_path, batch, kind):
     found = configs(repository(remade(batch), tmp_path, input=kind))
     assert set(found) == {"shapes", "shapes_preprocess", "shapes_engine", "shapes_postprocess"}
     assert all(config.name == name for name, config in found.items())
@@ -43,7 +42,7 @@ def test_the_steps_of_the_ensemble_fit_together(remade: Remake, tmp_path: Path, 
     assert forms(ensemble.input) == {"image": image}
 
 
-def test_a_batch_that_starts_at_one_is_filled_by_tritons_batcher(remade: Remake, tmp_path: Path) -> None:
+def test_a_batch_that_starts_at_one_is_filled_by_tritons_batcher(remade, tmp_path):
     found = configs(repository(remade((1, 4, 8)), tmp_path, queue_delay_us=200, cpu_instances=3))
     engine = found["shapes_engine"]
     assert (engine.platform, engine.backend, engine.max_batch_size) == ("tensorrt_plan", "tensorrt", 8)
@@ -69,7 +68,7 @@ def test_a_batch_that_starts_at_one_is_filled_by_tritons_batcher(remade: Remake,
     ("batch", "rows", "said"),
     [((1, 1, 1), 1, "1 image "), ((4, 4, 4), 4, "4 images "), ((2, 3, 4), -1, "2 to 4 images ")],
 )
-def test_any_other_batch_is_served_whole(remade: Remake, tmp_path: Path, batch: Any, rows: int, said: str) -> None:
+def test_any_other_batch_is_served_whole(remade, tmp_path, batch, rows, said):
     done = package(remade(batch), tmp_path / "models", PackageOptions("triton"))
     found = configs(done.folder)
     engine = found["shapes_engine"]
@@ -84,14 +83,12 @@ def test_any_other_batch_is_served_whole(remade: Remake, tmp_path: Path, batch: 
 
 
 @pytest.mark.parametrize(("mode", "graphs"), [("host", True), ("efficient", True), ("native", False), ("onnx", False)])
-def test_cuda_graphs_where_they_can_be_captured(
-    made: Bundle, remade: Remake, tmp_path: Path, mode: str, graphs: bool
-) -> None:
+def test_cuda_graphs_where_they_can_be_captured(made, remade, tmp_path, mode, graphs):
     engine = configs(repository(remade((1, 2, 2), nms=nms(made, mode=mode)), tmp_path))["shapes_engine"]
     assert engine.optimization.cuda.graphs is graphs
 
 
-def test_the_devices_of_an_engine(remade: Remake, tmp_path: Path) -> None:
+def test_the_devices_of_an_engine(remade, tmp_path):
     engine = configs(repository(remade(), tmp_path))["shapes_engine"]
     assert dict(engine.cc_model_filenames) == {"8.6": "model.plan", "8.9": "model.plan"}
     assert engine.default_model_filename == "model.plan"
@@ -101,7 +98,7 @@ def test_the_devices_of_an_engine(remade: Remake, tmp_path: Path) -> None:
     assert "8.0 and later" in (tmp_path / "models" / "README.md").read_text()
 
 
-def test_a_plugin_library_lies_beside_the_engine_and_is_loaded(remade: Remake, tmp_path: Path) -> None:
+def test_a_plugin_library_lies_beside_the_engine_and_is_loaded(remade, tmp_path):
     plugin = PluginPart(file="libown.so", sha256="0" * 64)
     bundle = remade(backend=TENSORRT.model_copy(update={"plugins": (plugin,)}), files={"libown.so": b"library"})
     folder = repository(bundle, tmp_path)
@@ -111,7 +108,7 @@ def test_a_plugin_library_lies_beside_the_engine_and_is_loaded(remade: Remake, t
     assert "version-compatible" not in text
 
 
-def test_host_code_in_an_engine_is_allowed(remade: Remake, tmp_path: Path) -> None:
+def test_host_code_in_an_engine_is_allowed(remade, tmp_path):
     plugin = PluginPart(file="libown.so", sha256="0" * 64, embedded=True)
     bundle = remade(backend=TENSORRT.model_copy(update={"plugins": (plugin,)}), files={"libown.so": b"library"})
     folder = repository(bundle, tmp_path)
@@ -123,14 +120,14 @@ def test_host_code_in_an_engine_is_allowed(remade: Remake, tmp_path: Path) -> No
     assert "TensorRT 10.9.0 or a later one" in text
 
 
-def test_class_names_come_back_whatever_they_are(made: Bundle, remade: Remake, tmp_path: Path) -> None:
+def test_class_names_come_back_whatever_they_are(made, remade, tmp_path):
     names = ('say "cheese"', "back\\slash", "Straße", "自転車", "tab\there", "e", "f", "g", "h", "i")
     model = ModelPart(**{**made.manifest.model.model_dump(), "classes": names})
     ensemble = configs(repository(remade(model=model), tmp_path))["shapes"]
     assert tuple(json.loads(ensemble.parameters["classes"].string_value)) == names
 
 
-def test_labels_one_a_line_and_every_file_by_its_hash(made: Bundle, remade: Remake, tmp_path: Path) -> None:
+def test_labels_one_a_line_and_every_file_by_its_hash(made, remade, tmp_path):
     done = package(remade(), tmp_path / "models", PackageOptions("triton"))
     assert (done.folder / "shapes" / "labels.txt").read_text().splitlines() == list(made.manifest.model.classes)
     facts = json.loads((done.folder / MARKER).read_text())
@@ -141,7 +138,7 @@ def test_labels_one_a_line_and_every_file_by_its_hash(made: Bundle, remade: Rema
     assert {path.name for path in done.folder.iterdir() if path.is_dir()} == set(configs(done.folder))
 
 
-def test_a_bundle_without_engine_is_run_by_onnxruntime(made: Bundle, remade: Remake, tmp_path: Path) -> None:
+def test_a_bundle_without_engine_is_run_by_onnxruntime(made, remade, tmp_path):
     done = package(made.path, tmp_path / "models", PackageOptions("triton", name="cpu"))
     engine = configs(done.folder)["cpu_engine"]
     assert (engine.platform, engine.backend) == ("onnxruntime_onnx", "onnxruntime")
@@ -155,7 +152,7 @@ def test_a_bundle_without_engine_is_run_by_onnxruntime(made: Bundle, remade: Rem
     assert configs(repository(quantised, tmp_path))["shapes_engine"].optimization.graph.level == -1
 
 
-def test_low_thresholds_are_told(made: Bundle, remade: Remake, tmp_path: Path) -> None:
+def test_low_thresholds_are_told(made, remade, tmp_path):
     def told(threshold: float) -> list[str]:
         bundle = remade((1, 2, 2), nms=nms(made, score_threshold=threshold))
         warnings = package(bundle, tmp_path / "models", PackageOptions("triton")).warnings

@@ -69,7 +69,7 @@ def both(outputs: dict[str, np.ndarray], config: Config, batch: int | str = 2) -
     return boxes, scores
 
 
-def test_the_head_that_the_page_describes_is_that_of_the_shapes(tmp_path: Path) -> None:
+def test_the_head_that_the_page_describes_is_that_of_the_shapes(tmp_path):
     (block,) = (text for text in BLOCKS if text.startswith("# my-head.yaml\n"))
     (tmp_path / "my-head.yaml").write_text(block, encoding="utf-8")
     mine, shipped = load_config(tmp_path / "my-head.yaml"), load_config("shapes")
@@ -81,7 +81,7 @@ def test_the_head_that_the_page_describes_is_that_of_the_shapes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("batch", [2, "N"])
-def test_maps_become_boxes_and_scores(batch: int | str) -> None:
+def test_maps_become_boxes_and_scores(batch):
     """A map of channels with a point in each cell, as FastestDet's."""
     raw = noise(2, 8, 4, 6)
     config = make(
@@ -103,7 +103,7 @@ def test_maps_become_boxes_and_scores(batch: int | str) -> None:
     np.testing.assert_allclose(scores[1, row * 6 + column], weights**0.4 / (1 + np.exp(-cell[0])) ** 0.6, rtol=1e-4)
 
 
-def test_the_distributions_that_the_page_describes_are_those_of_the_decode_rule() -> None:
+def test_the_distributions_that_the_page_describes_are_those_of_the_decode_rule():
     (block,) = (text for text in BLOCKS if "sum(" in text)
     shipped = load_config("nanodet")
     size = shipped.input.model_copy(update={"size": (64, 96)})
@@ -158,7 +158,7 @@ def _points(offset: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_notation_is_that_of_numpy(case: str) -> None:
+def test_the_notation_is_that_of_numpy(case):
     text, function = CASES[case]
     a, b = noise(2, 5, 8), noise(2, 3, 20, seed=1)
     expected = np.asarray(function(a, b), np.float32)
@@ -168,7 +168,7 @@ def test_the_notation_is_that_of_numpy(case: str) -> None:
     np.testing.assert_allclose(found, expected[..., :3] * 2, rtol=1e-5, atol=1e-5)
 
 
-def test_tensors_inside_the_model_can_be_named() -> None:
+def test_tensors_inside_the_model_can_be_named():
     raw = noise(2, 5, 7)
     config = make({"boxes": "output0[..., :4]", "scores": "inner[..., 4:]"}, outputs=["inner"], scores="logits")
     inside = model({"inner": raw}, 2)
@@ -207,7 +207,7 @@ def test_tensors_inside_the_model_can_be_named() -> None:
         ("a[..., [9]]", "do not fit key 'head.compute.boxes': Gather of"),
     ],
 )
-def test_what_an_expression_may_not_hold(text: str, said: str) -> None:
+def test_what_an_expression_may_not_hold(text, said):
     outputs = {"a": noise(2, 5, 7)}
     config = make({"boxes": text, "scores": "a[..., 4:]"})
     with pytest.raises(TrtdetError, match=said) as caught:
@@ -229,7 +229,7 @@ def test_what_an_expression_may_not_hold(text: str, said: str) -> None:
         ({"decode": "yolov8", "compute": {"boxes": "a", "scores": "a"}}, "belongs to head.decode boxes, not yolov8"),
     ],
 )
-def test_keys_that_are_refused_when_they_are_read(head: dict[str, Any], said: str, tmp_path: Any) -> None:
+def test_keys_that_are_refused_when_they_are_read(head, said, tmp_path):
     import json
 
     file = tmp_path / "c.yaml"
@@ -239,6 +239,6 @@ def test_keys_that_are_refused_when_they_are_read(head: dict[str, Any], said: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_deep_expression_is_an_error_of_one_line() -> None:
+def test_a_deep_expression_is_an_error_of_one_line():
     with pytest.raises((TrtdetError, ValueError), match="is nested too deeply|is no expression"):
         decode({"a": noise(1, 5, 7)}, make({"boxes": "-" * 1900 + "a", "scores": "a"}))

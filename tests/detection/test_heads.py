@@ -32,7 +32,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scores", ["probabilities", "logits"])
-def test_yolox(scores: str) -> None:
+def test_yolox(scores):
     config = make("yolox", scores=scores)
     raw = noise(2, 8 * 12 + 4 * 6 + 2 * 3, 8)
     boxes, found = decode({"output": raw}, config)
@@ -45,7 +45,7 @@ def test_yolox(scores: str) -> None:
         np.testing.assert_allclose(found[1, index], rest[0] * rest[1:], rtol=1e-5)
 
 
-def test_yolov5_and_yolov8() -> None:
+def test_yolov5_and_yolov8():
     row = np.array([50, 40, 20, 10, 0.5, 0.2, 0.4, 0.6], np.float32)
     boxes, scores = decode([row.reshape(1, 1, 8)], make("yolov5"))
     np.testing.assert_allclose(boxes[0, 0], [40, 35, 60, 45])
@@ -60,7 +60,7 @@ def test_yolov5_and_yolov8() -> None:
     ("order", "row"), [("xyxy", [40, 35, 60, 45]), ("yxyx", [35, 40, 45, 60]), ("cxcywh", [50, 40, 20, 10])]
 )
 @pytest.mark.parametrize("first", ["boxes", "scores"])
-def test_decoded_boxes_in_every_order_of_coordinates(order: str, row: list[int], first: str) -> None:
+def test_decoded_boxes_in_every_order_of_coordinates(order, row, first):
     raw = {"boxes": np.array([[row]], np.float32), "scores": np.array([[[0.1, 0.2, 0.3]]], np.float32)}
     boxes, scores = decode({name: raw[name] for name in sorted(raw, key=first.__ne__)}, make("boxes", boxes=order))
     np.testing.assert_array_equal(boxes, [[[40, 35, 60, 45]]])
@@ -68,7 +68,7 @@ def test_decoded_boxes_in_every_order_of_coordinates(order: str, row: list[int],
 
 
 @pytest.mark.parametrize("order", ["xyxy", "cxcywh"])
-def test_relative_boxes_are_shares_of_the_input(order: str) -> None:
+def test_relative_boxes_are_shares_of_the_input(order):
     row = [0.25, 0.25, 0.75, 0.5] if order == "xyxy" else [0.5, 0.375, 0.5, 0.25]
     raw = [np.array([[row]], np.float32), np.array([[[0.1, 0.2, 0.3]]], np.float32)]
     boxes, _ = decode(raw, make("boxes", boxes=order, units="relative"))  # 64 high, 96 wide
@@ -76,7 +76,7 @@ def test_relative_boxes_are_shares_of_the_input(order: str) -> None:
 
 
 @pytest.mark.parametrize("background", ["first", "last"])
-def test_a_background_class_is_left_out_after_the_softmax(background: str) -> None:
+def test_a_background_class_is_left_out_after_the_softmax(background):
     logits = noise(2, 5, 4)
     raw = [noise(2, 5, 4, seed=1), logits]
     scores = decode(raw, make("boxes", scores="softmax", background=background))[1]
@@ -89,7 +89,7 @@ def test_a_background_class_is_left_out_after_the_softmax(background: str) -> No
         decode([noise(2, 5, 4), noise(2, 6, 4)[:, :5]], make("boxes", classes=3))
 
 
-def test_the_columns_of_the_classes_are_chosen_after_the_softmax() -> None:
+def test_the_columns_of_the_classes_are_chosen_after_the_softmax():
     logits = noise(2, 5, 7)
     raw = [noise(2, 5, 4, seed=1), logits]
     scores = decode(raw, make("boxes", scores="softmax", columns=[5, 1, 2]))[1]
@@ -100,7 +100,7 @@ def test_the_columns_of_the_classes_are_chosen_after_the_softmax() -> None:
         decode(raw, make("boxes", columns=[7, 1, 2]))
 
 
-def test_columns_that_cannot_be_those_of_the_classes() -> None:
+def test_columns_that_cannot_be_those_of_the_classes():
     with pytest.raises(ValueError, match=r"head.columns names 2 columns, 'classes' lists 3"):
         make("boxes", columns=[1, 2])
     with pytest.raises(ValueError, match="head.columns has a column twice"):
@@ -111,7 +111,7 @@ def test_columns_that_cannot_be_those_of_the_classes() -> None:
         make("yolov8", columns=[1, 2, 3])
 
 
-def test_rows_of_detections() -> None:
+def test_rows_of_detections():
     rows = np.array([[[40, 35, 60, 45, 0.9, 2], [1, 2, 3, 4, 0.5, 0], [1, 2, 3, 4, 0.4, -1]]], np.float32)
     boxes, scores = decode([rows], make("detections"))
     np.testing.assert_array_equal(boxes, rows[..., :4])
@@ -131,7 +131,7 @@ def test_rows_of_detections() -> None:
         ("detections", {"scores": "logits"}, "head.decode detections takes probabilities"),
     ],
 )
-def test_keys_that_do_not_go_together(rule: str, head: dict[str, str], said: str) -> None:
+def test_keys_that_do_not_go_together(rule, head, said):
     with pytest.raises(ValueError, match=said):
         make(rule, **head)
 
@@ -144,7 +144,7 @@ def dfl_maps(config: Config, seed: int = 3) -> tuple[list[np.ndarray], list[np.n
 
 
 @pytest.mark.parametrize("offset", [0.5, 0.0])
-def test_dfl_single_and_pairs_in_any_order(offset: float) -> None:
+def test_dfl_single_and_pairs_in_any_order(offset):
     config = make("dfl", strides=[8, 16, 64], bins=4, cell_offset=offset)  # 64 does not divide 96: the grid is 1 x 2
     scores, sides = dfl_maps(config)
     joined = np.concatenate([np.concatenate(pair, axis=2) for pair in zip(scores, sides, strict=True)], axis=1)
@@ -166,14 +166,14 @@ def test_dfl_single_and_pairs_in_any_order(offset: float) -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_dfl_with_as_many_classes_as_sides_goes_by_order(interleaved: bool) -> None:
+def test_dfl_with_as_many_classes_as_sides_goes_by_order(interleaved):
     config = make("dfl", classes=16, strides=[8, 16], bins=4)
     scores, sides = dfl_maps(config)
     order = [scores[0], sides[0], scores[1], sides[1]] if interleaved else scores + sides
     np.testing.assert_array_equal(decode(order, config)[1], np.concatenate(scores, axis=1))
 
 
-def test_outputs_are_chosen_by_name() -> None:
+def test_outputs_are_chosen_by_name():
     raw = noise(1, 5, 8)
     outputs = {"other": noise(1, 7, 9), "wanted": raw}
     config = make("yolov5", outputs=["wanted"])
@@ -191,13 +191,13 @@ def test_outputs_are_chosen_by_name() -> None:
         decode({}, make("yolov5"))
 
 
-def test_half_precision_outputs_are_taken() -> None:
+def test_half_precision_outputs_are_taken():
     boxes, scores = decode([noise(1, 5, 8).astype(np.float16)], make("yolov5"))
     assert boxes.dtype == scores.dtype == np.float32
 
 
 @pytest.mark.filterwarnings("error")
-def test_overflow_is_quiet() -> None:
+def test_overflow_is_quiet():
     raw = np.full((1, 126, 8), 500, np.float32)
     decode([raw], make("yolox"))
     decode([-raw], make("yolox", scores="logits"))
@@ -238,12 +238,12 @@ def test_overflow_is_quiet() -> None:
         ("dfl", (1, 126, 8), r"is head.decode 'yolox' or 'yolov5'\?"),
     ],
 )
-def test_wrong_shapes_name_the_likely_key(rule: str, shape: tuple[int, ...], match: str) -> None:
+def test_wrong_shapes_name_the_likely_key(rule, shape, match):
     with pytest.raises(ModelError, match=match):
         decode({"out": np.zeros(shape, np.float32)}, make(rule))
 
 
-def test_dfl_pairs_that_do_not_fit() -> None:
+def test_dfl_pairs_that_do_not_fit():
     config = make("dfl", strides=[8, 16], bins=4)
     scores, sides = dfl_maps(config)
     pair = r"takes one output or a class map and a distance map for each of head.strides \[8, 16\], got 3 outputs: '#0'"

@@ -13,7 +13,7 @@ from trtdet.detection.suppression import Detections
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "torchvision_masks.json"
 
 
-def test_masks_are_pasted_as_torchvision_pastes_them() -> None:
+def test_masks_are_pasted_as_torchvision_pastes_them():
     stored = json.loads(FIXTURE.read_text())
     masks = np.array(stored["masks"], np.float32).reshape(-1, 28, 28) / np.float32(255)
     filled = 0
@@ -28,7 +28,7 @@ def test_masks_are_pasted_as_torchvision_pastes_them() -> None:
     assert filled > 30
 
 
-def test_a_higher_threshold_leaves_less() -> None:
+def test_a_higher_threshold_leaves_less():
     rising = np.tile(np.linspace(0, 1, 28, dtype=np.float32), (28, 1))
     box = np.array([10, 10, 66, 66], np.float32)
     counts = [paste(rising, box, 80, 80, threshold).sum() for threshold in (0.1, 0.5, 0.9)]
@@ -38,11 +38,11 @@ def test_a_higher_threshold_leaves_less() -> None:
 
 
 @pytest.mark.parametrize("box", [(200, 200, 220, 220), (-50, -50, -20, -20), (np.nan, 0, 10, 10), (0, 0, np.inf, 10)])
-def test_a_box_beyond_the_picture_pastes_nothing(box: tuple[float, ...]) -> None:
+def test_a_box_beyond_the_picture_pastes_nothing(box):
     assert not paste(np.ones((28, 28), np.float32), np.array(box, np.float32), 100, 100).any()
 
 
-def test_run_lengths_are_those_of_coco() -> None:
+def test_run_lengths_are_those_of_coco():
     coco = pytest.importorskip("pycocotools.mask")
     masks = np.random.default_rng(1).random((20, 31, 17)) > np.linspace(0, 1, 20)[:, None, None]
     for mask in masks:
@@ -52,7 +52,7 @@ def test_run_lengths_are_those_of_coco() -> None:
         np.testing.assert_array_equal(from_run_lengths(encoded), mask)
 
 
-def test_detections_may_have_masks() -> None:
+def test_detections_may_have_masks():
     count = np.array([[2]], np.int32)
     arrays = (np.zeros((1, 5, 4), np.float32), np.zeros((1, 5), np.float32), np.zeros((1, 5), np.int32))
     assert Detections(count, *arrays).image_masks(0) is None

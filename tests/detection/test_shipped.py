@@ -35,12 +35,12 @@ OUTPUTS: dict[str, Shapes] = {
 WITHOUT_NMS = {"yolov10", "yolo26", "rtdetr", "dfine", "rfdetr"}
 
 
-def test_every_shipped_configuration_is_tested_here() -> None:
+def test_every_shipped_configuration_is_tested_here():
     assert OUTPUTS.keys() == shipped("configs").keys()
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_it_reads_the_outputs_of_its_family(name: str) -> None:
+def test_it_reads_the_outputs_of_its_family(name):
     config = load_config(name)
     rng = np.random.default_rng(0)
     outputs = {f"o{at}": rng.uniform(0, 1, shape).astype(np.float32) for at, shape in enumerate(OUTPUTS[name])}
@@ -54,14 +54,14 @@ def test_it_reads_the_outputs_of_its_family(name: str) -> None:
     assert non_max_suppression(boxes, scores, few, logits=config.suppresses_logits).num_dets[0, 0] > 0
 
 
-def test_the_columns_of_rfdetr_are_the_category_ids_of_coco() -> None:
+def test_the_columns_of_rfdetr_are_the_category_ids_of_coco():
     columns = load_config("rfdetr").head.columns
     assert columns is not None
     assert set(range(91)) - set(columns) == {0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
     assert list(columns) == sorted(columns)
 
 
-def test_a_distance_of_rtmdet_is_from_the_corner_of_its_cell() -> None:
+def test_a_distance_of_rtmdet_is_from_the_corner_of_its_cell():
     config = load_config("rtmdet")
     outputs = [np.zeros(shape, np.float32) for shape in OUTPUTS["rtmdet"]]
     outputs[0][0, 7, 3, 5] = 9.0

@@ -67,9 +67,7 @@ def plain_iou(a: np.ndarray, b: np.ndarray) -> np.float32:
         }
     ),
 )
-def test_against_plain_greedy(
-    seed: int, count: int, classes: int, spread: int, levels: int, nan: bool, options: dict[str, Any]
-) -> None:
+def test_against_plain_greedy(seed, count, classes, spread, levels, nan, options):
     # Few whole coordinates and few score levels make ties, duplicates and empty boxes common.
     rng = np.random.default_rng(seed)
     corner = rng.integers(0, spread, (count, 2))
@@ -87,7 +85,7 @@ def test_against_plain_greedy(
     np.testing.assert_array_equal(got_boxes, boxes[[n for n, _ in expected]].reshape(-1, 4))
 
 
-def test_result_is_padded_with_zeros_and_each_image_is_its_own() -> None:
+def test_result_is_padded_with_zeros_and_each_image_is_its_own():
     boxes = np.array([[[0, 0, 10, 10], [50, 50, 60, 60]], [[0, 0, 10, 10], [0, 0, 10, 10]]], np.float32)
     scores = np.array([[[0.5], [0.9]], [[0.4], [0.8]]], np.float32)
     found = non_max_suppression(boxes, scores, NmsConfig(max_detections=5))
@@ -103,14 +101,14 @@ def test_result_is_padded_with_zeros_and_each_image_is_its_own() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 3), (4, 1)])
 @pytest.mark.parametrize("candidates", ["all-classes", "best-class"])
-def test_no_boxes_and_none_over_the_threshold(shape: tuple[int, int], candidates: str) -> None:
+def test_no_boxes_and_none_over_the_threshold(shape, candidates):
     config = NmsConfig.model_validate({"candidates": candidates, "score_threshold": 0.5})
     scores = np.full((2, *shape), 0.5, np.float32)  # at the threshold is not over it
     found = non_max_suppression(np.zeros((2, shape[0], 4)), scores, config)
     assert found.num_dets.tolist() == [[0], [0]] and found.boxes.shape == (2, 300, 4)
 
 
-def test_with_an_iou_threshold_of_one_nothing_is_suppressed() -> None:
+def test_with_an_iou_threshold_of_one_nothing_is_suppressed():
     rng = np.random.default_rng(3)
     boxes = np.repeat(rng.uniform(0, 1e3, (1, 1, 4)).astype(np.float32), 5, axis=1)
     boxes[0, 3:] = boxes[0, :1] * np.float32(1 + 1e-7)  # overlaps that round to 1
@@ -120,7 +118,7 @@ def test_with_an_iou_threshold_of_one_nothing_is_suppressed() -> None:
     assert found.num_dets.tolist() == [[4]]
 
 
-def test_best_class_ties_go_to_the_lowest_index_and_nan_never_passes() -> None:
+def test_best_class_ties_go_to_the_lowest_index_and_nan_never_passes():
     boxes = np.array([[[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9]]], np.float32)
     scores = np.array([[[0.2, 0.7, 0.7], [np.nan, 0.3, 0.4], [np.nan, np.nan, np.nan]]], np.float32)
     _, found, classes = non_max_suppression(boxes, scores, NmsConfig(candidates="best-class")).image(0)
@@ -129,7 +127,7 @@ def test_best_class_ties_go_to_the_lowest_index_and_nan_never_passes() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_boxes_that_are_not_finite_suppress_nothing_and_stay_quiet() -> None:
+def test_boxes_that_are_not_finite_suppress_nothing_and_stay_quiet():
     inf = np.inf
     boxes = np.array([[[-inf, -inf, inf, inf]] * 2 + [[np.nan] * 4, [0, 0, 5, 5], [9, 9, 1, 1]]], np.float32)
     found = non_max_suppression(boxes, np.full((1, 5, 1), 0.5, np.float32), NmsConfig())
@@ -137,13 +135,13 @@ def test_boxes_that_are_not_finite_suppress_nothing_and_stay_quiet() -> None:
 
 
 @pytest.mark.parametrize("shapes", [((1, 5, 4), (1, 6, 2)), ((5, 4), (5, 2)), ((1, 5, 5), (1, 5, 2))])
-def test_shapes_that_do_not_fit(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_shapes_that_do_not_fit(shapes):
     with pytest.raises(ModelError, match=r"expected \(B, N, 4\) and \(B, N, C\)"):
         non_max_suppression(np.zeros(shapes[0]), np.zeros(shapes[1]), NmsConfig())
 
 
 @pytest.mark.parametrize(("spread", "most"), [(60, 1), (250, 1), (2000, 0.25)])
-def test_three_thousand_candidates_take_bounded_work(monkeypatch: pytest.MonkeyPatch, spread: int, most: float) -> None:
+def test_three_thousand_candidates_take_bounded_work(monkeypatch, spread, most):
     """Pairs whose overlap is computed: those of kept with others and those within a block, not nine million."""
     rng = np.random.default_rng(0)
     corner = rng.uniform(0, spread, (1, 3000, 2))
@@ -190,7 +188,7 @@ def score(data: Path, name: str, count: int) -> dict[str, CocoResult]:
     ("name", "all_classes", "best_class"),
     [("yolox", 0.31297, 0.31063), ("yolov5", 0.33252, 0.32295), ("dfl", 0.39280, 0.37977)],
 )
-def test_fp32_map_of_24_images(shared_data: Path, name: str, all_classes: float, best_class: float) -> None:
+def test_fp32_map_of_24_images(shared_data, name, all_classes, best_class):
     results = score(shared_data, name, 24)
     assert results["all-classes"].map == pytest.approx(all_classes, abs=1e-3)
     assert results["best-class"].map == pytest.approx(best_class, abs=1e-3)

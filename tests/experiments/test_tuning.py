@@ -15,7 +15,6 @@ import onnx
 import pytest
 from killing import finish_after_kills
 from models import CONVOLUTIONS, own_labels
-from once import Once
 
 from trtdet import Detector, build, evaluate, load_config, tune, variant_options
 from trtdet.building import plan as plan_step
@@ -37,7 +36,7 @@ CONFIG = load_config("shapes")
 
 
 @pytest.fixture(scope="module")
-def options(once: Once) -> TuneOptions:
+def options(once):
     """Six images calibrate, and eight that the detector labelled itself report."""
     calibration = once("tune-calibration", lambda path: shapes.generate(path, "calibration", 6)) / "calibration"
     made = once("tune-val", lambda path: shapes.generate(path, "val", 8))
@@ -50,12 +49,12 @@ def options(once: Once) -> TuneOptions:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("tuned")
 
 
 @pytest.fixture(scope="module")
-def front(small_model: Path, options: TuneOptions, folder: Path) -> Experiment:
+def front(small_model, options, folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
         return tune(small_model, CONFIG, folder, options)
@@ -76,7 +75,7 @@ def titled(front: Experiment, title: str) -> Variant:
 # the points
 
 
-def test_the_plans_that_have_a_title_and_some_between_are_points(front: Experiment) -> None:
+def test_the_plans_that_have_a_title_and_some_between_are_points(front):
     assert [point.number for point in front.variants] == list(range(1, len(front.variants) + 1))
     every = titled(front, "all FP16")
     assert len(every.kept) == every.counts["fp16"] == CONVOLUTIONS
@@ -93,7 +92,7 @@ def test_the_plans_that_have_a_title_and_some_between_are_points(front: Experime
         assert sum(point.counts.values()) == CONVOLUTIONS
 
 
-def test_what_a_point_costs_and_what_is_predicted_of_it(front: Experiment) -> None:
+def test_what_a_point_costs_and_what_is_predicted_of_it(front):
     costs = [front.cost(point) for point in front.variants]
     assert costs == sorted(costs)
     assert front.unit == "million multiply-adds, FP16 twice"
@@ -106,7 +105,7 @@ def test_what_a_point_costs_and_what_is_predicted_of_it(front: Experiment) -> No
     assert [error for _, error in chosen] == sorted((error for _, error in chosen), reverse=True)
 
 
-def test_a_point_that_another_beats_in_both_says_so(front: Experiment) -> None:
+def test_a_point_that_another_beats_in_both_says_so(front):
     def point(cost: float, difference: float) -> Variant:
         measured = {"map": 0.5, "reference": 0.5, "difference": difference, "low": difference, "high": 0.0}
         return Variant("", ("optimiser",), (), {}, 0, 0.0, **measured, error=-difference, estimated=cost)
@@ -126,7 +125,7 @@ def test_a_point_that_another_beats_in_both_says_so(front: Experiment) -> None:
     assert [one.difference for one in best] == sorted(one.difference for one in best)
 
 
-def test_the_files_hold_what_was_given(front: Experiment, folder: Path) -> None:
+def test_the_files_hold_what_was_given(front, folder):
     found = json.loads((folder / "experiment.json").read_text())
     assert found == json.loads(json.dumps(front.as_dict()))
     assert (found["schema"], found["accuracy"], found["reported"]) == (1, "map", 8)
@@ -138,7 +137,7 @@ def test_the_files_hold_what_was_given(front: Experiment, folder: Path) -> None:
     assert "dominated by" in str(front.table()) or all(point.dominated_by is None for point in front.variants)
 
 
-def test_bytes_of_weights_are_those_of_the_plan(front: Experiment, small_model: Path, folder: Path) -> None:
+def test_bytes_of_weights_are_those_of_the_plan(front, small_model, folder):
     """Of the written model: one byte an INT8 weight, two an FP16 weight."""
     model = onnx.load(small_model)
     counts = {node.name: node.input[1] for node in model.graph.node if node.op_type == "Conv"}
@@ -153,9 +152,7 @@ def test_bytes_of_weights_are_those_of_the_plan(front: Experiment, small_model: 
 # images
 
 
-def test_images_that_choose_and_images_that_report_are_disjoint(
-    small_model: Path, options: TuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_choose_and_images_that_report_are_disjoint(small_model, options, tmp_path, monkeypatch):
     """Also where the same picture has two names."""
     calibration = options.build.calibration.images
     assert calibration is not None and options.build.plan.val_images is not None
@@ -190,9 +187,7 @@ def test_images_that_choose_and_images_that_report_are_disjoint(
     assert "agreement with FP32" in str(found.table())
 
 
-def test_without_other_images_those_that_do_not_calibrate_report(
-    small_model: Path, options: TuneOptions, tmp_path: Path
-) -> None:
+def test_without_other_images_those_that_do_not_calibrate_report(small_model, options, tmp_path):
     few = changed(options.build, calibration=changed(options.build.calibration, num_images=4), effort="none")
     asked = replace(options, build=changed(few, val_images=None, annotations=None), points=2)
     found, _ = again(small_model, tmp_path / "t", asked)
@@ -207,8 +202,8 @@ def test_without_other_images_those_that_do_not_calibrate_report(
 
 
 def test_a_finished_tune_measures_nothing_again_and_more_points_only_the_new(
-    front: Experiment, small_model: Path, options: TuneOptions, folder: Path, tmp_path: Path
-) -> None:
+    front, small_model, options, folder, tmp_path
+):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     same, stages = again(small_model, copy, options)
@@ -233,9 +228,7 @@ def test_a_finished_tune_measures_nothing_again_and_more_points_only_the_new(
     ]
 
 
-def test_what_is_damaged_is_made_again(
-    front: Experiment, small_model: Path, options: TuneOptions, folder: Path, tmp_path: Path
-) -> None:
+def test_what_is_damaged_is_made_again(front, small_model, options, folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     (copy / "corrected.npz").write_bytes(b"cut")
@@ -250,9 +243,7 @@ def test_what_is_damaged_is_made_again(
     assert found == replace(front, folder=copy)
 
 
-def test_another_model_or_other_images_are_refused_before_anything_is_written(
-    front: Experiment, small_model: Path, options: TuneOptions, folder: Path
-) -> None:
+def test_another_model_or_other_images_are_refused_before_anything_is_written(front, small_model, options, folder):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     fewer = changed(options.build, calibration=changed(options.build.calibration, num_images=5))
     with pytest.raises(ConfigError, match="results of another model, other images or other options"):
@@ -270,24 +261,20 @@ def test_another_model_or_other_images_are_refused_before_anything_is_written(
         ({"images": None}, "a tune needs calibration images"),
     ],
 )
-def test_wrong_options_are_refused(
-    changes: dict[str, Any], message: str, small_model: Path, options: TuneOptions, tmp_path: Path
-) -> None:
+def test_wrong_options_are_refused(changes, message, small_model, options, tmp_path):
     with pytest.raises(ConfigError, match=message):
         tune(small_model, CONFIG, tmp_path / "t", changed(options, **changes))
     assert not (tmp_path / "t").exists()
 
 
-def test_a_tune_of_a_float_build_is_refused(small_model: Path, options: TuneOptions, tmp_path: Path) -> None:
+def test_a_tune_of_a_float_build_is_refused(small_model, options, tmp_path):
     with pytest.raises(ConfigError, match="a tune is about INT8"):
         tune(small_model, CONFIG, tmp_path / "t", replace(options, build=replace(options.build, precision="fp16")))
     assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on_to_the_same_front(
-    front: Experiment, small_model: Path, options: TuneOptions, tmp_path: Path
-) -> None:
+def test_killed_at_any_moment_it_goes_on_to_the_same_front(front, small_model, options, tmp_path):
     assert options.build.calibration.images is not None
     command = [sys.executable, "-m", "trtdet", "tune", str(small_model), "--config", "shapes"]
     command += ["-o", str(tmp_path / "t")]
@@ -304,7 +291,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_front(
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_workers")
-def test_ray_gives_the_same_front(front: Experiment, small_model: Path, options: TuneOptions, tmp_path: Path) -> None:
+def test_ray_gives_the_same_front(front, small_model, options, tmp_path):
     found, _ = again(small_model, tmp_path / "t", changed(options, ray="local"))
     assert found == replace(front, folder=tmp_path / "t")
 
@@ -312,9 +299,7 @@ def test_ray_gives_the_same_front(front: Experiment, small_model: Path, options:
 # building a point
 
 
-def test_a_point_is_built_with_what_it_was_measured_with(
-    front: Experiment, small_model: Path, options: TuneOptions, folder: Path, tmp_path: Path
-) -> None:
+def test_a_point_is_built_with_what_it_was_measured_with(front, small_model, options, folder, tmp_path):
     point = next(point for point in front.variants if point.titles == ("optimiser",))
     asked = changed(variant_options(folder, point.number, CONFIG)[0], guard="off")
     stages: list[str] = []
@@ -336,9 +321,7 @@ def test_a_point_is_built_with_what_it_was_measured_with(
     assert evaluate(Detector.open(tmp_path / "b"), dataset).result.map == pytest.approx(row["map"], abs=1e-9)
 
 
-def test_a_point_of_another_model_or_configuration_is_refused(
-    front: Experiment, small_model: Path, folder: Path, options: TuneOptions, tmp_path: Path
-) -> None:
+def test_a_point_of_another_model_or_configuration_is_refused(front, small_model, folder, options, tmp_path):
     asked, _ = variant_options(folder, 1, CONFIG)
     other = tmp_path / "other.onnx"
     model = onnx.load(small_model)
@@ -362,9 +345,7 @@ def test_a_point_of_another_model_or_configuration_is_refused(
 # what a report tells of the folder
 
 
-def test_a_report_has_the_histograms_and_what_gives_the_tune_again(
-    front: Experiment, folder: Path, options: TuneOptions, tmp_path: Path
-) -> None:
+def test_a_report_has_the_histograms_and_what_gives_the_tune_again(front, folder, options, tmp_path):
     found = report([folder])
     titles = [section.title for section in found.sections]
     assert titles == ["Accuracy-speed trade-offs", "Sensitivity by layer", "Histograms and thresholds", "Reproduce"]

@@ -30,7 +30,7 @@ CONFIG = load_config("shapes")
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> SweepOptions:
+def options(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shapes")
     images = shapes.generate(folder, "calibration", 4).images
     split = shapes.generate(folder, "val", 4)
@@ -57,11 +57,11 @@ def keys(variant: Variant) -> tuple[str, str, str, str]:
 
 
 @pytest.fixture(scope="module")
-def done(options: SweepOptions, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def done(options, tmp_path_factory):
     return sweep(SHAPES_MODEL, CONFIG, tmp_path_factory.mktemp("done"), options)
 
 
-def test_every_variant_has_a_row(done: Any) -> None:
+def test_every_variant_has_a_row(done):
     assert len(done.variants) == 2 + 2 * 3 * 2
     assert [variant.number for variant in done.variants] == list(range(1, 15))
     assert [variant.axes["precision"] for variant in done.variants[:3]] == ["FP32", "FP32", "INT8"]
@@ -82,7 +82,7 @@ def test_every_variant_has_a_row(done: Any) -> None:
     assert any(variant.dominated_by for variant in done.variants)
 
 
-def test_the_files_hold_what_was_given(done: Any) -> None:
+def test_the_files_hold_what_was_given(done):
     assert json.loads((done.folder / "experiment.json").read_text()) == json.loads(json.dumps(done.as_dict()))
     assert Experiment.load(done.folder / "experiment.json") == done
     table = (done.folder / "experiment.md").read_text()
@@ -91,7 +91,7 @@ def test_the_files_hold_what_was_given(done: Any) -> None:
     assert "| INT8 | keep | minmax | bias | depthwise | --int8-all | 0.001 / 0.5 / 300 |" in table
 
 
-def test_a_variant_is_built_by_its_number(done: Any, tmp_path: Path) -> None:
+def test_a_variant_is_built_by_its_number(done, tmp_path):
     """With its thresholds and the convolutions that it kept; the float model as it is."""
     variant = next(each for each in done.variants if keys(each) == ("minmax", "bias", "2", "0.001 / 0.5 / 300"))
     asked, config = variant_options(done.folder, variant.number, CONFIG)
@@ -106,7 +106,7 @@ def test_a_variant_is_built_by_its_number(done: Any, tmp_path: Path) -> None:
         variant_options(done.folder, 15, CONFIG)
 
 
-def test_more_values_on_an_axis_do_only_what_is_new(done: Any, options: SweepOptions, tmp_path: Path) -> None:
+def test_more_values_on_an_axis_do_only_what_is_new(done, options, tmp_path):
     folder = Path(shutil.copytree(done.folder, tmp_path / "copy"))
     stages: list[str] = []
     again = sweep(SHAPES_MODEL, CONFIG, folder, options, lambda stage, *_: stages.append(stage))
@@ -143,7 +143,7 @@ def test_more_values_on_an_axis_do_only_what_is_new(done: Any, options: SweepOpt
     assert "--effort none --keep-fp16 0 1 --int8-all" in second
 
 
-def test_a_damaged_row_is_made_again(done: Any, options: SweepOptions, tmp_path: Path) -> None:
+def test_a_damaged_row_is_made_again(done, options, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(done.folder, folder)
     lines = (folder / "rows.jsonl").read_text().splitlines()
@@ -164,7 +164,7 @@ def test_a_damaged_row_is_made_again(done: Any, options: SweepOptions, tmp_path:
     )
 
 
-def test_another_model_or_other_images_are_refused(done: Any, options: SweepOptions) -> None:
+def test_another_model_or_other_images_are_refused(done, options):
     before = (done.folder / "rows.jsonl").read_bytes()
     fewer = changed(options, calibration=changed(options.calibration, num_images=3))
     with pytest.raises(ConfigError, match="another model, other images or other options"):
@@ -175,7 +175,7 @@ def test_another_model_or_other_images_are_refused(done: Any, options: SweepOpti
 
 
 @pytest.fixture(scope="module")
-def few(options: SweepOptions) -> SweepOptions:
+def few(options):
     """Fewer variants, for what takes them one more time."""
     return replace(options, efforts=("none",), keeps=(0, 2))
 
@@ -188,7 +188,7 @@ def of_few(done: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on_to_the_same_rows(few: SweepOptions, done: Any, tmp_path: Path) -> None:
+def test_killed_at_any_moment_it_goes_on_to_the_same_rows(few, done, tmp_path):
     command = [sys.executable, "-m", "trtdet", "sweep", str(SHAPES_MODEL), "--config", "shapes", "-o", str(tmp_path)]
     command += ["--images", str(few.calibration.images), "--backend", "onnxruntime"]
     command += ["--val-images", str(few.plan.val_images), "--annotations", str(few.plan.annotations)]
@@ -214,7 +214,7 @@ def workers_at(function: str) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_workers")
-def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, done: Any, tmp_path: Path) -> None:
+def test_ray_gives_the_same_rows_though_a_worker_is_killed(few, done, tmp_path):
     killed: list[int] = []
     over = threading.Event()
 
@@ -239,7 +239,7 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(few: SweepOptions, do
 
 
 @pytest.mark.slow
-def test_corrections_that_need_no_rule_are_worked_out_once(options: SweepOptions, tmp_path: Path) -> None:
+def test_corrections_that_need_no_rule_are_worked_out_once(options, tmp_path):
     pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
     rules = ("minmax", "percentile", "entropy")
     grid = replace(options, rules=rules, efforts=("range,bias",), keeps=(0,), iou_thresholds=())
@@ -257,7 +257,7 @@ def test_corrections_that_need_no_rule_are_worked_out_once(options: SweepOptions
     assert not first.same_as
 
 
-def test_variants_with_one_network_are_scored_once(options: SweepOptions, tmp_path: Path) -> None:
+def test_variants_with_one_network_are_scored_once(options, tmp_path):
     """A percentile of 100 is the largest magnitude."""
     rules = ("minmax", "percentile:100")
     grid = replace(options, rules=rules, efforts=("none",), keeps=(0,), iou_thresholds=())

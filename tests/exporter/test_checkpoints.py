@@ -7,7 +7,6 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def run(*_: Any) -> None:
 
 
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def package(monkeypatch):
     """A package ``somenet``, of which ``Layer`` and ``run`` seem to be parts."""
     module = types.ModuleType("somenet")
     vars(module).update(Layer=Layer, run=run)
@@ -67,7 +66,7 @@ def _saved(path: Path, content: Any) -> Path:
     return path
 
 
-def test_a_network_is_read_as_records(package: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_is_read_as_records(package, tmp_path, monkeypatch):
     layer = Layer().half()
     path = _saved(tmp_path / "c.pt", {"model": torch.nn.Sequential(layer, torch.nn.ReLU()), "path": Path("/x")})
     monkeypatch.delitem(sys.modules, "somenet")
@@ -91,7 +90,7 @@ def test_a_network_is_read_as_records(package: Any, tmp_path: Path, monkeypatch:
     assert RAN == []
 
 
-def test_what_trainers_store_beside_is_read_as_records(package: Any, tmp_path: Path) -> None:
+def test_what_trainers_store_beside_is_read_as_records(package, tmp_path):
     content = {
         "opt": argparse.Namespace(imgsz=320),
         "save": Path("runs"),
@@ -106,7 +105,7 @@ def test_what_trainers_store_beside_is_read_as_records(package: Any, tmp_path: P
     assert RAN == []
 
 
-def test_a_function_of_a_known_package_is_not_called(package: Any, tmp_path: Path) -> None:
+def test_a_function_of_a_known_package_is_not_called(package, tmp_path):
     path = _saved(tmp_path / "c.pt", {"model": Hostile(run, 1)})
     assert isinstance(read(path, ("somenet",), "x:")["model"], Record)
     assert RAN == []
@@ -121,9 +120,7 @@ def test_a_function_of_a_known_package_is_not_called(package: Any, tmp_path: Pat
         (os.system, "touch ran", "posix.system"),
     ],
 )
-def test_hostile_checkpoints_are_refused_and_not_run(
-    package: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, argument: Any, named: str
-) -> None:
+def test_hostile_checkpoints_are_refused_and_not_run(package, tmp_path, monkeypatch, call, argument, named):
     monkeypatch.chdir(tmp_path)
     hostile = Hostile(call, argument)
     path = _saved(tmp_path / "c.pt", {"model": torch.nn.Sequential(Layer()), "extra": [hostile]})
@@ -141,13 +138,13 @@ def test_hostile_checkpoints_are_refused_and_not_run(
     assert not Path("ran").exists() and RAN == []
 
 
-def test_a_class_of_another_package_is_refused(package: Any, tmp_path: Path) -> None:
+def test_a_class_of_another_package_is_refused(package, tmp_path):
     path = _saved(tmp_path / "c.pt", {"model": Layer()})
     with pytest.raises(ModelError, match=r"names somenet.Layer, which no network of ultralytics is made of; nothing"):
         read(path, ("ultralytics",), "x:")
 
 
-def test_a_network_inside_itself_ends(package: Any, tmp_path: Path) -> None:
+def test_a_network_inside_itself_ends(package, tmp_path):
     layer = Layer()
     for index in range(3):
         layer._modules[f"own{index}"] = layer
@@ -156,7 +153,7 @@ def test_a_network_inside_itself_ends(package: Any, tmp_path: Path) -> None:
         network.state()
 
 
-def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+def test_files_that_are_no_checkpoints(tmp_path):
     with pytest.raises(ModelError, match=r"absent.pt' does not exist; check the path given with x:"):
         read(tmp_path / "absent.pt", (), "x:")
     for name, content in {"text.pt": b"not a checkpoint", "empty.pt": b""}.items():

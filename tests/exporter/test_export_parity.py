@@ -39,13 +39,13 @@ def _changed(array: Any, place: tuple[int, ...], value: float) -> Any:
     return result
 
 
-def test_equal_detections_match() -> None:
+def test_equal_detections_match():
     check = _compare(_changed(BOXES, (0, 2, 3), 0.1), _changed(SCORES, (0, 0, 0), 5e-4))
     assert (check.images, check.torch, check.onnx, check.matched, check.ties) == (1, 2, 2, 2, 0)
     assert check.max_score == pytest.approx(5e-4, rel=1e-3) and check.max_box == pytest.approx(0.1, rel=1e-3)
 
 
-def test_a_score_of_a_mixed_output_is_held_to_its_own_tolerance() -> None:
+def test_a_score_of_a_mixed_output_is_held_to_its_own_tolerance():
     with pytest.raises(ModelError, match=r"export of 'm': a score differs from torch by 0.02, allowed is 0.001"):
         _compare(BOXES, _changed(SCORES, (0, 0, 0), 0.02))
     with pytest.raises(ModelError, match=r"a corner of a box differs from torch by 0.5, allowed is 0.16"):
@@ -55,7 +55,7 @@ def test_a_score_of_a_mixed_output_is_held_to_its_own_tolerance() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.8, 0.9])
-def test_a_detection_at_the_score_threshold_is_a_tie(threshold: float) -> None:
+def test_a_detection_at_the_score_threshold_is_a_tie(threshold):
     place = (0, 0, 0) if threshold == 0.9 else (0, 2, 1)
     lower, upper = _changed(SCORES, place, -2e-7), _changed(SCORES, place, 2e-7)
     for first, second in ((lower, upper), (upper, lower)):
@@ -63,7 +63,7 @@ def test_a_detection_at_the_score_threshold_is_a_tie(threshold: float) -> None:
         assert check.ties == 1 and check.matched == min(check.torch, check.onnx)
 
 
-def test_a_detection_of_one_side_without_a_threshold_near_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detection_of_one_side_without_a_threshold_near_is_an_error(monkeypatch):
     """Suppression itself goes wrong on one side: equal scores and boxes give other detections."""
     whole, calls = parity.non_max_suppression, iter(range(9))
 
@@ -76,7 +76,7 @@ def test_a_detection_of_one_side_without_a_threshold_near_is_an_error(monkeypatc
         _compare(BOXES, SCORES)
 
 
-def test_rivals_that_change_places_are_ties() -> None:
+def test_rivals_that_change_places_are_ties():
     """Two boxes that hide each other, of one score but for rounding: each side keeps another."""
     first, second = SCORES.copy(), SCORES.copy()
     first[0, :2, 0] = 0.9, np.nextafter(np.float32(0.9), np.float32(0))
@@ -86,7 +86,7 @@ def test_rivals_that_change_places_are_ties() -> None:
     assert (check.torch, check.onnx, check.matched, check.ties) == (2, 2, 1, 2)
 
 
-def test_room_that_is_full_is_a_tie() -> None:
+def test_room_that_is_full_is_a_tie():
     scores = SCORES.copy()
     scores[0, :, 0] = 0.9, 0.0, 0.0, np.nextafter(np.float32(0.8), np.float32(0))
     other = scores.copy()
@@ -95,7 +95,7 @@ def test_room_that_is_full_is_a_tie() -> None:
     assert (check.matched, check.ties) == (1, 2)
 
 
-def test_outputs_of_another_shape_are_an_error() -> None:
+def test_outputs_of_another_shape_are_an_error():
     with pytest.raises(ConfigError, match="decode rule 'boxes' takes boxes"):
         _compare(BOXES[..., :3], SCORES[:, :2])
     one = {"x": np.zeros((1, 3), np.float32)}
@@ -114,7 +114,7 @@ def _compare_selection(*pairs: Any, nms: NmsConfig | None = SELECTION, corner: f
     return compare_selection("m, proposals", pairs, nms, score=1e-3, corner=corner)
 
 
-def test_a_choice_of_the_same_candidates_is_the_same_but_for_ties() -> None:
+def test_a_choice_of_the_same_candidates_is_the_same_but_for_ties():
     same = _compare_selection((_chosen(0, 1), _chosen(0, 1)))
     assert (same.torch, same.onnx, same.matched, same.ties) == (2, 2, 2, 0)
     with pytest.raises(ModelError, match=r"export of 'm, proposals': torch alone finds class 0 with score 0.8000"):
@@ -126,6 +126,6 @@ def test_a_choice_of_the_same_candidates_is_the_same_but_for_ties() -> None:
         _compare_selection((_chosen(0, 1), _chosen(2, 1)))
 
 
-def test_detections_of_one_side_alone_are_counted() -> None:
+def test_detections_of_one_side_alone_are_counted():
     count = _compare_selection((_chosen(0, 1), _chosen(1, 2)), (_chosen(0), _chosen(0)), nms=None, corner=0.2)
     assert (count.images, count.torch, count.onnx, count.matched, count.ties) == (2, 3, 3, 2, 2)

@@ -45,19 +45,19 @@ def _dims(value: Any) -> list[Any]:
     return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
 
 
-def test_importing_does_not_import_torch() -> None:
+def test_importing_does_not_import_torch():
     code = "import sys, trtdet.exporter; sys.exit('torch' in sys.modules or 'onnx' in sys.modules)"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 
-def test_missing_torch_is_an_error_with_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_an_error_with_its_pip_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModelError, match=re.escape("install it with: pip install 'trtdet[export]'")):
         export("shapes", tmp_path / "m.onnx")
 
 
-def test_shapes_exports_its_shipped_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_shapes_exports_its_shipped_weights(tmp_path, capfd):
     path = tmp_path / "folder" / "m.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -83,7 +83,7 @@ def test_shapes_exports_its_shipped_weights(tmp_path: Path, capfd: pytest.Captur
     np.testing.assert_allclose(_run(path, images=images)[0], _run(SHAPES_MODEL, images=images)[0], atol=2e-3)
 
 
-def test_dynamic_batch(tmp_path: Path) -> None:
+def test_dynamic_batch(tmp_path):
     path = tmp_path / "m.onnx"
     export("shapes", path, ExportOptions(dynamic_batch=True))
     model = onnx.load(str(path))
@@ -97,12 +97,12 @@ def test_dynamic_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opset", [11, 13, 20])
-def test_opset_is_the_one_asked_for(tmp_path: Path, opset: int) -> None:
+def test_opset_is_the_one_asked_for(tmp_path, opset):
     report = export("shapes", tmp_path / "m.onnx", ExportOptions(opset=opset))
     assert report.opset == opset == onnx.load(str(tmp_path / "m.onnx")).opset_import[0].version
 
 
-def test_yolox_with_a_checkpoint_and_a_configuration(tmp_path: Path) -> None:
+def test_yolox_with_a_checkpoint_and_a_configuration(tmp_path):
     torch.manual_seed(5)
     trained = yolox.build("nano", 3)
     for module in trained.modules():
@@ -121,7 +121,7 @@ def test_yolox_with_a_checkpoint_and_a_configuration(tmp_path: Path) -> None:
     assert "BatchNormalization" not in ops
 
 
-def test_yolox_without_weights_or_with_those_of_another_number_of_classes(tmp_path: Path) -> None:
+def test_yolox_without_weights_or_with_those_of_another_number_of_classes(tmp_path):
     with pytest.raises(ModelError, match=r"export of yolox-nano needs its weights.*--weights yolox_nano.pth"):
         export("yolox-nano", tmp_path / "m.onnx")
     torch.save(yolox.build("nano", 3).state_dict(), tmp_path / "c.pth")
@@ -132,7 +132,7 @@ def test_yolox_without_weights_or_with_those_of_another_number_of_classes(tmp_pa
     assert report.outputs[0].shape == (1, 3549, 85)
 
 
-def test_over_tolerance_nothing_is_written(tmp_path: Path) -> None:
+def test_over_tolerance_nothing_is_written(tmp_path):
     path = tmp_path / "m.onnx"
     with pytest.raises(ModelError, match=r"output output differs from torch by [\d.e-]+, allowed is [\d.e-]+;"):
         export("shapes", path, ExportOptions(tolerance=1e-12))
@@ -143,7 +143,7 @@ def test_over_tolerance_nothing_is_written(tmp_path: Path) -> None:
     assert path.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_configuration_of_the_users_own_is_not_replaced(tmp_path: Path) -> None:
+def test_a_configuration_of_the_users_own_is_not_replaced(tmp_path):
     (tmp_path / "m.yaml").write_text("name: mine\n")
     with pytest.raises(OutputError, match=r"m.yaml' would be written .* give it with --config .*m.yaml if"):
         export("shapes", tmp_path / "m.onnx")
@@ -153,7 +153,7 @@ def test_a_configuration_of_the_users_own_is_not_replaced(tmp_path: Path) -> Non
     assert load_config(tmp_path / "m.yaml").input.size == (64, 96)
 
 
-def test_final_detections_are_compared_on_images(tmp_path: Path) -> None:
+def test_final_detections_are_compared_on_images(tmp_path):
     images = generate(tmp_path / "shapes", "val", 3).images
     report = export("shapes", tmp_path / "m.onnx", ExportOptions(images=images, dynamic_batch=True))
     check = report.detections
@@ -163,15 +163,13 @@ def test_final_detections_are_compared_on_images(tmp_path: Path) -> None:
     assert 0 < check.max_score < 1e-4 and 0 < check.max_box < 0.05
 
 
-def test_outputs_that_the_configuration_does_not_fit_are_exported_and_it_is_said(own: str) -> None:
+def test_outputs_that_the_configuration_does_not_fit_are_exported_and_it_is_said(own):
     report = export(f"{own}:tensor", Path("m.onnx"), SMALL)
     assert report.detections is None and report.undetected.startswith("output 'output' has shape (1, 8, 1024)")
 
 
 @pytest.mark.parametrize(("factor", "difference"), [(1.05, r"\d"), (np.nan, "nan")])
-def test_a_wrong_graph_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, difference: str
-) -> None:
+def test_a_wrong_graph_is_found(tmp_path, monkeypatch, factor, difference):
     whole = convert.to_onnx
 
     def damaged(*args: Any, **kwargs: Any) -> onnx.ModelProto:
@@ -187,27 +185,27 @@ def test_a_wrong_graph_is_found(
     assert not list(tmp_path.iterdir())
 
 
-def test_images_have_the_range_that_the_network_sees() -> None:
+def test_images_have_the_range_that_the_network_sees():
     """Scale 1 / 255 and standard deviation 0.5: black is 0 and white is 2."""
     assert SMALL.config is not None
     for batch in trials.batches(SMALL.config.input, SMALL):
         assert (batch.min(), batch.max()) == (0, 2)
 
 
-def test_the_largest_error_of_all_batches_is_reported() -> None:
+def test_the_largest_error_of_all_batches_is_reported():
     zero = np.zeros((1, 2), np.float32)
     errors = ([0.5, 0], [0.75, 0.25], [0.5, 0.5])
     pairs = [({"o": zero}, {"o": zero + np.array(error, np.float32)}) for error in errors]
     assert parity.compare_outputs("s", pairs, 1.0) == (parity.OutputCheck("o", (1, 2), 0.75, 0.5),)
 
 
-def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         export("shapes", tmp_path / "file" / "m.onnx")
 
 
-def test_options_out_of_range(tmp_path: Path) -> None:
+def test_options_out_of_range(tmp_path):
     with pytest.raises(ModelError, match=r"'yolo', allowed are yolox-nano, .*shapes, .*or package.module:factory"):
         export("yolo", tmp_path / "m.onnx")
     with pytest.raises(ConfigError, match="--opset is 10, allowed are 11 to 20"):
@@ -220,7 +218,7 @@ def test_options_out_of_range(tmp_path: Path) -> None:
     assert len(SOURCES) == 7
 
 
-def test_a_model_over_the_limit_keeps_its_weights_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_over_the_limit_keeps_its_weights_beside(tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "LARGEST", 1000)
     report = export("shapes", tmp_path / "m.onnx", ExportOptions(size=(64, 64)))
     assert report.external_data == tmp_path / "m.onnx.data"
@@ -234,7 +232,7 @@ def test_a_model_over_the_limit_keeps_its_weights_beside(tmp_path: Path, monkeyp
     np.testing.assert_array_equal(beside, _run(tmp_path / "n.onnx", images=images)[0])
 
 
-def test_the_second_exporter_takes_what_the_first_cannot(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_exporter_takes_what_the_first_cannot(own, monkeypatch):
     def failing(*args: Any, **kwargs: Any) -> onnx.ModelProto:
         raise RuntimeError("general advice") from ValueError("no ONNX form\nsecond line")
 
@@ -251,7 +249,7 @@ def test_the_second_exporter_takes_what_the_first_cannot(own: str, monkeypatch: 
         export(f"{own}:tensor", Path("m.onnx"), SMALL)
 
 
-def test_a_missing_onnxscript_is_told(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_onnxscript_is_told(own, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ModelError, match="dynamo: torch's newer exporter needs onnxscript.* pip install onnxscript"):
         export(f"{own}:tensor", Path("m.onnx"), replace(SMALL, exporter="dynamo"))
@@ -259,7 +257,7 @@ def test_a_missing_onnxscript_is_told(own: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_dynamo_writes_the_same_detector(tmp_path: Path, dynamic: bool) -> None:
+def test_dynamo_writes_the_same_detector(tmp_path, dynamic):
     pytest.importorskip("onnxscript", reason="torch's newer exporter: pip install onnxscript")
     options = ExportOptions(exporter="dynamo", dynamic_batch=dynamic, size=(64, 96))
     report = export("shapes", tmp_path / "m.onnx", options)
@@ -324,7 +322,7 @@ constant = 3
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def own(tmp_path, monkeypatch):
     """The name of a module in the current directory."""
     name = f"factories_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(FACTORIES)
@@ -344,7 +342,7 @@ SMALL = ExportOptions(config=_config(32, 32))
         ("mapping", ["scores", "mean"]),
     ],
 )
-def test_factory(own: str, factory: str, names: list[str]) -> None:
+def test_factory(own, factory, names):
     report = export(f"{own}:{factory}", Path("m.onnx"), SMALL)
     assert [o.name for o in report.outputs] == names
     assert report.outputs[0].shape == (1, 8, 1024)
@@ -355,7 +353,7 @@ def test_factory(own: str, factory: str, names: list[str]) -> None:
     assert str(Path.cwd()) not in sys.path, "the import path is as it was"
 
 
-def test_what_is_computed_in_float64_is_exported_in_float32(own: str) -> None:
+def test_what_is_computed_in_float64_is_exported_in_float32(own):
     export(f"{own}:double", Path("m.onnx"), SMALL)
     graph = onnx.shape_inference.infer_shapes(onnx.load("m.onnx")).graph
     types = {value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
@@ -363,7 +361,7 @@ def test_what_is_computed_in_float64_is_exported_in_float32(own: str) -> None:
     assert onnx.TensorProto.DOUBLE not in types | {tensor.data_type for tensor in graph.initializer}
 
 
-def test_factory_takes_output_names_weights_and_a_dynamic_batch(own: str) -> None:
+def test_factory_takes_output_names_weights_and_a_dynamic_batch(own):
     module = runpy.run_path(f"{own}.py")
     torch.save(module["pair"]().state_dict(), "c.pth")
     options = ExportOptions(weights=Path("c.pth"), config=_config(32, 32, outputs=["a", "b"]), dynamic_batch=True)
@@ -387,13 +385,13 @@ def test_factory_takes_output_names_weights_and_a_dynamic_batch(own: str) -> Non
         ("", "expected package.module:factory"),
     ],
 )
-def test_factory_errors(own: str, factory: str, message: str) -> None:
+def test_factory_errors(own, factory, message):
     with pytest.raises(ModelError, match=message):
         export(f"{own}:{factory}", Path("m.onnx"), SMALL)
     assert not Path("m.onnx").exists()
 
 
-def test_factory_module_and_configuration_errors(own: str) -> None:
+def test_factory_module_and_configuration_errors(own):
     with pytest.raises(ModelError, match=r"module 'absent_module' .* cannot be imported: ModuleNotFoundError"):
         export("absent_module:f", Path("m.onnx"), SMALL)
     with pytest.raises(ConfigError, match="give a configuration with --config"):
@@ -404,7 +402,7 @@ def test_factory_module_and_configuration_errors(own: str) -> None:
         export(f"{own}:mapping", Path("m.onnx"), ExportOptions(config=_config(32, 32, outputs=["a"])))
 
 
-def test_a_trace_that_froze_the_batch_is_found(own: str) -> None:
+def test_a_trace_that_froze_the_batch_is_found(own):
     export(f"{own}:one_batch", Path("m.onnx"), SMALL)
     dynamic = ExportOptions(config=SMALL.config, dynamic_batch=True)
     Path("m.onnx").unlink()
@@ -414,12 +412,12 @@ def test_a_trace_that_froze_the_batch_is_found(own: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["best.pt", "folder/yolov5s.PT"])
-def test_a_checkpoint_without_a_prefix_suggests_each(source: str, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_prefix_suggests_each(source, tmp_path):
     with pytest.raises(ModelError, match=rf"ultralytics:{source} .*yolov5:{source} of classic YOLOv5"):
         export(source, tmp_path / "m.onnx")
 
 
-def test_what_a_checkpoint_says_is_printed_without_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_checkpoint_says_is_printed_without_escapes(tmp_path, monkeypatch):
     def refuse(*arguments: object, **options: object) -> None:
         raise RuntimeError("\x1b[31mred\x07")
 

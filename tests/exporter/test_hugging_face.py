@@ -65,7 +65,7 @@ class Detector(torch.nn.Module):
 
 
 @pytest.fixture
-def transformers(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def transformers(monkeypatch):
     """A package that loads ``package.model``, and keeps how it was asked to."""
     package: Any = types.ModuleType("transformers")
     utils: Any = types.ModuleType("transformers.utils")
@@ -93,7 +93,7 @@ def written(place: Path, out: Path) -> Config:
     return load_config(out / "m.yaml")
 
 
-def test_scores_of_a_sigmoid(transformers: Any, tmp_path: Path) -> None:
+def test_scores_of_a_sigmoid(transformers, tmp_path):
     config = written(folder(tmp_path / "mine"), tmp_path)
     assert (config.name, config.classes) == ("mine", ("cat", "dog"))
     assert (config.head.scores, config.head.background, config.head.columns) == ("logits", "none", None)
@@ -110,9 +110,7 @@ def test_scores_of_a_sigmoid(transformers: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [None, "0"])
-def test_shapes_are_not_compared_by_operators_while_the_newer_exporter_reads(
-    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None
-) -> None:
+def test_shapes_are_not_compared_by_operators_while_the_newer_exporter_reads(transformers, tmp_path, monkeypatch, own):
     name = "TRANSFORMERS_DISABLE_TORCH_CHECK"
     monkeypatch.delenv(name, raising=False)
     if own is not None:
@@ -123,14 +121,14 @@ def test_shapes_are_not_compared_by_operators_while_the_newer_exporter_reads(
     assert os.environ.get(name) == own
 
 
-def test_scores_of_a_softmax_with_a_column_for_no_object(transformers: Any, tmp_path: Path) -> None:
+def test_scores_of_a_softmax_with_a_column_for_no_object(transformers, tmp_path):
     transformers.model = Detector(["cat", "dog"], 3)
     config = written(folder(tmp_path / "mine", "detr"), tmp_path)
     assert (config.head.scores, config.head.background, config.head.columns) == ("softmax", "last", None)
     assert config.nms.candidates == "best-class"
 
 
-def test_columns_of_no_category_are_no_classes(transformers: Any, tmp_path: Path) -> None:
+def test_columns_of_no_category_are_no_classes(transformers, tmp_path):
     transformers.model = Detector(["N/A", "cat", "N/A", "dog"], 5)
     config = written(folder(tmp_path / "mine", "detr"), tmp_path)
     assert config.classes == ("cat", "dog")
@@ -144,15 +142,13 @@ def test_columns_of_no_category_are_no_classes(transformers: Any, tmp_path: Path
         ({"max_height": 40, "max_width": 70}, (40, 70), "letterbox-topleft"),
     ],
 )
-def test_sizes_that_keep_the_shape_of_an_image(
-    transformers: Any, tmp_path: Path, size: dict[str, int], expected: tuple[int, int], resize: str
-) -> None:
+def test_sizes_that_keep_the_shape_of_an_image(transformers, tmp_path, size, expected, resize):
     config = written(folder(tmp_path / "mine", size=size, do_normalize=False), tmp_path)
     assert (config.input.size, config.input.resize) == (expected, resize)
     assert config.input.std == (1, 1, 1)
 
 
-def test_a_configuration_and_a_size_go_before_those_of_the_folder(transformers: Any, tmp_path: Path) -> None:
+def test_a_configuration_and_a_size_go_before_those_of_the_folder(transformers, tmp_path):
     place = folder(tmp_path / "mine", size=7)
     own = written(folder(tmp_path / "other"), tmp_path)
     done = export(f"hf:{place}", tmp_path / "n.onnx", ExportOptions(config=own, size=(64, 32)))
@@ -160,7 +156,7 @@ def test_a_configuration_and_a_size_go_before_those_of_the_folder(transformers: 
     assert done.outputs[0].shape == (1, 4, 2)
 
 
-def test_folders_that_are_refused(transformers: Any, tmp_path: Path) -> None:
+def test_folders_that_are_refused(transformers, tmp_path):
     out = tmp_path / "m.onnx"
     place = folder(tmp_path / "mine", "vit")
     with pytest.raises(ModelError, match="is a model of type 'vit', allowed are conditional_detr, d_fine"):
@@ -191,13 +187,13 @@ def test_folders_that_are_refused(transformers: Any, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_package(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelError, match="needs transformers, which is not installed; install it with: pip install"):
         export(f"hf:{folder(tmp_path / 'mine')}", tmp_path / "m.onnx")
 
 
-def test_position_embeddings_are_resized_once() -> None:
+def test_position_embeddings_are_resized_once():
     class Resizing(torch.nn.Module):
         calls: ClassVar[list[tuple[int, int]]] = []
 
@@ -216,7 +212,7 @@ def test_position_embeddings_are_resized_once() -> None:
     assert Resizing.calls == [(32, 64)]
 
 
-def test_rows_are_compared_in_the_order_in_which_they_are_nearest() -> None:
+def test_rows_are_compared_in_the_order_in_which_they_are_nearest():
     rng = np.random.default_rng(0)
     expected = {"a": rng.normal(size=(2, 9, 3)), "b": rng.normal(size=(2, 9, 4))}
     orders = [rng.permutation(9) for _ in range(2)]
@@ -232,7 +228,7 @@ def test_rows_are_compared_in_the_order_in_which_they_are_nearest() -> None:
         parity.compare_outputs("s", [(expected, parity.reordered(expected, shorter))], 1e-3)
 
 
-def test_the_best_queries_are_taken_in_the_graph() -> None:
+def test_the_best_queries_are_taken_in_the_graph():
     """An RT-DETR of transformers: what the rewritten model gives is what the references make of its raw outputs."""
     config, model = load_config(FIXTURE.with_suffix(".yaml")), load_model(FIXTURE)
     image = np.random.default_rng(2).uniform(0, 1, (1, 3, *config.input.size)).astype(np.float32)
@@ -249,7 +245,7 @@ def test_the_best_queries_are_taken_in_the_graph() -> None:
 
 @pytest.mark.slow
 @needs_the_package
-def test_a_detector_of_the_package(tmp_path: Path) -> None:
+def test_a_detector_of_the_package(tmp_path):
     make = runpy.run_path(str(FIXTURE.with_suffix(".py")))
     make["save"](make["build"](), tmp_path / "rtdetr")
     done = export(f"hf:{tmp_path / 'rtdetr'}", tmp_path / "m.onnx", ExportOptions(dynamic_batch=True))
@@ -265,7 +261,7 @@ class _Hostile:
 
 @pytest.mark.slow
 @needs_the_package
-def test_a_folder_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_runs_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make = runpy.run_path(str(FIXTURE.with_suffix(".py")))
     place = tmp_path / "rtdetr"

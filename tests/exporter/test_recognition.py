@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ def _guessed(outputs: dict[str, Any], classes: tuple[str, ...] | None = None) ->
         (lambda: {"o": _joined(_corners(TOTAL), _random(1, TOTAL, 80))}, {"compute": _shipped("ppyoloe")}, 80),
     ],
 )
-def test_heads_are_recognised(outputs: Callable[[], dict[str, Any]], head: dict[str, Any], classes: int) -> None:
+def test_heads_are_recognised(outputs, head, classes):
     config = _guessed(outputs())
     assert {key: getattr(config.head, key) for key in head} == head
     assert len(config.classes) == classes
@@ -116,7 +115,7 @@ def test_heads_are_recognised(outputs: Callable[[], dict[str, Any]], head: dict[
     assert config.nms.suppresses == (config.head.decode != "detections")
 
 
-def test_names_of_the_model_say_how_many_classes_there_are() -> None:
+def test_names_of_the_model_say_how_many_classes_there_are():
     names = tuple(f"kind {i}" for i in range(9))
     assert _guessed({"o": _random(1, TOTAL, 9 + 4 * 8)}, names).classes == names  # not 36 classes of YOLOX
     with pytest.raises(ModelError, match=r"no head of 9 classes that is known has the outputs 'o' \(1, 504, 12\)"):
@@ -124,7 +123,7 @@ def test_names_of_the_model_say_how_many_classes_there_are() -> None:
 
 
 @pytest.mark.parametrize(("family", "widths"), [("scrfd", (1, 4, 10)), ("yunet", (1, 1, 4, 10))])
-def test_a_shipped_head_brings_its_pixels_and_its_class(family: str, widths: tuple[int, ...]) -> None:
+def test_a_shipped_head_brings_its_pixels_and_its_class(family, widths):
     anchors = 2 if family == "scrfd" else 1
     outputs = {
         f"{at}-{cells}": _random(1, anchors * cells, width) for at, width in enumerate(widths) for cells in CELLS
@@ -139,12 +138,12 @@ def test_a_shipped_head_brings_its_pixels_and_its_class(family: str, widths: tup
     "shape",
     [(1, TOTAL + 1, 12), (1, 84), (1, 3, 24, 24, 85), pytest.param((1, 3 * TOTAL, 13), id="boxes that need anchors")],
 )
-def test_outputs_that_fit_nothing(shape: tuple[int, ...]) -> None:
+def test_outputs_that_fit_nothing(shape):
     with pytest.raises(ModelError, match="no head that is known has the outputs 'o' .* give it with --config"):
         recognition.guessed({"o": _random(*shape)}, SIZE, "m", "x", None)
 
 
-def test_scores_that_numbers_cannot_explain_are_refused() -> None:
+def test_scores_that_numbers_cannot_explain_are_refused():
     outputs = {"s": _random(1, 50, 92, low=-9), "b": _centres(50, 1)}
     with pytest.raises(ModelError, match=r"'s' has 92 columns of logits, and numbers cannot say .* head.background"):
         recognition.guessed(outputs, SIZE, "m", "x", None)
@@ -165,7 +164,7 @@ def test_scores_that_numbers_cannot_explain_are_refused() -> None:
         ("author", "cat, dog", None),
     ],
 )
-def test_names_in_the_metadata(key: str, text: str, names: tuple[str, ...] | None) -> None:
+def test_names_in_the_metadata(key, text, names):
     model = helper.make_model(helper.make_graph([], "g", [], []))
     helper.set_model_props(model, {key: text})
     assert recognition.class_names(model) == names
@@ -175,13 +174,13 @@ def test_names_in_the_metadata(key: str, text: str, names: tuple[str, ...] | Non
     ("text", "size"),
     [("[320, 416]", (320, 416)), ("320", (320, 320)), ("[320]", None), ("wide", None), ("[0, 1]", None)],
 )
-def test_a_size_in_the_metadata(text: str, size: tuple[int, int] | None) -> None:
+def test_a_size_in_the_metadata(text, size):
     model = helper.make_model(helper.make_graph([], "g", [], []))
     helper.set_model_props(model, {"imgsz": text})
     assert recognition.input_size(model) == size
 
 
-def test_a_model_is_simplified_described_and_compared(tmp_path: Path) -> None:
+def test_a_model_is_simplified_described_and_compared(tmp_path):
     images = generate(tmp_path / "shapes", "val", 2).images
     named = onnx.load(str(SHAPES_MODEL))
     shipped = load_config("shapes")
@@ -203,20 +202,20 @@ def test_a_model_is_simplified_described_and_compared(tmp_path: Path) -> None:
         export(str(tmp_path / "m.onnx"), tmp_path / "m.onnx", options)
 
 
-def test_a_size_that_is_not_the_models(tmp_path: Path) -> None:
+def test_a_size_that_is_not_the_models(tmp_path):
     with pytest.raises(ModelError, match="is fixed to 256x256 .* cannot be changed to 64x64: .*Reshape"):
         export(str(SHAPES_MODEL), tmp_path / "m.onnx", ExportOptions(size=(64, 64)))
     with pytest.raises(ModelError, match="'absent.onnx' does not exist"):
         export("absent.onnx", tmp_path / "m.onnx")
 
 
-def test_a_two_stage_model_keeps_its_batch_of_one(tmp_path: Path) -> None:
+def test_a_two_stage_model_keeps_its_batch_of_one(tmp_path):
     options = ExportOptions(config=RCNN, dynamic_batch=True)
     with pytest.raises(ModelError, match="a two-stage model is of one image: .*; leave --dynamic-batch out"):
         export(str(TWO_STAGE), tmp_path / "m.onnx", options)
 
 
-def test_a_configuration_given_takes_the_place_of_the_guess(tmp_path: Path) -> None:
+def test_a_configuration_given_takes_the_place_of_the_guess(tmp_path):
     report = export(str(SHAPES_MODEL), tmp_path / "m.onnx", ExportOptions(config=load_config("shapes")))
     assert report.config is None and len(report.notes) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.parity.json"]

@@ -22,7 +22,7 @@ from trtdet.passes import Options, rewrite  # noqa: E402
 SHAPES_RCNN = Path(__file__).parents[1] / "fixtures" / "shapes_rcnn"
 
 
-def test_sources_that_are_not_allowed(tmp_path: Path) -> None:
+def test_sources_that_are_not_allowed(tmp_path):
     with pytest.raises(
         ModelError, match=r"torchvision:keypointrcnn_resnet50_fpn is not allowed, allowed are .*maskrcnn"
     ):
@@ -33,7 +33,7 @@ def test_sources_that_are_not_allowed(tmp_path: Path) -> None:
         export("torchvision:ssd300_vgg16", tmp_path / "m.onnx")
 
 
-def test_a_package_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_imported(tmp_path, monkeypatch):
     def failing(name: str) -> Any:
         raise RuntimeError("operator torchvision::nms does not exist")
 
@@ -44,7 +44,7 @@ def test_a_package_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.M
         torchvision_models.load("ssd300_vgg16", ExportOptions(random_weights=True))
 
 
-def test_the_columns_of_coco_are_the_categories_that_it_gave() -> None:
+def test_the_columns_of_coco_are_the_categories_that_it_gave():
     columns = torchvision_models._COCO_COLUMNS
     assert len(columns) == 80 and columns[0] == 1 and columns[-1] == 90
     # Published ids of some categories (instances_val2017.json).
@@ -54,7 +54,7 @@ def test_the_columns_of_coco_are_the_categories_that_it_gave() -> None:
 
 
 @pytest.fixture
-def detection() -> Any:
+def detection():
     try:
         from torchvision.models import detection
     except Exception as error:  # a build for another torch fails in many ways
@@ -66,7 +66,7 @@ def detection() -> Any:
 @pytest.mark.parametrize(
     "name", ["retinanet_resnet50_fpn", "fcos_resnet50_fpn", "ssdlite320_mobilenet_v3_large", "ssd300_vgg16"]
 )
-def test_decoding_is_that_of_the_package(detection: Any, name: str, tmp_path: Path) -> None:
+def test_decoding_is_that_of_the_package(detection, name, tmp_path):
     torch.manual_seed(0)
     model = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=4).eval()
     for key, value in model.head.named_parameters():
@@ -102,7 +102,7 @@ def test_decoding_is_that_of_the_package(detection: Any, name: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_configuration_of_the_published_weights(detection: Any, tmp_path: Path) -> None:
+def test_the_configuration_of_the_published_weights(detection, tmp_path):
     options = ExportOptions(random_weights=True)
     export("torchvision:ssdlite320_mobilenet_v3_large", tmp_path / "m.onnx", options)
     config = load_config(tmp_path / "m.yaml")
@@ -139,7 +139,7 @@ def spread(model: Any, given: InputConfig) -> Any:
 
 
 @pytest.mark.slow
-def test_a_detector_of_two_stages_finds_what_the_package_finds(detection: Any, tmp_path: Path) -> None:
+def test_a_detector_of_two_stages_finds_what_the_package_finds(detection, tmp_path):
     name = "fasterrcnn_mobilenet_v3_large_320_fpn"
     config = Config.model_validate(
         {
@@ -184,9 +184,7 @@ def test_a_detector_of_two_stages_finds_what_the_package_finds(detection: Any, t
 @pytest.mark.slow
 @pytest.mark.usefixtures("detection")
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_a_detector_of_two_stages_from_a_factory(
-    exporter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_detector_of_two_stages_from_a_factory(exporter, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(SHAPES_RCNN)
     train = importlib.import_module("train")
     torch.manual_seed(0)
@@ -201,7 +199,7 @@ def test_a_detector_of_two_stages_from_a_factory(
 
 
 @pytest.mark.slow
-def test_the_classes_of_coco_are_those_that_it_gave(detection: Any, tmp_path: Path) -> None:
+def test_the_classes_of_coco_are_those_that_it_gave(detection, tmp_path):
     name = "maskrcnn_resnet50_fpn"
     scaled = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
     model = two_stage(detection, name, 91, InputConfig(size=(128, 128), **scaled))

@@ -36,7 +36,7 @@ DESCRIPTION: dict[str, Any] = {
 
 
 @pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+def tasks(monkeypatch):
     """What the description of a network may name, of a package that has a few classes."""
     package = types.ModuleType("ultralytics")
     package.__dict__["__version__"] = "8.0.0"
@@ -53,7 +53,7 @@ def _described(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy(DESCRIPTION) | changes
 
 
-def test_a_description_of_modules_is_accepted(tasks: Any) -> None:
+def test_a_description_of_modules_is_accepted(tasks):
     for changes in ({}, {"activation": "nn.SiLU()"}, {"activation": "torch.nn.LeakyReLU(0.1, inplace=True)"}):
         ultralytics_models._check_description(Path("c.pt"), _described(**changes), tasks, package="ultralytics 8")
 
@@ -77,7 +77,7 @@ def test_a_description_of_modules_is_accepted(tasks: Any) -> None:
         ({"channels": 4}, "takes 4 channels, allowed is 3"),
     ],
 )
-def test_a_description_that_could_do_more_is_refused(tasks: Any, description: Any, message: str) -> None:
+def test_a_description_that_could_do_more_is_refused(tasks, description, message):
     with pytest.raises(ModelError, match=message):
         ultralytics_models._check_description(Path("c.pt"), _described(**description), tasks, package="ultralytics 8")
 
@@ -94,7 +94,7 @@ def _checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.save({"model": network(), "ema": None}, path)
 
 
-def test_a_missing_package_is_an_error_with_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_an_error_with_its_pip_line(tmp_path, monkeypatch):
     _checkpoint(tmp_path / "c.pt", monkeypatch)
     monkeypatch.setitem(sys.modules, "ultralytics", None)
     monkeypatch.setitem(sys.modules, "ultralytics.nn", None)
@@ -103,7 +103,7 @@ def test_a_missing_package_is_an_error_with_its_pip_line(tmp_path: Path, monkeyp
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_the_head_is_chosen_for_ultralytics_alone(tmp_path: Path) -> None:
+def test_the_head_is_chosen_for_ultralytics_alone(tmp_path):
     with pytest.raises(ConfigError, match="--one-to-many chooses a head of a checkpoint of ultralytics"):
         export("shapes", tmp_path / "m.onnx", ExportOptions(one_to_many=True))
 
@@ -126,7 +126,7 @@ def _trained(name: str, path: Path) -> Any:
 @needs_the_package
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n"])
-def test_a_network_of_the_package_is_exported(name: str, tmp_path: Path) -> None:
+def test_a_network_of_the_package_is_exported(name, tmp_path):
     model = _trained(name, tmp_path / "c.pt")
     images = generate(tmp_path / "shapes", "val", 2).images
     report = export(f"ultralytics:{tmp_path / 'c.pt'}", tmp_path / "m.onnx", ExportOptions(images=images))
@@ -152,7 +152,7 @@ def test_a_network_of_the_package_is_exported(name: str, tmp_path: Path) -> None
 
 @needs_the_package
 @pytest.mark.slow
-def test_the_other_head_a_dynamic_batch_and_a_size(tmp_path: Path) -> None:
+def test_the_other_head_a_dynamic_batch_and_a_size(tmp_path):
     _trained("yolo26n", tmp_path / "c.pt")
     source = f"ultralytics:{tmp_path / 'c.pt'}"
     options = ExportOptions(one_to_many=True, dynamic_batch=True, size=(64, 100))
@@ -167,7 +167,7 @@ def test_the_other_head_a_dynamic_batch_and_a_size(tmp_path: Path) -> None:
 
 @needs_the_package
 @pytest.mark.slow
-def test_a_network_that_the_package_builds_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_network_that_the_package_builds_otherwise_is_refused(tmp_path):
     from ultralytics.nn.tasks import DetectionModel
 
     model = DetectionModel("yolov8n.yaml", nc=2, verbose=False)
@@ -182,7 +182,7 @@ def test_a_network_that_the_package_builds_otherwise_is_refused(tmp_path: Path) 
         export(f"ultralytics:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")
 
 
-def test_a_hostile_activation_is_refused_at_once() -> None:
+def test_a_hostile_activation_is_refused_at_once():
     started = time.monotonic()
     assert ultralytics_models._ACTIVATION.fullmatch("nn.SiLU(" + "a" * 4000) is None
     assert time.monotonic() - started < 1

@@ -37,7 +37,7 @@ def _described(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy(DESCRIPTION) | changes
 
 
-def test_a_checkpoint_gives_what_its_package_gives(tmp_path: Path) -> None:
+def test_a_checkpoint_gives_what_its_package_gives(tmp_path):
     report = export(f"yolov5:{CHECKPOINT}", tmp_path / "m.onnx", ExportOptions(size=(64, 70), dynamic_batch=True))
     config = load_config(tmp_path / "m.yaml")
     assert config.classes == ("cat", "dog", "bird") and config.head.decode == "yolov5"
@@ -52,11 +52,11 @@ def test_a_checkpoint_gives_what_its_package_gives(tmp_path: Path) -> None:
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
 
 
-def test_the_size_is_the_one_it_was_trained_at() -> None:
+def test_the_size_is_the_one_it_was_trained_at():
     assert yolov5.load(str(CHECKPOINT), ExportOptions()).config.input.size == (96, 96)
 
 
-def test_a_description_is_followed() -> None:
+def test_a_description_is_followed():
     model = yolov5.build(_described(activation="nn.LeakyReLU(0.1)"))
     layers = list(model.model)
     assert [type(layer).__name__ for layer in layers] == ["Conv", "C3", "SPP", "Conv", "Upsample", "Concat", "Detect"]
@@ -86,13 +86,13 @@ def test_a_description_is_followed() -> None:
         ({"backbone": [[-1, 1, "Conv", [64, "print(1)"]]]}, "cannot be followed"),
     ],
 )
-def test_a_description_that_cannot_be_followed(changes: dict[str, Any], message: str) -> None:
+def test_a_description_that_cannot_be_followed(changes, message):
     with pytest.raises(ModelError, match=message) as caught:
         yolov5.build(_described(**changes))
     assert "\n" not in str(caught.value)
 
 
-def test_a_network_other_than_its_description_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_other_than_its_description_is_refused(tmp_path, monkeypatch):
     read = checkpoints.read
 
     def altered(*args: Any) -> Any:
@@ -108,7 +108,7 @@ def test_a_network_other_than_its_description_is_refused(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_of_another_network(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_network(tmp_path):
     torch.save({"model": torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1))}, tmp_path / "c.pt")
     with pytest.raises(ModelError, match="cannot be followed .* expected a checkpoint of YOLOv5 6.0 to 7.0"):
         export(f"yolov5:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")

@@ -26,7 +26,7 @@ ZOO = SHAPES_MODEL.parent
 @pytest.mark.parametrize(
     ("variant", "millions"), [("nano", 0.91), ("tiny", 5.06), ("s", 8.97), ("m", 25.3), ("l", 54.2), ("x", 99.1)]
 )
-def test_parameter_counts_are_the_published_ones(variant: str, millions: float) -> None:
+def test_parameter_counts_are_the_published_ones(variant, millions):
     with torch.device("meta"):
         model = yolox.YOLOX(80, yolox.VARIANTS[variant])
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.006)
@@ -62,20 +62,20 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("variant", PUBLISHED)
-def test_keys_are_the_published_ones(variant: str) -> None:
+def test_keys_are_the_published_ones(variant):
     with torch.device("meta"):
         state = yolox.YOLOX(80, yolox.VARIANTS[variant]).state_dict()
     for key, shape in PUBLISHED[variant].items():
         assert tuple(state[key].shape) == shape, key
 
 
-def test_batch_norm_is_the_published_one() -> None:
+def test_batch_norm_is_the_published_one():
     norm = yolox.build("shapes", 10).backbone.backbone.stem.conv.bn
     assert isinstance(norm, torch.nn.BatchNorm2d)
     assert (norm.eps, norm.momentum) == (1e-3, 0.03)
 
 
-def test_output_is_the_raw_head() -> None:
+def test_output_is_the_raw_head():
     model = yolox.build("nano", 3)
     with torch.no_grad():
         raw = model(torch.rand(2, 3, 64, 96))
@@ -98,7 +98,7 @@ def _with_statistics(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("variant", ["shapes", "nano"])
-def test_folding_keeps_the_output(variant: str) -> None:
+def test_folding_keeps_the_output(variant):
     model = _with_statistics(yolox.build(variant, 10))
     with pytest.raises(ModelError, match=r"only be folded in evaluation mode; call model.eval"):
         checkpoints.fuse_batch_norm(model.train())
@@ -118,7 +118,7 @@ def _load(model: Any, path: Path) -> None:
     checkpoints.load_state(model, checkpoints.read_state(path), path)
 
 
-def test_a_checkpoint_with_numpy_numbers_loads(tmp_path: Path) -> None:
+def test_a_checkpoint_with_numpy_numbers_loads(tmp_path):
     state = _with_statistics(yolox.build("shapes", 10)).state_dict()
     torch.save({"model": state, "best_ap": np.float64(0.4), "curr_ap": np.float32(0.3)}, tmp_path / "new.pth")
     _load(yolox.build("shapes", 10), tmp_path / "new.pth")
@@ -134,7 +134,7 @@ def test_a_checkpoint_with_numpy_numbers_loads(tmp_path: Path) -> None:
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
-def test_checkpoint_errors_name_the_keys(tmp_path: Path) -> None:
+def test_checkpoint_errors_name_the_keys(tmp_path):
     path = tmp_path / "c.pth"
     state = yolox.build("shapes", 10).state_dict()
     state["head.extra.weight"] = torch.zeros(1)
@@ -154,7 +154,7 @@ def test_checkpoint_errors_name_the_keys(tmp_path: Path) -> None:
         _load(before, path)
 
 
-def test_nano_with_published_weights_is_the_published_model(shared_data: Path) -> None:
+def test_nano_with_published_weights_is_the_published_model(shared_data):
     """In one runtime the two graphs give the same to 1e-4; torch beside onnxruntime differs by float32 rounding."""
     path = shared_data / "models" / "yolox_nano.onnx"
     if not path.is_file():
@@ -183,7 +183,7 @@ def test_nano_with_published_weights_is_the_published_model(shared_data: Path) -
 
 
 @pytest.mark.slow
-def test_shipped_shapes_model_scores_what_its_card_says(tmp_path: Path) -> None:
+def test_shipped_shapes_model_scores_what_its_card_says(tmp_path):
     model = yolox.build("shapes", 10)
     checkpoints.fuse_batch_norm(model)
     yolox.load_by_position(model, SHAPES_MODEL)
@@ -194,7 +194,7 @@ def test_shipped_shapes_model_scores_what_its_card_says(tmp_path: Path) -> None:
     assert result.map >= 0.60
 
 
-def test_assignment_gives_cells_to_the_right_objects() -> None:
+def test_assignment_gives_cells_to_the_right_objects():
     anchors = train_shapes.Anchors()
     assert anchors.centres.shape == (1344, 2)
     boxes = torch.zeros(2, 8, 4)
@@ -216,7 +216,7 @@ def test_assignment_gives_cells_to_the_right_objects() -> None:
     assert (iou[0][owner[0] == 1] > 0.99).all()
 
 
-def test_training_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_resumes_and_exports(tmp_path, monkeypatch):
     monkeypatch.setattr(train_shapes, "_VALIDATION_IMAGES", 3)
     given = ["--out", str(tmp_path), "--images", "8", "--batch", "4", "--seed", "3", "--threads", "1"]
     assert train_shapes.main([*given, "--epochs", "1"]) == 0
@@ -235,7 +235,7 @@ def test_training_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.Monkey
         train_shapes.train(tmp_path, train_shapes.Recipe(seed=4, images=8, batch=4), 1)
 
 
-def test_the_loss_falls_on_a_batch_seen_often() -> None:
+def test_the_loss_falls_on_a_batch_seen_often():
     torch.manual_seed(0)
     anchors, model = train_shapes.Anchors(), yolox.build("shapes", 10).train()
     (batch,) = train_shapes.Cache(0, 4).batches(0, 0, 4)
@@ -250,7 +250,7 @@ def test_the_loss_falls_on_a_batch_seen_often() -> None:
     assert np.isfinite(values).all() and np.mean(values[-3:]) < 0.85 * np.mean(values[:3])
 
 
-def test_augmented_boxes_stay_on_their_objects() -> None:
+def test_augmented_boxes_stay_on_their_objects():
     image = np.zeros((60, 100, 3), np.uint8)
     image[10:30, 40:90] = 200
     for seed in range(16):
@@ -262,6 +262,6 @@ def test_augmented_boxes_stay_on_their_objects() -> None:
         assert (turned[..., 0] == turned[y1, x1, 0]).sum() == 20 * 50
 
 
-def test_training_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_command_says_what_is_wrong(tmp_path, capsys):
     assert train_shapes.main(["--out", str(tmp_path), "--epochs", "0"]) == 1
     assert capsys.readouterr().err == "error: --epochs is 0, allowed is 1 or more\n"

@@ -26,11 +26,11 @@ ROWS = {row.name: row for row in rows_of(BuildOptions)}
 FACTS = {row.fact: "fact" for row in ROWS.values() if row.fact}
 
 
-def test_every_option_enters_a_key_or_says_why_not() -> None:
+def test_every_option_enters_a_key_or_says_why_not():
     assert [row.name for row in ROWS.values() if not row.key] == []
 
 
-def test_what_stays_out_and_what_counts_for_int8_alone() -> None:
+def test_what_stays_out_and_what_counts_for_int8_alone():
     assert {name for name, row in ROWS.items() if isinstance(row.key, str)} == {
         *("plan.ray", "engine.timing_cache", "force", "from", "calibration.check_input", "calibration.unfinished"),
         *(f"nms.{name}" for name in ("score_threshold", "iou_threshold", "max_detections", "pre_nms_topk")),
@@ -69,7 +69,7 @@ def another(row: Row) -> Any:
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_an_option_changes_the_keys_from_its_stage_on(row: Row) -> None:
+def test_an_option_changes_the_keys_from_its_stage_on(row):
     before = stage_keys(BuildOptions(), FACTS, int8=True)
     options, facts = with_values(BuildOptions(), {row.path: another(row)}), FACTS
     assert value_of(options, row) != row.default
@@ -86,18 +86,18 @@ def test_an_option_changes_the_keys_from_its_stage_on(row: Row) -> None:
     assert floating == row.int8_only
 
 
-def test_a_fact_that_nobody_gives_is_an_error() -> None:
+def test_a_fact_that_nobody_gives_is_an_error():
     with pytest.raises(KeyError):
         stage_keys(BuildOptions(), {}, int8=True)
 
 
-def test_facts_of_no_option_count_from_the_first_stage_on() -> None:
+def test_facts_of_no_option_count_from_the_first_stage_on():
     before = stage_keys(BuildOptions(), FACTS, int8=True)
     after = stage_keys(BuildOptions(), {**FACTS, "model": "another"}, int8=True)
     assert not set(before.values()) & set(after.values())
 
 
-def test_a_build_gives_every_fact_and_its_key_tells_plans_apart(small_model: Any, tmp_path: Any) -> None:
+def test_a_build_gives_every_fact_and_its_key_tells_plans_apart(small_model, tmp_path):
     images = shapes.generate(tmp_path, "calibration", 8).images
     options = BuildOptions(
         backend="onnxruntime", calibration=CalibrationOptions(images=images), plan=PlanOptions(int8_all=True)

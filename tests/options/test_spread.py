@@ -74,12 +74,12 @@ READS = set(reads())
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=".".join)
-def test_at_most_three_files_read_an_option(option: tuple[str, ...]) -> None:
+def test_at_most_three_files_read_an_option(option):
     files = sorted(file for path, file in READS if path == option)
     assert len(files) <= 3, f"{'.'.join(option)} is read in {', '.join(files)}"
 
 
-def test_reads_are_found() -> None:
+def test_reads_are_found():
     assert {("plan", "keep_fp16"), ("calibration", "images"), ("batch",), ("engine", "tf32")} <= {
         option for option, _ in READS
     }

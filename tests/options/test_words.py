@@ -14,7 +14,7 @@ from trtdet.backends import EngineTarget, choose
 from trtdet.cli import parsers
 from trtdet.cli.options import options_of
 from trtdet.experiments.folder import CommandRun
-from trtdet.options import BuildOptions, OptionSet, Row, SweepOptions, TuneOptions, rows_of, with_values, words
+from trtdet.options import BuildOptions, OptionSet, SweepOptions, TuneOptions, rows_of, with_values, words
 from trtdet.report.sections.reproduce import _command
 
 KINDS: dict[str, type[OptionSet]] = {"build": BuildOptions, "tune": TuneOptions, "sweep": SweepOptions}
@@ -32,24 +32,24 @@ def given_again(verb: str, options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("verb", "row"), ROWS, ids=[f"{verb} {row.name}" for verb, row in ROWS])
-def test_every_option_is_given_again(verb: str, row: Row) -> None:
+def test_every_option_is_given_again(verb, row):
     options = with_values(KINDS[verb](), {row.path: another(row)})
     assert given_again(verb, options) == options
 
 
 @pytest.mark.parametrize("verb", KINDS)
-def test_all_options_together_are_given_again(verb: str) -> None:
+def test_all_options_together_are_given_again(verb):
     options = with_values(KINDS[verb](), {row.path: another(row) for kind, row in ROWS if kind == verb})
     assert given_again(verb, options) == options
 
 
-def test_options_that_an_earlier_version_lacked_are_those_by_default() -> None:
+def test_options_that_an_earlier_version_lacked_are_those_by_default():
     older = json.loads(json.dumps(asdict(BuildOptions()), default=str))
     del older["input"]
     assert words(older, BuildOptions) == ["--int8"]
     assert words({**older, "engine": "fp16", "calibration": -1}, BuildOptions) == ["--int8"]
 
 
-def test_a_variant_is_built_from_its_folder() -> None:
+def test_a_variant_is_built_from_its_folder():
     options = BuildOptions(from_="t:3", force=True)
     assert words(options) == ["--from", "t:3", "--force"]

@@ -18,7 +18,7 @@ Net = Callable[..., onnx.ModelProto]
 
 
 @pytest.fixture
-def net() -> Net:
+def net():
     """Writes a model: ``net("(float[1,3,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=array)``."""
 
     def net(text: str, opset: int = 13, named: bool = True, domain: str = "", **weights: Any) -> onnx.ModelProto:
@@ -35,7 +35,7 @@ def net() -> Net:
 
 
 @pytest.fixture
-def run() -> Callable[..., dict[str, np.ndarray]]:
+def run():
     def run(model: onnx.ModelProto, **feeds: np.ndarray) -> dict[str, np.ndarray]:
         return OnnxRunner(model, alone=True).feed(feeds)
 
@@ -43,7 +43,7 @@ def run() -> Callable[..., dict[str, np.ndarray]]:
 
 
 @pytest.fixture
-def configure() -> Callable[..., Config]:
+def configure():
     def configure(
         decode: str = "yolov5", size: tuple[int, int] = (8, 8), classes: int = 3, nms: Any = None, **head: Any
     ) -> Config:
@@ -61,7 +61,7 @@ def configure() -> Callable[..., Config]:
 
 
 @pytest.fixture
-def normal() -> Callable[..., np.ndarray]:
+def normal():
     def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
         return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
 
@@ -69,7 +69,7 @@ def normal() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture
-def applied(configure: Any) -> Callable[..., tuple[onnx.ModelProto, PassResult]]:
+def applied(configure):
     """A model after a pass, and the result of the pass."""
 
     def applied(
@@ -83,7 +83,7 @@ def applied(configure: Any) -> Callable[..., tuple[onnx.ModelProto, PassResult]]
 
 
 @pytest.fixture
-def same(run: Any, normal: Any) -> Callable[..., None]:
+def same(run, normal):
     """Checks that a model gives, for random inputs, what another gives."""
 
     def same(after: onnx.ModelProto, before: onnx.ModelProto, rtol: float = 0, atol: float = 0) -> None:

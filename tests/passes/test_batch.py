@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -24,7 +22,7 @@ def changed(model: onnx.ModelProto, wanted: int | str) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def shaped(net: Any) -> onnx.ModelProto:
+def shaped(net):
     return net(  # type: ignore[no-any-return]
         "(float[2,3,4,4] x) => (float[2,48] flat, float[2,3,8,8] large, float[2,3,4,4] whole, float[2,5] wide) {\n"
         'flat = Reshape(x, f)\n large = Resize<mode = "nearest">(x, , , s)\n'
@@ -40,7 +38,7 @@ def shaped(net: Any) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 5, "batch"])
-def test_shapes_that_hold_the_batch_are_written_anew(shaped: onnx.ModelProto, wanted: int | str) -> None:
+def test_shapes_that_hold_the_batch_are_written_anew(shaped, wanted):
     rewritten = OnnxRunner(changed(shaped, wanted))
     assert rewritten.batch == (wanted if isinstance(wanted, int) else None)
     images = np.random.default_rng(0).normal(size=(wanted if isinstance(wanted, int) else 7, 3, 4, 4))
@@ -61,7 +59,7 @@ def test_shapes_that_hold_the_batch_are_written_anew(shaped: onnx.ModelProto, wa
         ("y = Add(x, c)", "with a batch of"),
     ],
 )
-def test_what_mixes_the_images_is_refused_with_the_reason(net: Any, body: str, why: str) -> None:
+def test_what_mixes_the_images_is_refused_with_the_reason(net, body, why):
     constants = {"s": np.array([2, 3, 4, 4]), "c": np.ones((2, 3, 4, 4), np.float32)}
     used = {name: value for name, value in constants.items() if f" {name})" in body}
     model = net(f"(float[2,3,4,4] x) => (float[2,3,4,4] y) {{ {body} }}", **used)
@@ -69,7 +67,7 @@ def test_what_mixes_the_images_is_refused_with_the_reason(net: Any, body: str, w
         changed(model, "batch")
 
 
-def test_a_model_whose_batch_is_right_or_open_is_left_alone(shaped: onnx.ModelProto) -> None:
+def test_a_model_whose_batch_is_right_or_open_is_left_alone(shaped):
     for wanted in (2, None):
         graph = to_graph(onnx.shape_inference.infer_shapes(shaped))
         names = [node.name for node in graph.nodes]
@@ -78,7 +76,7 @@ def test_a_model_whose_batch_is_right_or_open_is_left_alone(shaped: onnx.ModelPr
 
 
 @pytest.mark.parametrize("nms", ["host", "native", "onnx"])
-def test_a_detector_gives_every_image_what_it_gave_it_alone(nms: str) -> None:
+def test_a_detector_gives_every_image_what_it_gave_it_alone(nms):
     model = load_model(SHAPES_MODEL)
     fixed = rewrite(model, Options(CONFIG, nms, batch=1)).model  # type: ignore[arg-type]
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1  # as an exporter with one image writes it

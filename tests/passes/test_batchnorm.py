@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -19,9 +17,7 @@ def statistics(channels: int, seed: int = 3) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-3])
-def test_the_convolution_takes_the_normalisation_in(
-    net: Any, normal: Any, applied: Any, same: Any, bias: bool, group: int, epsilon: float
-) -> None:
+def test_the_convolution_takes_the_normalisation_in(net, normal, applied, same, bias, group, epsilon):
     weights = {"w": normal(6, 3 // group, 3, 3, seed=1), **statistics(6), **({"b": normal(6, seed=2)} if bias else {})}
     model = net(
         f"""(float[N,3,8,8] x) => (float[N,6,6,6] y) {{
@@ -43,9 +39,7 @@ def test_the_convolution_takes_the_normalisation_in(
         ("a = Conv(x, w) b = NORM(a) y = SWAPPED(b)", "y"),
     ],
 )
-def test_every_normalisation_is_folded_and_outputs_keep_their_names(
-    net: Any, normal: Any, applied: Any, same: Any, nodes: str, outputs: str
-) -> None:
+def test_every_normalisation_is_folded_and_outputs_keep_their_names(net, normal, applied, same, nodes, outputs):
     count = nodes.count("NORM") + nodes.count("SWAPPED")
     for written, parameters in (("NORM", "scale, shift"), ("SWAPPED", "shift, scale")):
         for name in "abc":
@@ -61,7 +55,7 @@ def test_every_normalisation_is_folded_and_outputs_keep_their_names(
 
 
 @pytest.mark.filterwarnings("error")
-def test_weights_that_would_exceed_float32_are_left_alone(net: Any, normal: Any, applied: Any) -> None:
+def test_weights_that_would_exceed_float32_are_left_alone(net, normal, applied):
     body = "a = Conv(x, w) y = BatchNormalization(a, scale, shift, mean, variance)"
     text = f"(float[1,3,8,8] x) => (float[1,4,8,8] y) {{ {body} }}"
     given = {**statistics(4), "scale": np.full(4, 1e30, np.float32), "variance": np.full(4, 1e-30, np.float32)}
@@ -105,9 +99,7 @@ NORM = "BatchNormalization({}, scale, shift, mean, variance)"
         ),
     ],
 )
-def test_a_near_match_is_left_with_the_reason(
-    net: Any, normal: Any, applied: Any, same: Any, text: str, opset: int, reason: str
-) -> None:
+def test_a_near_match_is_left_with_the_reason(net, normal, applied, same, text, opset, reason):
     weights = {
         "w": normal(4, 4, 1, 1),
         "w1": normal(4, 4, 1),

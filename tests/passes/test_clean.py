@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -32,9 +30,7 @@ def shape(value: onnx.ValueInfoProto) -> list[int | str]:
         ("a = Identity(x) y = Mul(a, a)", ["y"], ["Mul"]),
     ],
 )
-def test_no_ops_are_dropped_and_the_numbers_stay(
-    net: Any, applied: Any, same: Any, nodes: str, outputs: list[str], left: list[str]
-) -> None:
+def test_no_ops_are_dropped_and_the_numbers_stay(net, applied, same, nodes, outputs, left):
     listed = ", ".join(f"float[1,3,8,8] {name}" for name in outputs)
     model = net(f"(float[1,3,8,8] x) => ({listed}) {{ {nodes} }}")
     after, result = applied(clean, model)
@@ -44,12 +40,12 @@ def test_no_ops_are_dropped_and_the_numbers_stay(
     same(after, model)
 
 
-def test_a_dropout_whose_mask_is_read_stays(net: Any, applied: Any) -> None:
+def test_a_dropout_whose_mask_is_read_stays(net, applied):
     model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y, bool[1,3,8,8] m) {y, m = Dropout(x)}")
     assert operators(applied(clean, model)[0]) == ["Dropout"]
 
 
-def test_constant_expressions_become_constants(net: Any, applied: Any, same: Any) -> None:
+def test_constant_expressions_become_constants(net, applied, same):
     model = net(
         """(float[1,3,8,8] x) => (float[1,3,8,8] y) {
             k = Constant<value_float = 2.0>() two = Add(k, w) three = Identity(two) y = Mul(x, three) }""",
@@ -64,14 +60,14 @@ def test_constant_expressions_become_constants(net: Any, applied: Any, same: Any
 @pytest.mark.parametrize(
     "value", ["value_float = 2.0", "value_floats = [2.0]", "value_int = 2", "value_ints = [2]", "value = float {2.0}"]
 )
-def test_every_form_of_a_constant_is_folded(net: Any, applied: Any, same: Any, value: str) -> None:
+def test_every_form_of_a_constant_is_folded(net, applied, same, value):
     model = net(f"(float[1,3,8,8] x) => (float[1,3,8,8] y) {{k = Constant<{value}>() f = Cast<to=1>(k) y = Mul(x, f)}}")
     after, _ = applied(clean, model)
     assert operators(after) == ["Mul"]
     same(after, model, rtol=1e-6)
 
 
-def test_nodes_without_names_get_one_and_no_two_are_equal(net: Any, applied: Any) -> None:
+def test_nodes_without_names_get_one_and_no_two_are_equal(net, applied):
     model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {a = Relu(x) b = Relu(a) c = Neg(b) y = Neg(c)}", named=False)
     after, _ = applied(clean, model)
     assert [node.name for node in after.graph.node] == ["Relu_0", "Relu_1", "Neg_2", "Neg_3"]
@@ -80,7 +76,7 @@ def test_nodes_without_names_get_one_and_no_two_are_equal(net: Any, applied: Any
 @pytest.mark.parametrize(
     "names", [["a", "a", "a", "a"], ["Relu_1", "", "n", ""], ["Neg_3", "x", "x_1", ""], ["a_2", "a", "a", "a_3"]]
 )
-def test_names_given_are_kept_and_equal_ones_are_told_apart(net: Any, applied: Any, names: list[str]) -> None:
+def test_names_given_are_kept_and_equal_ones_are_told_apart(net, applied, names):
     model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {a = Relu(x) b = Relu(a) c = Neg(b) y = Neg(c)}")
     for node, name in zip(model.graph.node, names, strict=True):
         node.name = name
@@ -89,7 +85,7 @@ def test_names_given_are_kept_and_equal_ones_are_told_apart(net: Any, applied: A
     assert {name for name in names if name} <= set(found)
 
 
-def test_weights_listed_as_inputs_are_weights(net: Any, normal: Any, applied: Any, same: Any) -> None:
+def test_weights_listed_as_inputs_are_weights(net, normal, applied, same):
     model = net(
         "(float[1,3,8,8] x, float[4,3,1,1] w) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=normal(4, 3, 1, 1, seed=1)
     )
@@ -98,7 +94,7 @@ def test_weights_listed_as_inputs_are_weights(net: Any, normal: Any, applied: An
     same(after, model, rtol=1e-5, atol=1e-6)
 
 
-def test_outputs_that_do_not_depend_on_the_image_are_an_error(net: Any, applied: Any) -> None:
+def test_outputs_that_do_not_depend_on_the_image_are_an_error(net, applied):
     model = net("(float[1,3,8,8] x) => (float[4] y) {z = Relu(x) y = Exp(w)}", w=np.zeros(4, np.float32))
     with pytest.raises(ModelError, match="the model's outputs do not depend on the image"):
         applied(clean, model)
@@ -107,7 +103,7 @@ def test_outputs_that_do_not_depend_on_the_image_are_an_error(net: Any, applied:
 # The batch
 
 
-def test_shapes_of_another_batch_are_forgotten_when_the_batch_is_frozen(net: Any, applied: Any) -> None:
+def test_shapes_of_another_batch_are_forgotten_when_the_batch_is_frozen(net, applied):
     model = net("(float[N,3,8,8] x) => (float[1,3,8,8] y) {a = Relu(x) y = Neg(a)}")
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [1, 3, 8, 8]))
     after, _ = applied(clean, model, batch=4)
@@ -116,19 +112,17 @@ def test_shapes_of_another_batch_are_forgotten_when_the_batch_is_frozen(net: Any
 
 
 @pytest.mark.parametrize("size", [(16, 8), (8, 16)])
-def test_height_and_width_must_both_be_those_of_the_configuration(
-    net: Any, configure: Any, applied: Any, size: tuple[int, int]
-) -> None:
+def test_height_and_width_must_both_be_those_of_the_configuration(net, configure, applied, size):
     message = f"input 'x' is 8x8 .height x width. but key 'input.size' is {size[0]}x{size[1]}"
     with pytest.raises(ModelError, match=message):
         applied(clean, net(PLAIN), configure(size=size))
 
 
-def test_a_dynamic_batch_stays(net: Any, applied: Any) -> None:
+def test_a_dynamic_batch_stays(net, applied):
     assert shape(applied(clean, net(PLAIN))[0].graph.output[0]) == ["N", 3, 8, 8]
 
 
-def test_freezing_the_batch_folds_what_computed_it(net: Any, applied: Any, same: Any) -> None:
+def test_freezing_the_batch_folds_what_computed_it(net, applied, same):
     model = net(
         """(float[N,3,8,8] x) => (float[N,192] y) {
             s = Shape(x) n = Gather(s, i) u = Unsqueeze(n, ax) t = Concat<axis = 0>(u, m) y = Reshape(x, t) }""",
@@ -143,12 +137,12 @@ def test_freezing_the_batch_folds_what_computed_it(net: Any, applied: Any, same:
 
 
 @pytest.mark.parametrize("batch", [2, 4, "batch"])
-def test_a_fixed_batch_is_left_to_the_pass_that_changes_it(net: Any, applied: Any, batch: int | str) -> None:
+def test_a_fixed_batch_is_left_to_the_pass_that_changes_it(net, applied, batch):
     model = net(PLAIN.replace("N", "2"))
     assert shape(applied(clean, model, batch=batch)[0].graph.input[0]) == [2, 3, 8, 8]
 
 
-def test_a_convolution_says_its_kernel(net: Any, applied: Any) -> None:
+def test_a_convolution_says_its_kernel(net, applied):
     """Once its weights come from a DequantizeLinear, TensorRT 8.6's parser can no longer read it from them."""
     model = net(
         "(float[1,3,8,8] x) => (float[1,4,6,4] z) {y = Conv(x, w)\n z = ConvTranspose<pads = [1, 1, 1, 1]>(y, v)}",
@@ -163,7 +157,7 @@ def test_a_convolution_says_its_kernel(net: Any, applied: Any) -> None:
 # The input
 
 
-def test_a_dynamic_height_and_width_become_those_of_the_configuration(net: Any, configure: Any, applied: Any) -> None:
+def test_a_dynamic_height_and_width_become_those_of_the_configuration(net, configure, applied):
     model = net("(float[1,3,H,W] x) => (float[1,3,H,W] y) {a = Relu(x) y = Neg(a)}")
     after, _ = applied(clean, model, configure(size=(8, 16)))
     assert shape(after.graph.input[0]) == [1, 3, 8, 16]
@@ -187,12 +181,12 @@ def test_a_dynamic_height_and_width_become_those_of_the_configuration(net: Any, 
         ("() => (float[1] y) {y = Constant<value_floats = [1.0]>()}", "the model has no inputs"),
     ],
 )
-def test_an_input_that_does_not_fit_is_an_error(net: Any, applied: Any, text: str, message: str) -> None:
+def test_an_input_that_does_not_fit_is_an_error(net, applied, text, message):
     with pytest.raises(ModelError, match=message):
         applied(clean, net(text))
 
 
-def test_the_input_that_is_named_must_exist_and_be_the_only_one(net: Any, configure: Any, applied: Any) -> None:
+def test_the_input_that_is_named_must_exist_and_be_the_only_one(net, configure, applied):
     with pytest.raises(ModelError, match=r"key 'input\.name' is 'images' but the model's inputs are x$"):
         applied(clean, net(PLAIN), configure(input_name="images"))
     applied(clean, net(PLAIN), configure(input_name="x"))
@@ -201,7 +195,7 @@ def test_the_input_that_is_named_must_exist_and_be_the_only_one(net: Any, config
         applied(clean, model, configure(input_name="x"))
 
 
-def test_the_graph_is_cut_at_the_outputs_that_are_named(net: Any, run: Any, configure: Any, applied: Any) -> None:
+def test_the_graph_is_cut_at_the_outputs_that_are_named(net, run, configure, applied):
     model = net(
         "(float[1,3,8,8] x, float[1] factor) => (float[1,3,8,8] y) "
         "{ a = Neg(x) raw = Identity(a) b = Exp(raw) y = Mul(b, factor) }"
@@ -214,7 +208,7 @@ def test_the_graph_is_cut_at_the_outputs_that_are_named(net: Any, run: Any, conf
     np.testing.assert_array_equal(run(rewritten, x=x)["raw"], -x)
 
 
-def test_a_named_output_that_is_missing_leaves_the_outputs_to_be_listed(net: Any, configure: Any, applied: Any) -> None:
+def test_a_named_output_that_is_missing_leaves_the_outputs_to_be_listed(net, configure, applied):
     kept, _ = applied(clean, net(PLAIN), configure(outputs=["nowhere"]))
     assert [value.name for value in kept.graph.output] == [value.name for value in net(PLAIN).graph.output]
 
@@ -222,7 +216,7 @@ def test_a_named_output_that_is_missing_leaves_the_outputs_to_be_listed(net: Any
 @pytest.mark.parametrize(
     ("bounds", "kept"), [("end = 2", [1, 3]), ("start = 1, end = -1", [3, 8]), ("start = 2", [8, 8])]
 )
-def test_a_part_of_a_shape_folds_to_that_part(net: Any, run: Any, applied: Any, bounds: str, kept: list[int]) -> None:
+def test_a_part_of_a_shape_folds_to_that_part(net, run, applied, bounds, kept):
     body = f"{{ s = Shape<{bounds}>(x) r = Concat<axis = 0>(s, k) y = Reshape(x, r) }}"
     after, _ = applied(clean, net(f"(float[1,3,8,8] x) => (float[a,b,c] y) {body}", opset=17, k=np.array([-1])))
     assert operators(after) == ["Reshape"]

@@ -92,7 +92,7 @@ IMAGES = np.random.default_rng(1).normal(0, 3, (2, 3, 16, 16)).astype(np.float32
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Any:
+def saved(tmp_path):
     def save(model: onnx.ModelProto) -> Path:
         onnx.save(model, tmp_path / "model.onnx")
         return tmp_path / "model.onnx"
@@ -114,7 +114,7 @@ def fed(model: onnx.ModelProto) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("centre", [False, True])
-def test_an_efficient_nms_is_left_as_it_is_unless_another_is_asked_for(saved: Any, centre: bool) -> None:
+def test_an_efficient_nms_is_left_as_it_is_unless_another_is_asked_for(saved, centre):
     model = detector("efficient", centre=centre)
     path, config = saved(model), configuration()
     own = embedded_nms(load_model(path), config)
@@ -140,7 +140,7 @@ def test_an_efficient_nms_is_left_as_it_is_unless_another_is_asked_for(saved: An
 
 
 @pytest.mark.parametrize("wired", [2, 4, 5])
-def test_a_nonmaxsuppression_keeps_its_constant_thresholds_or_is_replaced(saved: Any, wired: int) -> None:
+def test_a_nonmaxsuppression_keeps_its_constant_thresholds_or_is_replaced(saved, wired):
     model = detector("onnx", wired=wired)
     path, config = saved(model), configuration()
     left = Detector.open(path, config)
@@ -155,13 +155,13 @@ def test_a_nonmaxsuppression_keeps_its_constant_thresholds_or_is_replaced(saved:
         np.testing.assert_allclose(got.image(1)[1], wanted.image(1)[1], atol=1e-6)
 
 
-def test_outputs_named_in_the_configuration_cut_it_off_by_themselves() -> None:
+def test_outputs_named_in_the_configuration_cut_it_off_by_themselves():
     model, config = detector("efficient"), configuration(outputs=["rows"])
     assert embedded_nms(model, config) is None
     assert [one.name for one in rewrite(model, Options(config)).model.graph.output] == ["boxes", "scores"]
 
 
-def test_what_cannot_be_cut_off_says_why_and_what_to_do() -> None:
+def test_what_cannot_be_cut_off_says_why_and_what_to_do():
     config = configuration()
     with pytest.raises(ModelError, match="its class 0 is background, which 'classes' does not know; name the raw"):
         embedded_nms(detector("efficient", background_class=0), config)
@@ -177,20 +177,20 @@ def test_what_cannot_be_cut_off_says_why_and_what_to_do() -> None:
         embedded_nms(double, config)
 
 
-def test_a_model_without_one_has_none(saved: Any) -> None:
+def test_a_model_without_one_has_none(saved):
     model = detector("onnx")
     assert embedded_nms(model, configuration()) is not None
     del model.graph.node[-2:]
     assert embedded_nms(model, configuration()) is None
 
 
-def test_its_thresholds_must_be_possible() -> None:
+def test_its_thresholds_must_be_possible():
     with pytest.raises(ConfigError, match=r"nms.max_detections|max_detections \(5000\)"):
         rewrite(detector("efficient", max_output_boxes=5000), Options(configuration(), "efficient", keep_embedded=True))
 
 
 @pytest.mark.parametrize("where", ["efficient", "onnx"])
-def test_a_model_that_was_rewritten_before_is_taken_like_any_other(saved: Any, where: Any) -> None:
+def test_a_model_that_was_rewritten_before_is_taken_like_any_other(saved, where):
     config = configuration()
     once = rewrite(detector("onnx", centre=True), Options(config, where)).model
     for node in once.graph.node:
@@ -205,7 +205,7 @@ def test_a_model_that_was_rewritten_before_is_taken_like_any_other(saved: Any, w
         np.testing.assert_allclose(again.image(0)[0], first.image(0)[0], atol=1e-5)
 
 
-def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(saved: Any, tmp_path: Path) -> None:
+def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(saved, tmp_path):
     path = saved(detector("efficient", centre=True))
     (tmp_path / "images").mkdir()
     rng = np.random.default_rng(2)

@@ -95,7 +95,7 @@ def configuration(**keys: Any) -> Config:
 
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("limit", [300, 3])
-def test_the_best_are_those_of_the_model(net: Any, run: Any, tail: str, limit: int) -> None:
+def test_the_best_are_those_of_the_model(net, run, tail, limit):
     model = exported(net, TAILS[tail])
     config = configuration(nms={"iou_threshold": 1, "max_detections": limit, "score_threshold": 0.001})
     done = rewrite(model, Options(config))
@@ -123,7 +123,7 @@ ANOTHER_CHOICE = {
 
 
 @pytest.mark.parametrize("case", ANOTHER_CHOICE)
-def test_rows_that_are_made_in_another_way_stay(net: Any, case: str) -> None:
+def test_rows_that_are_made_in_another_way_stay(net, case):
     tail, old, new = ANOTHER_CHOICE[case]
     assert TAILS[tail].count(old) == 1
     done = rewrite(exported(net, TAILS[tail].replace(old, new)), Options(configuration()))
@@ -131,7 +131,7 @@ def test_rows_that_are_made_in_another_way_stay(net: Any, case: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [{"nms": {"iou_threshold": 0.5}}, {"classes": ["a", "b"]}])
-def test_rows_that_are_suppressed_or_of_another_number_of_classes_stay(net: Any, keys: dict[str, Any]) -> None:
+def test_rows_that_are_suppressed_or_of_another_number_of_classes_stay(net, keys):
     done = rewrite(exported(net, TAILS["all scores"]), Options(configuration(**keys)))
     assert done.config.head.decode == "detections"
 
@@ -166,7 +166,7 @@ def with_sizes(net: Any, old: str = "", new: str = "") -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("rule", ["boxes", "detections"])
-def test_labels_boxes_and_scores_of_an_original_size(net: Any, run: Any, rule: str) -> None:
+def test_labels_boxes_and_scores_of_an_original_size(net, run, rule):
     model = with_sizes(net)
     config = configuration(head={"decode": rule, "boxes": "cxcywh"}, input={"size": [8, 8]})
     done = rewrite(model, Options(config))
@@ -190,6 +190,6 @@ def test_labels_boxes_and_scores_of_an_original_size(net: Any, run: Any, rule: s
         ("TopK <axis = 1> (flat, k)", "TopK <axis = 1, largest = 0> (flat, k)"),
     ],
 )
-def test_three_outputs_that_are_made_in_another_way_stay(net: Any, old: str, new: str) -> None:
+def test_three_outputs_that_are_made_in_another_way_stay(net, old, new):
     with pytest.raises(ModelError, match="inputs|decode rule 'boxes' takes boxes"):
         rewrite(with_sizes(net, old, new), Options(configuration(head={"decode": "boxes"})))

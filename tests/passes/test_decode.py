@@ -62,15 +62,13 @@ def check(run: Any, outputs: dict[str, np.ndarray], config: Config) -> None:
         ("dfl", (2, TOTAL, 3 + 20), 3, {"bins": 5, "cell_offset": 0.5}),
     ],
 )
-def test_rules_of_one_output(
-    run: Any, configure: Any, normal: Any, scores: str, rule: str, shape: tuple[int, ...], scale: float, head: Any
-) -> None:
+def test_rules_of_one_output(run, configure, normal, scores, rule, shape, scale, head):
     check(run, {"output0": normal(*shape, scale=scale)}, configure(rule, SIZE, scores=scores, **head))
 
 
 @pytest.mark.parametrize("scores", ["probabilities", "logits"])
 @pytest.mark.parametrize("order", ["xyxy", "yxyx", "cxcywh"])
-def test_boxes_in_every_order_of_coordinates(run: Any, configure: Any, normal: Any, order: str, scores: str) -> None:
+def test_boxes_in_every_order_of_coordinates(run, configure, normal, order, scores):
     config = configure("boxes", SIZE, boxes=order, scores=scores)
     check(run, {"b": normal(2, 11, 4, scale=20), "s": normal(2, 11, 3, seed=1)}, config)
 
@@ -78,22 +76,20 @@ def test_boxes_in_every_order_of_coordinates(run: Any, configure: Any, normal: A
 @pytest.mark.parametrize("scores", ["probabilities", "softmax"])
 @pytest.mark.parametrize("background", ["none", "first", "last"])
 @pytest.mark.parametrize("order", ["xyxy", "yxyx", "cxcywh"])
-def test_relative_boxes_and_a_background(
-    run: Any, configure: Any, normal: Any, order: str, scores: str, background: str
-) -> None:
+def test_relative_boxes_and_a_background(run, configure, normal, order, scores, background):
     config = configure("boxes", SIZE, boxes=order, units="relative", scores=scores, background=background)
     columns = 3 if background == "none" else 4
     check(run, {"b": normal(2, 11, 4), "s": normal(2, 11, columns, seed=1)}, config)
 
 
 @pytest.mark.parametrize("scores", ["probabilities", "softmax"])
-def test_columns_of_the_classes(run: Any, configure: Any, normal: Any, scores: str) -> None:
+def test_columns_of_the_classes(run, configure, normal, scores):
     config = configure("boxes", SIZE, scores=scores, columns=[4, 0, 2])
     check(run, {"b": normal(2, 11, 4, scale=20), "s": normal(2, 11, 6, seed=1)}, config)
 
 
 @pytest.mark.parametrize("units", ["pixels", "relative"])
-def test_rows_of_detections(run: Any, configure: Any, normal: Any, units: str) -> None:
+def test_rows_of_detections(run, configure, normal, units):
     rows = normal(2, 11, 6)
     rows[..., 5] = np.arange(22).reshape(2, 11) % 5 - 1  # the first and the last are no classes
     check(run, {"rows": rows}, configure("detections", SIZE, units=units))
@@ -119,27 +115,27 @@ def pairs(normal: Any, classes: int, bins: int) -> dict[str, np.ndarray]:
         (20, "shuffled", {"outputs": ["cls_8", "cls_16", "cls_32", "dis_8", "dis_16", "dis_32"]}),
     ],
 )
-def test_dfl_pairs_in_any_order(run: Any, configure: Any, normal: Any, classes: int, order: str, head: Any) -> None:
+def test_dfl_pairs_in_any_order(run, configure, normal, classes, order, head):
     outputs = pairs(normal, classes, 5)
     shuffled = np.random.default_rng(classes).permutation(list(outputs)).tolist()
     names = shuffled if order == "shuffled" else order.split() or list(outputs)
     check(run, {name: outputs[name] for name in names}, configure("dfl", SIZE, classes=classes, bins=5, **head))
 
 
-def test_dfl_pairs_of_two_levels_with_equal_cells(run: Any, configure: Any, normal: Any) -> None:
+def test_dfl_pairs_of_two_levels_with_equal_cells(run, configure, normal):
     config = configure("dfl", (32, 32), strides=[32, 64], bins=5)
     widths = {"c": 3, "d": 20}
     outputs = {f"{kind}{level}": normal(1, 1, widths[kind], seed=level) for level in (0, 1) for kind in widths}
     check(run, outputs, config)
 
 
-def test_a_size_that_is_no_multiple_of_a_stride_rounds_the_grid_up(run: Any, configure: Any, normal: Any) -> None:
+def test_a_size_that_is_no_multiple_of_a_stride_rounds_the_grid_up(run, configure, normal):
     config = configure("dfl", (50, 70), bins=5)
     cells = sum(math.ceil(50 / stride) * math.ceil(70 / stride) for stride in (8, 16, 32))
     check(run, {"output": normal(1, cells, 23)}, config)
 
 
-def test_outputs_not_named_are_left_out(run: Any, configure: Any, normal: Any) -> None:
+def test_outputs_not_named_are_left_out(run, configure, normal):
     config = configure("yolov8", SIZE, outputs=["raw"])
     raw = normal(1, 7, 10)
     model = decoded(raw_model({"extra": (5,), "raw": (7, 10)}), config)
@@ -150,14 +146,12 @@ def test_outputs_not_named_are_left_out(run: Any, configure: Any, normal: Any) -
 
 
 @pytest.mark.parametrize("name", ["boxes", "scores"])
-def test_a_raw_output_may_have_the_name_of_a_result(run: Any, configure: Any, normal: Any, name: str) -> None:
+def test_a_raw_output_may_have_the_name_of_a_result(run, configure, normal, name):
     check(run, {name: normal(1, 7, 10)}, configure("yolov8", SIZE))
 
 
 @pytest.mark.parametrize("name", ["boxes", "scores", "num_dets", "classes"])
-def test_a_tensor_inside_the_model_may_have_the_name_of_a_result(
-    net: Any, run: Any, configure: Any, normal: Any, name: str
-) -> None:
+def test_a_tensor_inside_the_model_may_have_the_name_of_a_result(net, run, configure, normal, name):
     model = net(f"(float[1,7,10] x) => (float[1,7,10] y) {{ {name} = Neg(x) y = Neg({name}) }}")
     config, raw = configure("yolov8", SIZE), normal(1, 7, 10)
     rewritten = decoded(model, config)
@@ -168,7 +162,7 @@ def test_a_tensor_inside_the_model_may_have_the_name_of_a_result(
     np.testing.assert_allclose(given["boxes"], heads.decode([raw], config)[0], rtol=1e-6)
 
 
-def test_an_output_in_float64_is_brought_to_float32(net: Any, run: Any, configure: Any, normal: Any) -> None:
+def test_an_output_in_float64_is_brought_to_float32(net, run, configure, normal):
     model = net("(float[1,7,10] x) => (double[1,7,10] y) { y = Cast<to = 11>(x) }")
     config, x = configure("yolov8", SIZE), normal(1, 7, 10)
     given = run(decoded(model, config), x=x)
@@ -178,7 +172,7 @@ def test_an_output_in_float64_is_brought_to_float32(net: Any, run: Any, configur
     np.testing.assert_array_equal(given["scores"], expected[1])
 
 
-def test_outputs_that_do_not_fit_the_rule(configure: Any) -> None:
+def test_outputs_that_do_not_fit_the_rule(configure):
     """With an open batch; tests/detection/test_heads.py has every reason."""
     with pytest.raises(ModelError) as caught:
         decoded(raw_model({"a": (3, 8, 8)}), configure("dfl", SIZE))
@@ -188,7 +182,7 @@ def test_outputs_that_do_not_fit_the_rule(configure: Any) -> None:
     )
 
 
-def test_an_output_of_unknown_shape(net: Any, configure: Any) -> None:
+def test_an_output_of_unknown_shape(net, configure):
     model = net("(float[1,3,8,8] x, int64[K] s) => (float[] y) {y = Reshape(x, s)}")
     model.graph.output[0].type.tensor_type.ClearField("shape")
     with pytest.raises(ModelError, match=r"output 'y' has shape \(\), decode rule 'yolov5' expects three dimensions"):

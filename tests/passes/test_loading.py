@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ Reload = Callable[[onnx.ModelProto], onnx.ModelProto]
 
 
 @pytest.fixture
-def reload(tmp_path: Path) -> Reload:
+def reload(tmp_path):
     """A model as it is after saving and loading."""
 
     def reload(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -32,7 +31,7 @@ def reload(tmp_path: Path) -> Reload:
 
 
 @pytest.fixture
-def conv(net: Any, normal: Any) -> onnx.ModelProto:
+def conv(net, normal):
     return net(CONV, w=normal(4, 3, 1, 1), b=normal(4))
 
 
@@ -44,7 +43,7 @@ def put(model: onnx.ModelProto, name: str, value: np.ndarray) -> onnx.ModelProto
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_weight_that_is_not_finite_is_named(net: Any, reload: Reload, dtype: type, value: float) -> None:
+def test_a_weight_that_is_not_finite_is_named(net, reload, dtype, value):
     text = "(float[2] x) => (float[2] y) {c = Cast<to=1>(w) m = Mul(w, w) z = Cast<to=1>(m) y = Add(x, z)}"
     model = net(text, w=np.array([1, value], dtype))
     with pytest.raises(ModelError, match="has a weight that is not finite: 'w' holds [01] NaN and [01] infinite of 2"):
@@ -52,7 +51,7 @@ def test_a_weight_that_is_not_finite_is_named(net: Any, reload: Reload, dtype: t
     reload(put(model, "w", np.array([1, 2], dtype)))
 
 
-def test_a_constant_that_is_not_finite_is_found_in_a_branch(net: Any, reload: Reload) -> None:
+def test_a_constant_that_is_not_finite_is_found_in_a_branch(net, reload):
     text = """(float[2] x, bool c) => (float[2] y) {
         y = If (c) <then_branch = a () => (float[2] u) {k = Constant<value = float[2] {1.0, 2.0}>() u = Mul(x, k)},
                     else_branch = e () => (float[2] v) {v = Identity(x)}>
@@ -74,7 +73,7 @@ def test_a_constant_that_is_not_finite_is_found_in_a_branch(net: Any, reload: Re
         "r = Unsqueeze(w, a) t = Squeeze(r, a) y = Where(c, x, t)",
     ],
 )
-def test_infinity_as_a_bound_or_a_filling_is_valid(net: Any, reload: Reload, text: str) -> None:
+def test_infinity_as_a_bound_or_a_filling_is_valid(net, reload, text):
     model = net(
         f"(float[2] x, bool[2] c) => (float[2] y) {{{text}}}",
         w=np.array(np.inf, np.float32),
@@ -84,7 +83,7 @@ def test_infinity_as_a_bound_or_a_filling_is_valid(net: Any, reload: Reload, tex
     reload(model)
 
 
-def test_a_mask_may_add_minus_infinity_only(net: Any, reload: Reload) -> None:
+def test_a_mask_may_add_minus_infinity_only(net, reload):
     model = net(
         "(float[2] x) => (float[2] y) {m = Add(x, w) y = Softmax(m)}", w=np.array([0, -np.inf], dtype=np.float32)
     )
@@ -95,7 +94,7 @@ def test_a_mask_may_add_minus_infinity_only(net: Any, reload: Reload) -> None:
         reload(put(model, "w", np.array([-np.inf, np.nan], np.float32)))
 
 
-def test_negative_dimensions_are_open_ones(net: Any, normal: Any, reload: Reload) -> None:
+def test_negative_dimensions_are_open_ones(net, normal, reload):
     """ONNX's shape inference ends the process on a Slice along such an axis."""
     text = "(float[1,3,8,8] x) => (float[1,3,4,8] y) {y = Slice(x, start, end, axis)}"
     bounds = {name: np.array([value], np.int64) for name, value in (("start", 0), ("end", 4), ("axis", 2))}
@@ -108,7 +107,7 @@ def test_negative_dimensions_are_open_ones(net: Any, normal: Any, reload: Reload
     assert [dim.HasField("dim_value") for dim in dims] == [False] * 4
 
 
-def test_an_absurd_length_of_a_shape_is_an_open_one(net: Any, reload: Reload) -> None:
+def test_an_absurd_length_of_a_shape_is_an_open_one(net, reload):
     """ONNX's shape inference keeps 140 bytes for each element: 2**31 took all memory of the machine."""
     model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {s = Shape(x) y = Reshape(x, s)}")
     values = [("s", onnx.TensorProto.INT64, [2**22]), ("t", onnx.TensorProto.FLOAT, [2**22])]
@@ -118,9 +117,7 @@ def test_an_absurd_length_of_a_shape_is_an_open_one(net: Any, reload: Reload) ->
     assert found["t"].dim_value == 2**22
 
 
-def test_a_detector_with_negative_dimensions_is_rewritten_as_one_with_open_ones(
-    net: Any, normal: Any, configure: Any, reload: Reload
-) -> None:
+def test_a_detector_with_negative_dimensions_is_rewritten_as_one_with_open_ones(net, normal, configure, reload):
     text = "(float[N,3,8,8] x) => (float[N,64,8] y) {c = Conv(x, w) r = Reshape(c, s) y = Transpose<perm=[0,2,1]>(r)}"
     model = net(text, w=normal(8, 3, 1, 1), s=np.array([0, 8, 64], np.int64))
     expected = rewrite(reload(model), Options(configure(), batch=2)).model
@@ -129,7 +126,7 @@ def test_a_detector_with_negative_dimensions_is_rewritten_as_one_with_open_ones(
     assert rewrite(reload(model), Options(configure(), batch=2)).model == expected
 
 
-def test_the_domain_ai_onnx_is_the_empty_one(conv: onnx.ModelProto, reload: Reload) -> None:
+def test_the_domain_ai_onnx_is_the_empty_one(conv, reload):
     expected = reload(conv)
     conv.graph.node[0].domain = "ai.onnx"
     assert reload(conv) == expected
@@ -137,20 +134,20 @@ def test_the_domain_ai_onnx_is_the_empty_one(conv: onnx.ModelProto, reload: Relo
     assert reload(conv) == expected
 
 
-def test_a_domain_with_two_opsets_has_the_newer(net: Any, reload: Reload) -> None:
+def test_a_domain_with_two_opsets_has_the_newer(net, reload):
     model = net("(float[2] x) => (float[2] y) {y = Mish(x)}", opset=18)
     model.opset_import.append(onnx.helper.make_opsetid("ai.onnx", 13))
     assert [(entry.domain, entry.version) for entry in reload(model).opset_import] == [("", 18)]
 
 
-def test_a_domain_without_an_opset_has_opset_1(net: Any, reload: Reload) -> None:
+def test_a_domain_without_an_opset_has_opset_1(net, reload):
     model = net("(float[2] x) => (float[2] y) {y = Relu(x)}")
     model.graph.node[0].op_type = "TRT_SiLU"
     loaded = reload(model)
     assert [(entry.domain, entry.version) for entry in loaded.opset_import] == [("", 13), ("trt.plugins", 1)]
 
 
-def test_nodes_in_the_wrong_order_are_sorted(net: Any, reload: Reload) -> None:
+def test_nodes_in_the_wrong_order_are_sorted(net, reload):
     model = net("(float[2] x) => (float[2] y) {a = Relu(x) b = Neg(a) y = Abs(b)}")
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
     del model.graph.node[:]
@@ -158,7 +155,7 @@ def test_nodes_in_the_wrong_order_are_sorted(net: Any, reload: Reload) -> None:
     assert list(reload(model).graph.node) == nodes
 
 
-def test_a_circle_of_nodes_is_named(net: Any, reload: Reload) -> None:
+def test_a_circle_of_nodes_is_named(net, reload):
     model = net("(float[2] x) => (float[2] y) {a = Add(x, b) b = Neg(a) y = Abs(b)}")
     with pytest.raises(ModelError, match="node 'Add_0' depends on its own output"):
         reload(model)
@@ -174,15 +171,13 @@ def test_a_circle_of_nodes_is_named(net: Any, reload: Reload) -> None:
         ("w", (5, 3, 1, 1), "has a bias of size 4, 5 is needed"),
     ],
 )
-def test_sizes_that_a_convolution_cannot_have_are_named(
-    conv: onnx.ModelProto, normal: Any, reload: Reload, name: str, shape: tuple[int, ...], message: str
-) -> None:
+def test_sizes_that_a_convolution_cannot_have_are_named(conv, normal, reload, name, shape, message):
     conv.graph.output[0].type.tensor_type.shape.dim[1].ClearField("dim_value")
     with pytest.raises(ModelError, match=message):
         reload(put(conv, name, normal(*shape)))
 
 
-def test_sizes_of_transposed_and_grouped_convolutions(net: Any, normal: Any, reload: Reload) -> None:
+def test_sizes_of_transposed_and_grouped_convolutions(net, normal, reload):
     text = "(float[1,4,8,8] x) => (float[1,6,8,8] y) {y = ConvTranspose<group=2>(x, w, b)}"
     reload(net(text, w=normal(4, 3, 1, 1), b=normal(6)))
     with pytest.raises(ModelError, match="has a bias of size 4, 6 is needed"):
@@ -193,7 +188,7 @@ def test_sizes_of_transposed_and_grouped_convolutions(net: Any, normal: Any, rel
         reload(net(grouped.replace("1,6", "1,5"), w=normal(5, 2, 1, 1)))
 
 
-def test_a_batch_normalisation_with_a_short_parameter_is_named(net: Any, normal: Any, reload: Reload) -> None:
+def test_a_batch_normalisation_with_a_short_parameter_is_named(net, normal, reload):
     text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) {y = BatchNormalization(x, s, t, m, v)}"
     weights = {name: np.abs(normal(4)) for name in "stmv"}
     reload(net(text, **weights))
@@ -212,9 +207,7 @@ def test_a_batch_normalisation_with_a_short_parameter_is_named(net: Any, normal:
         ("kernel_shape=[3,3]", "has a kernel of size 3, 1 is needed"),
     ],
 )
-def test_attributes_that_a_convolution_cannot_have_are_named(
-    net: Any, normal: Any, reload: Reload, attribute: str, message: str
-) -> None:
+def test_attributes_that_a_convolution_cannot_have_are_named(net, normal, reload, attribute, message):
     text = f"(float[1,3,8,8] x) => (float[1,4,N,M] y) {{y = Conv<{attribute}>(x, w)}}"
     with pytest.raises(ModelError, match=message):
         reload(net(text, w=normal(4, 3, 1, 1)))
@@ -236,22 +229,20 @@ def test_attributes_that_a_convolution_cannot_have_are_named(
         (lambda weight: weight.ClearField("raw_data"), "data of weight 'w' does not fit its shape"),
     ],
 )
-def test_a_weight_of_the_wrong_size_or_type_is_named(
-    conv: onnx.ModelProto, reload: Reload, damage: Callable[[onnx.TensorProto], None], message: str
-) -> None:
+def test_a_weight_of_the_wrong_size_or_type_is_named(conv, reload, damage, message):
     damage(conv.graph.initializer[0])
     with pytest.raises(ModelError, match=message):
         reload(conv)
 
 
 @pytest.mark.parametrize("side", ["input", "output"])
-def test_a_node_without_inputs_or_outputs_is_an_error(conv: onnx.ModelProto, reload: Reload, side: str) -> None:
+def test_a_node_without_inputs_or_outputs_is_an_error(conv, reload, side):
     del getattr(conv.graph.node[0], side)[:]
     with pytest.raises(ModelError, match=r"model '.*' is not valid ONNX.*; export it again"):
         reload(conv)
 
 
-def test_what_readers_and_writers_of_onnx_are_lax_about_stays_allowed(conv: onnx.ModelProto, reload: Reload) -> None:
+def test_what_readers_and_writers_of_onnx_are_lax_about_stays_allowed(conv, reload):
     conv.graph.output[0].type.tensor_type.ClearField("shape")
     conv.ir_version = 99
     assert reload(conv).ir_version == 99
@@ -259,7 +250,7 @@ def test_what_readers_and_writers_of_onnx_are_lax_about_stays_allowed(conv: onnx
     reload(conv)
 
 
-def test_a_failure_of_a_library_names_the_pass(net: Any, configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_a_library_names_the_pass(net, configure, monkeypatch):
     from trtdet.passes import batchnorm
 
     def broken(*_: Any) -> None:
@@ -276,7 +267,7 @@ def test_a_failure_of_a_library_names_the_pass(net: Any, configure: Any, monkeyp
 
 @pytest.mark.parametrize("nms", ["host", "onnx", "native", "efficient"])
 @pytest.mark.parametrize("silu", ["keep", "swish", "plugin"])
-def test_what_trtdet_wrote_is_valid(reload: Reload, nms: Any, silu: Any) -> None:
+def test_what_trtdet_wrote_is_valid(reload, nms, silu):
     from trtdet.config import load_config
 
     source = load_model(SHAPES_MODEL)

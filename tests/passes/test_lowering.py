@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,9 +93,7 @@ REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "
     source=st.integers(18, NEWEST),
     target=st.integers(13, 17),
 )
-def test_reduced_axes(
-    kind: str, axes: list[int] | None, negative: bool, keepdims: int, noop: int, source: int, target: int
-) -> None:
+def test_reduced_axes(kind, axes, negative, keepdims, noop, source, target):
     operand = "" if axes is None else ", axes"
     node = f"Reduce{kind}<keepdims = {keepdims}, noop_with_empty_axes = {noop}>(x{operand})"
     rank = 4 if keepdims or (noop and not axes) else 4 - len(axes or range(4))
@@ -121,7 +118,7 @@ def test_reduced_axes(
     source=st.integers(18, NEWEST),
     target=st.integers(13, 17),
 )
-def test_parts_of_a_split(size: int, parts: int, axis: int, source: int, target: int) -> None:
+def test_parts_of_a_split(size, parts, axis, source, target):
     assume(size - -(-size // parts) * (parts - 1) > 0)
     names = [f"y{index}" for index in range(parts)]
     outputs = ", ".join(f"float[1,{'n,2' if axis == 1 else '2,n'}] {name}" for name in names)
@@ -146,7 +143,7 @@ def test_parts_of_a_split(size: int, parts: int, axis: int, source: int, target:
     value=st.booleans(),
     source=st.integers(18, NEWEST),
 )
-def test_padded_axes(axes: list[int], widths: list[int], mode: str, value: bool, source: int) -> None:
+def test_padded_axes(axes, widths, mode, value, source):
     if mode != "constant":
         widths = [abs(width) for width in widths]
     pads = np.array(widths[: 2 * len(axes)])
@@ -166,15 +163,7 @@ def test_padded_axes(axes: list[int], widths: list[int], mode: str, value: bool,
     source=st.integers(18, NEWEST),
     target=st.integers(13, 17),
 )
-def test_resized_axes(
-    axes: list[int] | None,
-    mode: str,
-    transform: str,
-    by_scale: bool,
-    factors: list[float],
-    source: int,
-    target: int,
-) -> None:
+def test_resized_axes(axes, mode, transform, by_scale, factors, source, target):
     shape = (1, 2, 6, 8)
     wanted = [axis % 4 for axis in axes] if axes else [0, 1, 2, 3]
     scales = np.array([factors[axis] if axis > 1 else 1.0 for axis in wanted], np.float32)
@@ -192,7 +181,7 @@ def test_resized_axes(
 
 @exact
 @given(start=st.integers(-6, 6), end=st.none() | st.integers(-6, 6), source=st.integers(15, NEWEST))
-def test_parts_of_shapes(start: int, end: int | None, source: int) -> None:
+def test_parts_of_shapes(start, end, source):
     bounds = f"start = {start}" + ("" if end is None else f", end = {end}")
     model = parsed(f"(float[a,3,4,5] x) => (int64[n] y) {{ y = Shape<{bounds}>(x) }}", source)
     # onnxruntime refuses bounds in the wrong order.
@@ -209,7 +198,7 @@ def test_parts_of_shapes(start: int, end: int | None, source: int) -> None:
     source=st.integers(20, NEWEST),
     target=st.integers(16, 19),
 )
-def test_modes_of_a_grid(mode: str | None, padding: str, corners: int, source: int, target: int) -> None:
+def test_modes_of_a_grid(mode, padding, corners, source, target):
     chosen = "" if mode is None else f', mode = "{mode}"'
     node = f'GridSample<padding_mode = "{padding}", align_corners = {corners}{chosen}>(x, g)'
     model = parsed(f"(float[1,2,5,6] x, float[1,3,4,2] g) => (float[a,b,c,d] y) {{ y = {node} }}", source)
@@ -227,9 +216,7 @@ def test_modes_of_a_grid(mode: str | None, padding: str, corners: int, source: i
     source=st.integers(22, NEWEST),
     target=st.integers(19, 21),
 )
-def test_windows_of_a_pool(
-    kind: str, size: int, kernel: int, stride: int, pads: list[int], ceil: int, source: int, target: int
-) -> None:
+def test_windows_of_a_pool(kind, size, kernel, stride, pads, ceil, source, target):
     pads = [min(pad, kernel - 1) for pad in pads]
     shape = f"kernel_shape = [{kernel}, {kernel}], strides = [{stride}, {stride}], pads = {pads}, ceil_mode = {ceil}"
     model = parsed(f"(float[1,2,{size},{size}] x) => (float[1,2,c,d] y) {{ y = {kind}<{shape}>(x) }}", source)
@@ -245,7 +232,7 @@ def test_windows_of_a_pool(
 
 @exact
 @given(auto=st.sampled_from(["VALID", "SAME_UPPER", "SAME_LOWER"]), size=st.integers(4, 9), stride=st.integers(1, 3))
-def test_average_pools_that_pad_themselves_mean_the_same_in_every_opset(auto: str, size: int, stride: int) -> None:
+def test_average_pools_that_pad_themselves_mean_the_same_in_every_opset(auto, size, stride):
     """The formulas in ONNX's text changed with opset 19, what they give did not."""
     node = f'AveragePool<kernel_shape = [3,3], strides = [{stride},{stride}], auto_pad = "{auto}">(x)'
     model = parsed(f"(float[1,2,{size},{size}] x) => (float[1,2,c,d] y) {{ y = {node} }}", 22)
@@ -269,7 +256,7 @@ def test_average_pools_that_pad_themselves_mean_the_same_in_every_opset(auto: st
     source=st.integers(24, NEWEST),
     target=st.integers(13, 20),
 )
-def test_older_forms_give_the_same_bits(body: str, scale: float, source: int, target: int) -> None:
+def test_older_forms_give_the_same_bits(body, scale, source, target):
     assume(source == 24 or not body.startswith("Swish"))  # onnxruntime 1.31 knows it in that opset alone
     used = {
         "shape": np.array([2, -1]),
@@ -300,9 +287,7 @@ def test_older_forms_give_the_same_bits(body: str, scale: float, source: int, ta
     source=st.integers(23, NEWEST),
     target=st.sampled_from([13, 17, 20]),
 )
-def test_definitions_are_right_to_some_units_in_the_last_place(
-    body: str, scale: float, seed: int, source: int, target: int
-) -> None:
+def test_definitions_are_right_to_some_units_in_the_last_place(body, scale, seed, source, target):
     """onnxruntime has kernels of its own for these: both stay within 8 units in the last place of the largest value."""
     used = {"last": (6,), "rest": (4, 5, 6), "c": (4,)}
     constants = {name: noise(*shape, seed=7, scale=1) for name, shape in used.items() if f", {name}" in body}
@@ -314,7 +299,7 @@ def test_definitions_are_right_to_some_units_in_the_last_place(
     np.testing.assert_allclose(compute(after, {"x": x})[0], before, rtol=0, atol=8 * unit)
 
 
-def test_group_normalization_keeps_its_digits_where_the_definition_loses_them() -> None:
+def test_group_normalization_keeps_its_digits_where_the_definition_loses_them():
     model = parsed(
         "(float[1,4,8,8] x) => (float[1,4,8,8] y) { y = GroupNormalization<num_groups = 2, epsilon = 0.0>(x, c, c) }",
         21,
@@ -329,7 +314,7 @@ def test_group_normalization_keeps_its_digits_where_the_definition_loses_them() 
     assert error[0] < 1e-3 < error[1]
 
 
-def test_half_precision_is_normalised_in_the_precision_that_is_asked_for() -> None:
+def test_half_precision_is_normalised_in_the_precision_that_is_asked_for():
     text = "(float16[1,4,3,3] x) => (float16[1,4,3,3] y) { y = GroupNormalization<num_groups = 2>(x, c, c) }"
     after = lowered(parsed(text, 21, c=np.ones(4, np.float16)), 17)
     assert operators(after)[:4] == ["Reshape", "Cast", "InstanceNormalization", "Cast"]
@@ -340,7 +325,7 @@ def test_half_precision_is_normalised_in_the_precision_that_is_asked_for() -> No
 # Single forms
 
 
-def test_names_domains_and_inner_graphs_are_kept() -> None:
+def test_names_domains_and_inner_graphs_are_kept():
     text = """(float[1,4,8,8] x, bool c) => (float[1,4,1,8] y) {
         p = trt.plugins.TRT_SiLU(x)
         y = If (c) <
@@ -362,7 +347,7 @@ def test_names_domains_and_inner_graphs_are_kept() -> None:
         np.testing.assert_array_equal(new, old)
 
 
-def test_nodes_of_a_definition_are_named_after_the_node() -> None:
+def test_nodes_of_a_definition_are_named_after_the_node():
     text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Gelu(x) b = Gelu(a) y = Mish(b) }"
     after = lowered(parsed(text, 20), 17)
     names = [node.name for node in after.graph.node]
@@ -371,14 +356,14 @@ def test_nodes_of_a_definition_are_named_after_the_node() -> None:
     assert {"a", "b", "y"} <= {name for node in after.graph.node for name in node.output}
 
 
-def test_an_operator_that_two_opsets_share_is_not_taken_apart() -> None:
+def test_an_operator_that_two_opsets_share_is_not_taken_apart():
     text = "(float[1,2,5,6] x) => (float[1,2,5,6] y) { y = Attention<left_window_size = -1>(x, x, x) }"
     after = lowered(parsed(text, 25), 24)
     assert operators(after) == ["Attention"]
     assert len(operators(lowered(parsed(text, 25), 23))) > 5
 
 
-def test_local_functions_are_written_out() -> None:
+def test_local_functions_are_written_out():
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18, "local": 1]>
         net (float[1,4,8,8] x) => (float[1,4,1,1] y) { y = local.pool(x) }
@@ -392,7 +377,7 @@ def test_local_functions_are_written_out() -> None:
     np.testing.assert_array_equal(compute(after, {"x": x})[0], compute(model, {"x": x})[0])
 
 
-def test_the_zero_point_carries_the_output_type_of_a_quantizer() -> None:
+def test_the_zero_point_carries_the_output_type_of_a_quantizer():
     text = "(float[2,3,4] x) => (int8[2,3,4] y) { y = QuantizeLinear<output_dtype = 3, axis = 1>(x, s) }"
     after = lowered(parsed(text, 21, s=np.array([0.1, 0.2, 0.3], np.float32)), 17, x=noise(2, 3, 4))
     assert len(after.graph.node[-1].input) == 3
@@ -447,7 +432,7 @@ def test_the_zero_point_carries_the_output_type_of_a_quantizer() -> None:
         ),
     ],
 )
-def test_an_inexpressible_node_is_an_error_with_the_reason(body: str, source: int, target: int, reason: str) -> None:
+def test_an_inexpressible_node_is_an_error_with_the_reason(body, source, target, reason):
     inputs = (
         "float[1,4,8,8] x, int64[4] i, float[n] u, float[1,4,8,8,8] v, float[1,2,2,2,3] g, float[1,4] r, int64[1] b, "
         "float16[2,2] h, int8[2,2] q, float[8] l, float[2,2] hs_"
@@ -479,7 +464,7 @@ def test_an_inexpressible_node_is_an_error_with_the_reason(body: str, source: in
     assert why(model, target).startswith(reason)
 
 
-def test_operators_of_another_default_have_a_form() -> None:
+def test_operators_of_another_default_have_a_form():
     """A node that leaves an attribute out means another thing where the default changed."""
     first: dict[str, int] = {}
     schemas = [one for one in onnx.defs.get_all_schemas_with_history() if not one.domain]
@@ -546,7 +531,7 @@ def outcome_of(name: str, before: list[Any], after: list[Any]) -> str:
 
 
 @pytest.mark.slow
-def test_onnx_own_cases_of_every_operator_give_the_same_or_are_refused() -> None:
+def test_onnx_own_cases_of_every_operator_give_the_same_or_are_refused():
     counts = {"equal": 0, "close": 0, "refused": 0}
     for name, model, feeds in cases():
         newest = next(one.version for one in model.opset_import if not one.domain)
@@ -573,7 +558,7 @@ def test_onnx_own_cases_of_every_operator_give_the_same_or_are_refused() -> None
 
 @pytest.mark.parametrize("name", ["yolox_nano", "yolov5n", "picodet_s"])
 @pytest.mark.parametrize(("raised", "version"), [(18, 17), (26, 13)])
-def test_real_models_come_back_from_newer_opsets(shared_data: Path, name: str, raised: int, version: int) -> None:
+def test_real_models_come_back_from_newer_opsets(shared_data, name, raised, version):
     newer = onnx.version_converter.convert_version(onnx.load(shared_data / "models" / f"{name}.onnx"), raised)
     newer.ir_version = 10
     image = newer.graph.input[0]
@@ -583,7 +568,7 @@ def test_real_models_come_back_from_newer_opsets(shared_data: Path, name: str, r
 
 
 @pytest.mark.parametrize("opset", [13, 14, 15, 16, 17, 18, 19, 20])
-def test_exports_of_torch_in_any_opset_are_lowered(opset: int) -> None:
+def test_exports_of_torch_in_any_opset_are_lowered(opset):
     torch = pytest.importorskip("torch", reason="exports from torch: pip install 'trtdet[export]'")
     from trtdet.exporter.convert import to_onnx
 
@@ -617,7 +602,7 @@ def test_exports_of_torch_in_any_opset_are_lowered(opset: int) -> None:
             np.testing.assert_allclose(compute(after, {"images": x})[0], before, rtol=0, atol=4e-6)
 
 
-def test_the_shipped_detector_needs_no_lowering() -> None:
+def test_the_shipped_detector_needs_no_lowering():
     model = onnx.load(SHAPES_MODEL)
     assert lower(model, 17)[0] is model
     after = lowered(model, 13, images=np.zeros((1, 3, 256, 256), np.float32))

@@ -15,7 +15,7 @@ TEXT = "(float[1,3,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}"
 
 
 @pytest.fixture
-def model(net: Any, normal: Any) -> onnx.ModelProto:
+def model(net, normal):
     return net(TEXT, w=normal(4, 3, 1, 1))
 
 
@@ -27,14 +27,14 @@ def refused(path: Path, **options: Any) -> str:
     return text
 
 
-def test_a_model_survives_saving_and_loading(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_a_model_survives_saving_and_loading(model, tmp_path):
     path = tmp_path / "new" / "model.onnx"
     save_model(model, path)
     assert load_model(path) == model
     assert [entry.name for entry in path.parent.iterdir()] == ["model.onnx"]
 
 
-def test_a_path_that_is_no_model_is_an_error(tmp_path: Path) -> None:
+def test_a_path_that_is_no_model_is_an_error(tmp_path):
     assert "does not exist; give the path of an ONNX file" in refused(tmp_path / "absent.onnx")
     assert "is a folder" in refused(tmp_path)
     (tmp_path / "empty.onnx").write_bytes(b"")
@@ -45,13 +45,13 @@ JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(100)
 
 
 @pytest.mark.parametrize("name", ["a.onnx", "a.json", "a.textproto", "a.onnxtxt", "a.jpg"])
-def test_bytes_of_something_else_are_an_error_whatever_the_name(tmp_path: Path, name: str) -> None:
+def test_bytes_of_something_else_are_an_error_whatever_the_name(tmp_path, name):
     for data in (JPEG, *(np.random.default_rng(seed).bytes(3000) for seed in range(4))):
         (tmp_path / name).write_bytes(data)
         assert "is not ONNX or is truncated" in refused(tmp_path / name)
 
 
-def test_every_truncation_of_a_model_is_an_error(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_every_truncation_of_a_model_is_an_error(model, tmp_path):
     data = model.SerializeToString()
     path = tmp_path / "cut.onnx"
     for length in range(len(data)):
@@ -60,25 +60,25 @@ def test_every_truncation_of_a_model_is_an_error(model: onnx.ModelProto, tmp_pat
     assert f"({len(data) - 1} bytes)" in refused(path)
 
 
-def test_the_real_models_load(shared_data: Path) -> None:
+def test_the_real_models_load(shared_data):
     for path in sorted((shared_data / "models").glob("*.onnx")):
         assert len(load_model(path).graph.node) > 100
 
 
 @pytest.fixture
-def external(net: Any, normal: Any, tmp_path: Path) -> Path:
+def external(net, normal, tmp_path):
     path = tmp_path / "model.onnx"
     model = net(TEXT, w=normal(4, 3, 32, 32))
     onnx.save(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
     return path
 
 
-def test_external_data_is_loaded(external: Path, normal: Any) -> None:
+def test_external_data_is_loaded(external, normal):
     weight = onnx.numpy_helper.to_array(load_model(external).graph.initializer[0])
     np.testing.assert_array_equal(weight, normal(4, 3, 32, 32))
 
 
-def test_external_data_that_is_cut_or_missing_is_an_error(external: Path) -> None:
+def test_external_data_that_is_cut_or_missing_is_an_error(external):
     weights = external.parent / "weights.bin"
     weights.write_bytes(weights.read_bytes()[:1000])
     assert "one is missing or cut" in refused(external)
@@ -96,15 +96,13 @@ def test_external_data_that_is_cut_or_missing_is_an_error(external: Path) -> Non
         ("acme.Relu", 13, "acme", "acme::Relu (node 'Relu_0')"),
     ],
 )
-def test_an_unknown_operator_is_named_with_its_node(
-    net: Any, tmp_path: Path, op: str, opset: int, domain: str, words: str
-) -> None:
+def test_an_unknown_operator_is_named_with_its_node(net, tmp_path, op, opset, domain, words):
     path = tmp_path / "odd.onnx"
     save_model(net(f"(float[4] x) => (float[4] y) {{y = {op}(x)}}", opset=opset, domain=domain), path)
     assert words in refused(path)
 
 
-def test_a_quantised_model_is_refused_unless_it_is_wanted(net: Any, tmp_path: Path) -> None:
+def test_a_quantised_model_is_refused_unless_it_is_wanted(net, tmp_path):
     model = net(
         "(float[4] x) => (float[4] y) {q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)}",
         s=np.float32(0.1),
@@ -117,7 +115,7 @@ def test_a_quantised_model_is_refused_unless_it_is_wanted(net: Any, tmp_path: Pa
     assert load_model(path, allow_quantized=True) == model
 
 
-def test_a_name_that_two_tensors_have_is_named(net: Any, tmp_path: Path) -> None:
+def test_a_name_that_two_tensors_have_is_named(net, tmp_path):
     path = tmp_path / "odd.onnx"
     model = net("(float[4] x) => (float[4] y) {y = Relu(x)}")
     model.graph.node.append(onnx.helper.make_node("Relu", ["x"], ["y"], "again"))
@@ -128,7 +126,7 @@ def test_a_name_that_two_tensors_have_is_named(net: Any, tmp_path: Path) -> None
     assert "node 'again' gives a tensor 'x'" in refused(path)
 
 
-def test_a_function_that_the_model_brings_along_is_known(tmp_path: Path) -> None:
+def test_a_function_that_the_model_brings_along_is_known(tmp_path):
     text = """
     <ir_version: 8, opset_import: ["" : 13, "acme" : 1]>
     net (float[4] x) => (float[4] y) { y = acme.Twice(x) }
@@ -140,7 +138,7 @@ def test_a_function_that_the_model_brings_along_is_known(tmp_path: Path) -> None
     assert load_model(path).functions[0].name == "Twice"
 
 
-def test_what_is_written_has_the_pinned_ir_version_and_inferred_shapes(model: onnx.ModelProto) -> None:
+def test_what_is_written_has_the_pinned_ir_version_and_inferred_shapes(model):
     model.ir_version = 7
     del model.graph.output[0].type.tensor_type.shape.dim[:]
     model.graph.output[0].type.tensor_type.ClearField("shape")
@@ -151,7 +149,7 @@ def test_what_is_written_has_the_pinned_ir_version_and_inferred_shapes(model: on
     assert [dim.dim_value for dim in written.graph.output[0].type.tensor_type.shape.dim] == [1, 4, 8, 8]
 
 
-def test_a_graph_that_breaks_a_rule_of_onnx_is_an_error(net: Any) -> None:
+def test_a_graph_that_breaks_a_rule_of_onnx_is_an_error(net):
     graph = to_graph(net("(float[4] x) => (float[4] y) {y = Relu(x)}"))
     graph.nodes[0].inputs.append(graph.nodes[0].inputs[0])
     with pytest.raises(ModelError, match="the rewritten graph is not valid ONNX"):

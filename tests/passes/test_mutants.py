@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -37,7 +35,7 @@ NET = """(float[1,3,16,16] x) => (float[1,84,8] y) {
 
 
 @pytest.fixture
-def detector(net: Any, normal: Any) -> onnx.ModelProto:
+def detector(net, normal):
     def ints(*values: int) -> np.ndarray:
         return np.array(values, np.int64)
 
@@ -202,7 +200,7 @@ MUTATIONS: tuple[Callable[[onnx.ModelProto, random.Random], None], ...] = (
 )
 
 
-def test_the_whole_model_is_rewritten(detector: onnx.ModelProto, configure: Any, tmp_path: Path) -> None:
+def test_the_whole_model_is_rewritten(detector, configure, tmp_path):
     onnx.save(detector, str(tmp_path / "m.onnx"))
     config = configure(size=(16, 16), nms={"pre_nms_topk": 8, "max_detections": 4})
     done = rewrite(load_model(tmp_path / "m.onnx"), Options(config, nms="native", batch=1))
@@ -210,12 +208,7 @@ def test_the_whole_model_is_rewritten(detector: onnx.ModelProto, configure: Any,
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
-def test_a_damaged_model_is_rewritten_or_refused(
-    detector: onnx.ModelProto,
-    configure: Any,
-    tmp_path: Path,
-    mutation: Callable[[onnx.ModelProto, random.Random], None],
-) -> None:
+def test_a_damaged_model_is_rewritten_or_refused(detector, configure, tmp_path, mutation):
     path = tmp_path / "m.onnx"
     config = configure(size=(16, 16), nms={"pre_nms_topk": 8, "max_detections": 4})
     for seed in range(8):

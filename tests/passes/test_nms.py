@@ -86,7 +86,7 @@ def assert_same(got: Detections, expected: Detections, logits: bool = False) -> 
 
 @pytest.mark.parametrize("logits", [False, True])
 @pytest.mark.parametrize("where", ["native", "onnx", "efficient"])
-def test_without_suppression_the_best_candidates_leave_as_they_are(where: NmsMode, logits: bool) -> None:
+def test_without_suppression_the_best_candidates_leave_as_they_are(where, logits):
     rng = np.random.default_rng(5)
     config = configuration(3, logits=logits, iou_threshold=1, max_detections=20, score_threshold=0.3)
     boxes = np.repeat(rng.uniform(0, 30, (2, 10, 4)), 4, axis=1)  # each four times: every box has its doubles
@@ -102,7 +102,7 @@ def test_without_suppression_the_best_candidates_leave_as_they_are(where: NmsMod
         assert not operators & {"Loop", "NonMaxSuppression", "MatMul"}
 
 
-def test_without_suppression_no_more_candidates_are_sorted_than_leave() -> None:
+def test_without_suppression_no_more_candidates_are_sorted_than_leave():
     config = configuration(3, iou_threshold=1, max_detections=20)
     suppressing("native", 1, 8400, config, max_topk=20)
     with pytest.raises(ConfigError, match="TopK takes at most 20"):
@@ -160,7 +160,7 @@ COUNT = 40
     kind=st.sampled_from(["spread", "ties", "negative", "zero", "positive", "one"]),
     odd=st.sampled_from(["", "", "inverted", "nan box", "nan score", "infinite"]),
 )
-def test_all_ways_agree_on_two_thousand_random_cases(seed: int, setting: int, count: int, kind: str, odd: str) -> None:
+def test_all_ways_agree_on_two_thousand_random_cases(seed, setting, count, kind, odd):
     config, rng = SETTINGS[setting], np.random.default_rng(seed)
     boxes, scores = clustered(rng, 2, count, len(config.classes), kind == "ties")
     if config.suppresses_logits:
@@ -184,7 +184,7 @@ def test_all_ways_agree_on_two_thousand_random_cases(seed: int, setting: int, co
         assert_same(non_max_suppression(boxes[:, :count], sigmoid(scores), config.nms), found, logits=True)
 
 
-def test_each_way_to_suppress_is_met_with_detections_and_without() -> None:
+def test_each_way_to_suppress_is_met_with_detections_and_without():
     rng = np.random.default_rng(3)
     for config in SETTINGS:
         boxes, scores = clustered(rng, 3, COUNT, len(config.classes), False)
@@ -222,7 +222,7 @@ def torchvision_cases() -> Iterator[tuple[dict[str, Any], list[tuple[np.ndarray,
         yield setting, cases
 
 
-def test_all_ways_keep_what_torchvision_keeps() -> None:
+def test_all_ways_keep_what_torchvision_keeps():
     done = 0
     for setting, cases in torchvision_cases():
         config = configuration(
@@ -252,7 +252,7 @@ def test_all_ways_keep_what_torchvision_keeps() -> None:
     assert done == 2400
 
 
-def test_every_nonmaxsuppression_has_its_five_inputs_and_the_last_survives_fp16() -> None:
+def test_every_nonmaxsuppression_has_its_five_inputs_and_the_last_survives_fp16():
     for logits, threshold in itertools.product((False, True), (0.0, 0.001, 0.25)):
         model = suppressing("onnx", 1, 5, configuration(3, logits=logits, score_threshold=threshold))
         (node,) = [node for node in model.graph.node if node.op_type == "NonMaxSuppression"]
@@ -268,7 +268,7 @@ def test_every_nonmaxsuppression_has_its_five_inputs_and_the_last_survives_fp16(
 
 @pytest.mark.parametrize("logits", [False, True])
 @pytest.mark.parametrize("candidates", ["all-classes", "best-class"])
-def test_a_thousand_classes(candidates: str, logits: bool) -> None:
+def test_a_thousand_classes(candidates, logits):
     rng = np.random.default_rng(1)
     boxes, scores = clustered(rng, 2, 12, 1000, False)
     config = configuration(1000, logits=logits, candidates=candidates, pre_nms_topk=500, max_detections=100)
@@ -278,7 +278,7 @@ def test_a_thousand_classes(candidates: str, logits: bool) -> None:
 
 
 @pytest.mark.parametrize("logits", [False, True])
-def test_more_boxes_than_any_limit(logits: bool) -> None:
+def test_more_boxes_than_any_limit(logits):
     rng = np.random.default_rng(2)
     corner = rng.uniform(0, 500, (2, 9000, 2))
     boxes = np.concatenate([corner, corner + rng.uniform(5, 60, (2, 9000, 2))], axis=2)
@@ -307,7 +307,7 @@ def efficient_check(boxes: np.ndarray, scores: np.ndarray, config: Config) -> De
     setting=st.integers(0, len(SETTINGS) - 1),
     kind=st.sampled_from(["spread", "ties", "negative", "zero", "nan score"]),
 )
-def test_efficient_is_held_to_the_same_meaning(seed: int, setting: int, kind: str) -> None:
+def test_efficient_is_held_to_the_same_meaning(seed, setting, kind):
     config, rng = SETTINGS[setting], np.random.default_rng(seed)
     boxes, scores = clustered(rng, 2, COUNT, len(config.classes), kind == "ties")
     if config.suppresses_logits:
@@ -325,7 +325,7 @@ def attributes_of(config: Config) -> dict[str, Any]:
     return {one.name: helper.get_attribute_value(one) for one in node.attribute}
 
 
-def test_efficient_has_all_its_attributes_and_thresholds_that_exclude_equality() -> None:
+def test_efficient_has_all_its_attributes_and_thresholds_that_exclude_equality():
     config = configuration(3, score_threshold=0.25, iou_threshold=0.5, max_detections=20, class_agnostic=True)
     found = attributes_of(config)
     assert found == {
@@ -341,7 +341,7 @@ def test_efficient_has_all_its_attributes_and_thresholds_that_exclude_equality()
     assert attributes_of(configuration(3, logits=True))["score_activation"] == 1
 
 
-def test_efficient_keeps_and_suppresses_at_its_thresholds_and_the_contract_does_not() -> None:
+def test_efficient_keeps_and_suppresses_at_its_thresholds_and_the_contract_does_not():
     boxes = np.array([[[0, 0, 10, 10], [0, 0, 10, 5], [20, 20, 30, 30]]], np.float32)  # an IoU of 0.5
     scores = np.array([[[0.9], [0.8], [0.25]]], np.float32)
     plain = efficient_nms(boxes, scores, EfficientNms(0.25, 0.5, 5))
@@ -350,7 +350,7 @@ def test_efficient_keeps_and_suppresses_at_its_thresholds_and_the_contract_does_
     assert efficient_check(boxes, scores, config).scores[0, :3].tolist() == [np.float32(0.9), np.float32(0.8), 0.0]
 
 
-def test_efficient_counts_what_has_no_score_under_a_low_threshold_and_the_contract_does_not() -> None:
+def test_efficient_counts_what_has_no_score_under_a_low_threshold_and_the_contract_does_not():
     boxes = np.array([[[0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50], [60, 60, 70, 70]]], np.float32)
     scores = np.array([[[0.9], [0.0005], [0.5], [np.nan]]], np.float32)
     plain = efficient_nms(boxes, scores, EfficientNms(0.001, 0.5, 10))
@@ -360,7 +360,7 @@ def test_efficient_counts_what_has_no_score_under_a_low_threshold_and_the_contra
     assert got.num_dets[0, 0] == 2
 
 
-def test_efficient_takes_the_threshold_of_logits_through_the_inverse_sigmoid() -> None:
+def test_efficient_takes_the_threshold_of_logits_through_the_inverse_sigmoid():
     boxes = np.array([[[0, 0, 10, 10], [20, 20, 30, 30], [40, 40, 50, 50]]], np.float32)
     scores = np.array([[[-1.0], [-2.0], [3.0]]], np.float32)  # 0.27, 0.12, 0.95
     found = efficient_nms(boxes, scores, EfficientNms(0.2, 0.5, 10, score_activation=1))
@@ -370,7 +370,7 @@ def test_efficient_takes_the_threshold_of_logits_through_the_inverse_sigmoid() -
     assert efficient_check(boxes, scores, configuration(1, logits=True, score_threshold=0.2)).num_dets[0, 0] == 2
 
 
-def test_efficient_leaves_out_a_background_class_and_reads_centres_and_boxes_by_class() -> None:
+def test_efficient_leaves_out_a_background_class_and_reads_centres_and_boxes_by_class():
     corners = np.array([[[0, 0, 10, 10], [20, 20, 30, 40]]], np.float32)
     centres = np.array([[[5, 5, 10, 10], [25, 30, 10, 20]]], np.float32)
     scores = np.array([[[0.9, 0.1], [0.2, 0.8]]], np.float32)
@@ -386,7 +386,7 @@ def test_efficient_leaves_out_a_background_class_and_reads_centres_and_boxes_by_
     )
 
 
-def test_efficient_takes_no_more_than_4096_candidates() -> None:
+def test_efficient_takes_no_more_than_4096_candidates():
     rng = np.random.default_rng(0)
     corner = rng.uniform(0, 1e5, (1, 5000, 2)).astype(np.float32)
     boxes, scores = np.concatenate([corner, corner + 1], axis=2), rng.uniform(0.1, 1, (1, 5000, 1)).astype(np.float32)
@@ -403,7 +403,7 @@ def test_efficient_takes_no_more_than_4096_candidates() -> None:
 
 
 @pytest.mark.parametrize("length", [11, 40, 120])
-def test_a_chain_of_suppressions_of_any_length_is_settled(length: int) -> None:
+def test_a_chain_of_suppressions_of_any_length_is_settled(length):
     # Each box overlaps its neighbours by more than the threshold and no other: every second one is kept.
     left = np.arange(length, dtype=np.float32) * 4
     boxes = np.stack([left, 0 * left, left + 10, 0 * left + 10], axis=1)[None]
@@ -446,19 +446,19 @@ HALF = [[0, 0, 10, 10], [0, 0, 10, 5]]
         ),
     ],
 )
-def test_how_many_boxes_are_kept(boxes: Any, scores: Any, keys: dict[str, float], counts: list[int]) -> None:
+def test_how_many_boxes_are_kept(boxes, scores, keys, counts):
     detections = check(np.array(boxes, np.float32), np.array(scores)[..., None], configuration(1, **keys))
     assert detections.num_dets.ravel().tolist() == counts
 
 
-def test_no_candidate_at_all_gives_zero_detections() -> None:
+def test_no_candidate_at_all_gives_zero_detections():
     got = execute(suppressing("native", 2, 5, configuration(3)), np.ones((2, 5, 4)), np.zeros((2, 5, 3)))
     assert got.num_dets.tolist() == [[0], [0]]
     assert not got.scores.any()
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 30])
-def test_more_room_than_candidates_is_padded(limit: int) -> None:
+def test_more_room_than_candidates_is_padded(limit):
     boxes = np.array([[[0, 0, 1, 1], [5, 5, 6, 6], [9, 9, 10, 10]]])
     config = configuration(1, max_detections=limit)
     model = suppressing("native", 1, 3, config)
@@ -476,16 +476,16 @@ def test_more_room_than_candidates_is_padded(limit: int) -> None:
 
 @pytest.mark.parametrize("candidates", ["all-classes", "best-class"])
 @pytest.mark.parametrize("topk", [1, 7, 8, 9, 23, 24, 25, 3000])
-def test_the_pool_may_be_smaller_or_larger_than_the_number_of_candidates(topk: int, candidates: str) -> None:
+def test_the_pool_may_be_smaller_or_larger_than_the_number_of_candidates(topk, candidates):
     boxes, scores = clustered(np.random.default_rng(topk), 2, 8, 3, True)
     check(boxes, scores, configuration(3, pre_nms_topk=topk, max_detections=min(topk, 10), candidates=candidates))
 
 
-def test_no_constant_grows_with_the_pool() -> None:
+def test_no_constant_grows_with_the_pool():
     assert suppressing("native", 1, 8400, configuration(80)).ByteSize() < 30_000
 
 
-def test_a_pool_beyond_the_backends_topk_is_an_error_that_says_what_to_do() -> None:
+def test_a_pool_beyond_the_backends_topk_is_an_error_that_says_what_to_do():
     config = configuration(80, pre_nms_topk=5000)
     words = "'nms.pre_nms_topk' is 5000 but this backend's TopK takes at most 3840; lower it with --set "
     with pytest.raises(ConfigError, match=words + "nms.pre_nms_topk=3840 or choose --nms host"):
@@ -494,13 +494,13 @@ def test_a_pool_beyond_the_backends_topk_is_an_error_that_says_what_to_do() -> N
     suppressing("native", 1, 40, config, max_topk=3840)  # there are only 3200 candidates
 
 
-def test_host_leaves_the_graph_as_it_is() -> None:
+def test_host_leaves_the_graph_as_it_is():
     graph = to_graph(decoded_model("N", 5, 2))
     assert nms.apply(graph, Options(configuration(2), "host")) == PassResult(0)
     assert [output.name for output in graph.outputs] == ["boxes", "scores"]
 
 
-def test_the_defaults_are_those_coco_is_scored_with() -> None:
+def test_the_defaults_are_those_coco_is_scored_with():
     assert (NmsConfig().max_detections, NmsConfig().pre_nms_topk) == (300, 3000)
     boxes, scores = clustered(np.random.default_rng(5), 1, 1200, 3, True)
     check(boxes, scores, configuration(3))

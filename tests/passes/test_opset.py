@@ -15,13 +15,13 @@ RELU = "(float[1,3,8,8] x) => (float[1,3,8,8] y) {y = Relu(x)}"
 
 
 @pytest.mark.parametrize("version", [13, 17, 21])
-def test_a_newer_model_keeps_its_opset(net: Any, applied: Any, version: int) -> None:
+def test_a_newer_model_keeps_its_opset(net, applied, version):
     after, result = applied(opset, net(RELU, opset=version))
     assert result == PassResult(0)
     assert after.opset_import[0].version == version
 
 
-def test_opset_11_becomes_13_with_the_same_numbers_and_names(net: Any, normal: Any, applied: Any, same: Any) -> None:
+def test_opset_11_becomes_13_with_the_same_numbers_and_names(net, normal, applied, same):
     text = """(float[N,3,8,8] x) => (float[N,2,64] y) {
         c = Conv<pads = [1,1,1,1]>(x, w)
         s = Softmax<axis = 3>(c)
@@ -55,9 +55,7 @@ def test_opset_11_becomes_13_with_the_same_numbers_and_names(net: Any, normal: A
     same(after, model, rtol=1e-6)
 
 
-def test_an_operator_without_conversion_is_an_error_that_says_what_to_do(
-    net: Any, applied: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_without_conversion_is_an_error_that_says_what_to_do(net, applied, monkeypatch):
     def fail(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
         raise RuntimeError("adapter_lookup:\n No Adapter For Scan")
 
@@ -89,8 +87,8 @@ FORMS = """(float[1,4,6,6] x) => (float[N,4] y) {
 
 @pytest.mark.parametrize("version", [11, 13, 17])
 def test_a_model_is_raised_to_the_oldest_opset_that_is_wanted_with_the_same_numbers_and_names(
-    net: Any, run: Any, configure: Any, normal: Any, version: int
-) -> None:
+    net, run, configure, normal, version
+):
     model = net(
         FORMS,
         opset=version,
@@ -113,15 +111,13 @@ def test_a_model_is_raised_to_the_oldest_opset_that_is_wanted_with_the_same_numb
 
 
 @pytest.mark.parametrize(("newest", "version"), [(17, 17), (18, 18), (19, 19), (24, 19)])
-def test_no_model_is_raised_past_what_the_backend_reads(net: Any, applied: Any, newest: int, version: int) -> None:
+def test_no_model_is_raised_past_what_the_backend_reads(net, applied, newest, version):
     after, _ = applied(opset, net(RELU, opset=14), min_opset=opset.HALF_SCALES, max_opset=newest)
     assert after.opset_import[0].version == version
 
 
 @pytest.mark.parametrize(("version", "kept"), [(11, 13), (13, 13), (17, 17)])
-def test_a_model_that_cannot_be_raised_keeps_its_opset_with_the_reason(
-    net: Any, applied: Any, monkeypatch: pytest.MonkeyPatch, version: int, kept: int
-) -> None:
+def test_a_model_that_cannot_be_raised_keeps_its_opset_with_the_reason(net, applied, monkeypatch, version, kept):
     convert = onnx.version_converter.convert_version
 
     def fail(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
@@ -137,7 +133,7 @@ def test_a_model_that_cannot_be_raised_keeps_its_opset_with_the_reason(
     assert after.opset_import[0].version == kept
 
 
-def test_functions_of_the_model_are_written_out_when_it_is_raised(applied: Any, same: Any) -> None:
+def test_functions_of_the_model_are_written_out_when_it_is_raised(applied, same):
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 13, "local" : 1]>
         net (float[1,3,8,8] x) => (float[1,3,1,1] y) { y = local.mean(x) }
@@ -149,7 +145,7 @@ def test_functions_of_the_model_are_written_out_when_it_is_raised(applied: Any, 
     same(after, model)
 
 
-def test_nodes_of_other_domains_stay_as_they_are(net: Any, applied: Any) -> None:
+def test_nodes_of_other_domains_stay_as_they_are(net, applied):
     model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) {r = Relu(x) y = TRT_SiLU(r)}", opset=13)
     model.graph.node[1].domain = "trt.plugins"
     model.opset_import.append(onnx.helper.make_opsetid("trt.plugins", 1))
@@ -170,9 +166,7 @@ def torch_like(net: Any, normal: Any) -> onnx.ModelProto:
     return net(TORCH, opset=20, w=normal(3, 3, 3, 3), axes=np.array([2]))  # type: ignore[no-any-return]
 
 
-def test_a_newer_model_becomes_one_of_the_newest_opset_that_is_read(
-    net: Any, normal: Any, applied: Any, same: Any
-) -> None:
+def test_a_newer_model_becomes_one_of_the_newest_opset_that_is_read(net, normal, applied, same):
     model = torch_like(net, normal)
     after, result = applied(opset, model, max_opset=17)
     assert result == PassResult(3)
@@ -183,16 +177,14 @@ def test_a_newer_model_becomes_one_of_the_newest_opset_that_is_read(
 
 
 @pytest.mark.parametrize("newest", [20, 24])
-def test_a_model_that_the_backend_reads_is_left(net: Any, configure: Any, normal: Any, newest: int) -> None:
+def test_a_model_that_the_backend_reads_is_left(net, configure, normal, newest):
     graph = to_graph(onnx.shape_inference.infer_shapes(torch_like(net, normal)))
     before = list(graph.nodes)
     assert opset.apply(graph, Options(configure(), max_opset=newest)) == PassResult(0)
     assert [id(node) for node in graph.nodes] == [id(node) for node in before]
 
 
-def test_an_operator_that_the_backend_lacks_is_written_by_others_in_any_opset(
-    net: Any, applied: Any, same: Any
-) -> None:
+def test_an_operator_that_the_backend_lacks_is_written_by_others_in_any_opset(net, applied, same):
     model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Mish(x) b = CastLike(a, x) y = Swish(b) }", opset=24)
     missing = frozenset({"Swish", "CastLike", "NonZero"})
     after, result = applied(opset, model, max_opset=24, missing_ops=missing)
@@ -202,14 +194,14 @@ def test_an_operator_that_the_backend_lacks_is_written_by_others_in_any_opset(
     same(after, model, rtol=1e-6)
 
 
-def test_an_operator_that_the_backend_lacks_and_nothing_defines_is_left_to_be_refused(net: Any, applied: Any) -> None:
+def test_an_operator_that_the_backend_lacks_and_nothing_defines_is_left_to_be_refused(net, applied):
     model = net("(float[9] x) => (int64[1,n] y) { y = NonZero(x) }")
     after, result = applied(opset, model, missing_ops=frozenset({"NonZero"}))
     assert result == PassResult(0)
     assert [node.op_type for node in after.graph.node] == ["NonZero"]
 
 
-def test_a_node_that_the_older_opset_cannot_say_is_an_error_that_names_it(net: Any, applied: Any) -> None:
+def test_a_node_that_the_older_opset_cannot_say_is_an_error_that_names_it(net, applied):
     text = '(float[1,3,8,8] x) => (float[1,3,16,16] y) { y = Resize<mode = "linear", antialias = 1>(x, , s) }'
     with pytest.raises(ModelError) as caught:
         applied(opset, net(text, opset=18, s=np.array([1, 1, 2, 2], np.float32)), max_opset=17)
@@ -220,15 +212,13 @@ def test_a_node_that_the_older_opset_cannot_say_is_an_error_that_names_it(net: A
     )
 
 
-def test_swish_is_not_written_into_an_opset_that_lacks_it(net: Any, applied: Any) -> None:
+def test_swish_is_not_written_into_an_opset_that_lacks_it(net, applied):
     with pytest.raises(ConfigError, match=r"Swish of opset 24, the backend reads opsets up to 20; choose --silu keep$"):
         applied(opset, net(RELU), max_opset=20, silu="swish")
 
 
 @pytest.mark.parametrize("version", [25, 26])
-def test_swish_is_written_in_the_opset_that_onnxruntime_runs_it_in(
-    net: Any, applied: Any, same: Any, version: int
-) -> None:
+def test_swish_is_written_in_the_opset_that_onnxruntime_runs_it_in(net, applied, same, version):
     text = "(float[1,3,8,8] x) => (float[1,3,8,8] y) {s = Sigmoid(x) y = Mul(x, s)}"
     model = net(text, opset=version)
     lowered, _ = applied(opset, model, silu="swish")
@@ -238,7 +228,7 @@ def test_swish_is_written_in_the_opset_that_onnxruntime_runs_it_in(
     same(after, model, rtol=1e-6)
 
 
-def test_a_model_that_needs_a_newer_opset_keeps_it_though_swish_is_wanted(net: Any, applied: Any) -> None:
+def test_a_model_that_needs_a_newer_opset_keeps_it_though_swish_is_wanted(net, applied):
     inputs = "(float16[2] x, float16[2] m) => (float16[2] y)"
     after, result = applied(opset, net(f"{inputs} {{y = Mod(x, m)}}", opset=28), silu="swish")
     assert after.opset_import[0].version == 28

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ def ran(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("asked", [-1, 0, 1, 2])
 @pytest.mark.parametrize("source", [np.float32, np.float16, np.int8])
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_plain_form_computes_the_contract(op: str, asked: int, source: Any, wide: bool) -> None:
+def test_the_plain_form_computes_the_contract(op, asked, source, wide):
     rng = np.random.default_rng(0)
     x = rng.normal(0, 4, (2, 5, 7, 3)).astype(np.float32)
     if source == np.int8:
@@ -90,7 +89,7 @@ def test_the_plain_form_computes_the_contract(op: str, asked: int, source: Any, 
 
 
 @pytest.mark.parametrize("op", plugin_ops.PLUGIN_ACTIVATIONS)
-def test_ties_go_to_even_values_saturate_and_nan_is_0(op: str) -> None:
+def test_ties_go_to_even_values_saturate_and_nan_is_0(op):
     # From 20 on both activations give back what they are given.
     x = np.array([25, 27, 29, 31, 1000, np.inf, np.nan, 0, -40], np.float32).reshape(1, 1, 9)
     halves = ran(single(op, x.shape, output_type=2, factor=[0.5]), x)
@@ -100,13 +99,13 @@ def test_ties_go_to_even_values_saturate_and_nan_is_0(op: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 4, 5), (1, 4, 2, 3, 2)])
-def test_channels_are_the_second_axis_of_any_rank(shape: tuple[int, ...], normal: Any) -> None:
+def test_channels_are_the_second_axis_of_any_rank(shape, normal):
     x, factor = normal(*shape), np.array([1, 2, 3, 4], np.float32)
     got = ran(single(plugin_ops.HARD_SWISH, shape, factor=[*factor]), x)
     np.testing.assert_array_equal(got, contract(plugin_ops.HARD_SWISH, x, np.float32, factor=factor))
 
 
-def test_a_model_with_plugins_is_read_checked_and_keeps_its_names(tmp_path: Path, normal: Any) -> None:
+def test_a_model_with_plugins_is_read_checked_and_keeps_its_names(tmp_path, normal):
     model = single(plugin_ops.SILU, (1, 2, 3))
     save_model(model, tmp_path / "model.onnx")
     read = load_model(tmp_path / "model.onnx")
@@ -123,7 +122,7 @@ def test_a_model_with_plugins_is_read_checked_and_keeps_its_names(tmp_path: Path
     assert plugin_ops.plain(lowered) is lowered
 
 
-def test_a_plugin_in_a_branch_is_found_and_lowered(net: Any, normal: Any) -> None:
+def test_a_plugin_in_a_branch_is_found_and_lowered(net, normal):
     text = """(float[1,2,3] x) => (float[1,2,3] y) {
         sum = ReduceSum<keepdims = 0>(x)
         positive = Cast<to = 9>(sum)
@@ -145,7 +144,7 @@ def test_a_plugin_in_a_branch_is_found_and_lowered(net: Any, normal: Any) -> Non
         ({"output_type": 7}, r"output_type is 7; allowed: -1 as the input, 0 float32, 1 float16, 2 int8"),
     ],
 )
-def test_attributes_that_do_not_fit_are_an_error_that_names_the_node(attributes: dict[str, Any], words: str) -> None:
+def test_attributes_that_do_not_fit_are_an_error_that_names_the_node(attributes, words):
     model = single(plugin_ops.SILU, (1, 3, 2))
     node = model.graph.node[1]
     for name, value in attributes.items():
@@ -156,6 +155,6 @@ def test_attributes_that_do_not_fit_are_an_error_that_names_the_node(attributes:
         plugin_ops.plain(model)
 
 
-def test_a_node_has_all_its_attributes_in_the_order_in_which_a_compiled_plugin_takes_them() -> None:
+def test_a_node_has_all_its_attributes_in_the_order_in_which_a_compiled_plugin_takes_them():
     names = list(plugin_ops.attributes(offset=[1.0], output_type=plugin_ops.INT8))
     assert names == ["plugin_version", "plugin_namespace", *ATTRIBUTES]

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -22,12 +19,12 @@ def names(model: onnx.ModelProto, origin: Origin) -> set[str]:
 
 
 @pytest.fixture
-def detector(net: Any, normal: Any) -> onnx.ModelProto:
+def detector(net, normal):
     text = "(float[1,3,8,8] x) => (float[1,64,8] y) {c = Conv(x, w) r = Reshape(c, s) y = Transpose<perm=[0,2,1]>(r)}"
     return net(text, w=normal(8, 3, 1, 1), s=np.array([1, 8, 64], np.int64))
 
 
-def test_every_node_that_a_pass_adds_has_its_origin(detector: onnx.ModelProto, configure: Any) -> None:
+def test_every_node_that_a_pass_adds_has_its_origin(detector, configure):
     config = configure(nms={"pre_nms_topk": 8, "max_detections": 4, "score_threshold": 0.1, "iou_threshold": 0.5})
     made = rewrite(detector, Options(config, nms="native")).model
     own = {"Conv_0", "Reshape_1", "Transpose_2"}
@@ -39,7 +36,7 @@ def test_every_node_that_a_pass_adds_has_its_origin(detector: onnx.ModelProto, c
     assert any(name.startswith("trtdet/nms/step/") for name in suppression), "the body of the loop is registered too"
 
 
-def test_a_name_that_the_model_brings_along_says_nothing(detector: onnx.ModelProto, configure: Any) -> None:
+def test_a_name_that_the_model_brings_along_says_nothing(detector, configure):
     detector.graph.node[0].name = "trtdet/decode/Conv_1"
     made = rewrite(detector, Options(configure())).model
     assert "trtdet/decode/Conv_1" in set(node_names(made.graph))
@@ -47,7 +44,7 @@ def test_a_name_that_the_model_brings_along_says_nothing(detector: onnx.ModelPro
     assert names(made, Origin.DECODE) == set(node_names(made.graph)) - {n.name for n in detector.graph.node}
 
 
-def test_activations_are_registered_under_the_name_they_get(net: Any, normal: Any) -> None:
+def test_activations_are_registered_under_the_name_they_get(net, normal):
     from trtdet.passes import silu
 
     graph = to_graph(net(NET, w=normal(9, 3, 1, 1)))
@@ -55,7 +52,7 @@ def test_activations_are_registered_under_the_name_they_get(net: Any, normal: An
     assert origin_of(to_model(graph)) == {"Mul_2/TRT_SiLU": Origin.ACTIVATION}
 
 
-def test_nodes_of_an_older_opset_are_registered_and_the_rest_keeps_its_origin(net: Any, configure: Any) -> None:
+def test_nodes_of_an_older_opset_are_registered_and_the_rest_keeps_its_origin(net, configure):
     from trtdet.passes import opset
 
     graph = to_graph(net("(float[2,4] x) => (float[2,4] y) {a = Relu(x) b = Neg(a) y = Swish(b)}", opset=24))
@@ -69,9 +66,7 @@ def test_nodes_of_an_older_opset_are_registered_and_the_rest_keeps_its_origin(ne
     assert all(origin.replaces for origin in origins.values())
 
 
-def test_the_registry_survives_what_makes_a_model_anew(
-    detector: onnx.ModelProto, configure: Any, tmp_path: Path
-) -> None:
+def test_the_registry_survives_what_makes_a_model_anew(detector, configure, tmp_path):
     made = rewrite(detector, Options(configure())).model
     expected = origin_of(made)
     assert expected
@@ -84,13 +79,13 @@ def test_the_registry_survives_what_makes_a_model_anew(
     assert expected.items() <= origin_of(upgraded).items()
 
 
-def test_nodes_that_are_gone_leave_the_registry(net: Any) -> None:
+def test_nodes_that_are_gone_leave_the_registry(net):
     graph = to_graph(net("(float[4] x) => (float[4] y) {y = Relu(x)}"))
     registry(graph).update(Relu_0=Origin.NMS, gone=Origin.QDQ)
     assert origin_of(to_model(graph)) == {"Relu_0": Origin.NMS}
 
 
-def test_a_writer_of_another_origin_shares_the_numbers(net: Any) -> None:
+def test_a_writer_of_another_origin_shares_the_numbers(net):
     graph = to_graph(net("(float[4] x) => (float[4] y) {y = Relu(x)}"))
     write = Writer(graph, "trtdet/qdq", Origin.QDQ)
     first = write("Neg", graph.outputs[0])
@@ -105,7 +100,7 @@ def test_a_writer_of_another_origin_shares_the_numbers(net: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"nms": 3}', '{"nms": [3, "a"], "x": ["b"]}', "[" * 100_000])
-def test_a_registry_of_somebody_else_does_no_harm(net: Any, text: str) -> None:
+def test_a_registry_of_somebody_else_does_no_harm(net, text):
     model = net("(float[4] x) => (float[4] y) {y = Relu(x)}")
     model.metadata_props.add(key=KEY, value=text)
     assert origin_of(model) == ({"a": Origin.NMS} if '"a"' in text else {})

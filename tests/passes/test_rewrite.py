@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -25,7 +22,7 @@ TEXT = """(float[N,3,64,64] x) => (float[N,64,8] raw) {
 
 
 @pytest.fixture
-def detector(net: Any, normal: Any) -> onnx.ModelProto:
+def detector(net, normal):
     ones = np.ones(8, np.float32)
     return net(
         TEXT,
@@ -41,7 +38,7 @@ def detector(net: Any, normal: Any) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def config(configure: Any) -> Any:
+def config(configure):
     return configure("yolox", (64, 64), strides=[8], scores="logits", nms={"max_detections": 20})
 
 
@@ -49,16 +46,14 @@ COUNTS = {"clean": 1, "unstack": 0, "batchnorm": 1, "opset": 1, "batch": 0, "sil
 """Of the detector, in the order of the passes."""
 
 
-def test_the_order_of_the_passes_is_fixed_and_each_says_its_arrow() -> None:
+def test_the_order_of_the_passes_is_fixed_and_each_says_its_arrow():
     assert [one.__name__.rpartition(".")[2] for one in PASSES] == list(COUNTS)
     assert all("->" in (one.__doc__ or "").splitlines()[0] for one in PASSES)
 
 
 @pytest.mark.parametrize("where", ["native", "host"])
 @pytest.mark.parametrize("batch", [None, 2])
-def test_all_passes_keep_the_meaning_and_do_not_change_the_model_given(
-    run: Any, normal: Any, detector: onnx.ModelProto, config: Any, where: Any, batch: int | None
-) -> None:
+def test_all_passes_keep_the_meaning_and_do_not_change_the_model_given(run, normal, detector, config, where, batch):
     before = detector.SerializeToString()
     rewritten = rewrite(detector, Options(config, where, batch))
     assert detector.SerializeToString() == before
@@ -79,12 +74,12 @@ def test_all_passes_keep_the_meaning_and_do_not_change_the_model_given(
         np.testing.assert_allclose(got["scores"], expected.scores, rtol=1e-4, atol=1e-6)
 
 
-def test_rewriting_twice_gives_the_same_bytes(detector: onnx.ModelProto, config: Any) -> None:
+def test_rewriting_twice_gives_the_same_bytes(detector, config):
     first, second = (rewrite(detector, Options(config, "native")).model for _ in range(2))
     assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
 
 
-def test_a_dynamic_number_of_boxes_is_an_error_that_says_so(net: Any, configure: Any) -> None:
+def test_a_dynamic_number_of_boxes_is_an_error_that_says_so(net, configure):
     text = """(float[1,3,8,8] x) => (float[1,M,8] y) {
         f = Flatten(x) n = NonZero(f) t = Transpose<perm = [1,0]>(n) c = Cast<to = 1>(t)
         e = Unsqueeze(c, zero) y = Tile(e, four) }"""
@@ -93,7 +88,7 @@ def test_a_dynamic_number_of_boxes_is_an_error_that_says_so(net: Any, configure:
         rewrite(model, Options(configure("yolov5"), "native"))
 
 
-def test_a_number_of_boxes_that_the_graph_computes_is_found(net: Any, run: Any, configure: Any) -> None:
+def test_a_number_of_boxes_that_the_graph_computes_is_found(net, run, configure):
     """As exporters of torch write a reshape where the batch is open: no inference of shapes sees through it."""
     text = """
         (float[N,3,8,8] image) => (float[A,B,7] out) {
@@ -119,9 +114,7 @@ def test_a_number_of_boxes_that_the_graph_computes_is_found(net: Any, run: Any, 
     np.testing.assert_allclose(done["scores"], expected.scores, atol=1e-6)
 
 
-def test_native_takes_the_number_of_boxes_from_the_grid_where_the_model_leaves_it_open(
-    detector: onnx.ModelProto, config: Any
-) -> None:
+def test_native_takes_the_number_of_boxes_from_the_grid_where_the_model_leaves_it_open(detector, config):
     output = detector.graph.output[0].type.tensor_type.shape.dim[1]
     output.Clear()
     output.dim_param = "M"
@@ -136,9 +129,7 @@ def test_native_takes_the_number_of_boxes_from_the_grid_where_the_model_leaves_i
 @pytest.mark.parametrize(
     ("name", "decode", "options", "top"), [("yolox_nano", "yolox", {}, 255), ("picodet_s", "dfl", {"batch": 1}, 1)]
 )
-def test_the_real_models_mean_the_same_before_and_after(
-    shared_data: Path, run: Any, name: str, decode: str, options: dict[str, Any], top: float
-) -> None:
+def test_the_real_models_mean_the_same_before_and_after(shared_data, run, name, decode, options, top):
     image = np.random.default_rng(0).uniform(0, top, (1, 3, 416, 416)).astype(np.float32)
     model, config = load_model(shared_data / "models" / f"{name}.onnx"), load_config(decode)
     feeds = {model.graph.input[0].name: image}

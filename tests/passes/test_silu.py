@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -40,7 +38,7 @@ OPERATORS = {
 
 
 @pytest.fixture
-def written(net: Any) -> Any:
+def written(net):
     """A model from the text of its nodes, with those constants that they name."""
 
     def written(text: str, outputs: str = "y", opset: int = 13) -> onnx.ModelProto:
@@ -58,9 +56,7 @@ def written(net: Any) -> Any:
 
 @pytest.mark.parametrize("form", ["swish", "plugin"])
 @pytest.mark.parametrize(("kind", "text"), FORMS, ids=[*SILU, *HARD_SWISH])
-def test_every_form_becomes_one_node_of_the_same_numbers(
-    written: Any, normal: Any, applied: Any, kind: str, text: str, form: str
-) -> None:
+def test_every_form_becomes_one_node_of_the_same_numbers(written, normal, applied, kind, text, form):
     model, x = written(text), normal(2, 4, 6, 6, scale=4)
     after, result = applied(silu, model, silu=form)
     assert result == PassResult(1)
@@ -76,14 +72,14 @@ def test_every_form_becomes_one_node_of_the_same_numbers(
 
 
 @pytest.mark.parametrize(("kind", "text"), FORMS, ids=[*SILU, *HARD_SWISH])
-def test_keep_leaves_the_graph_as_it_is(written: Any, applied: Any, kind: str, text: str) -> None:
+def test_keep_leaves_the_graph_as_it_is(written, applied, kind, text):
     model = written(text)
     after, result = applied(silu, model, silu="keep")
     assert result == PassResult(0)
     assert sorted(node.op_type for node in after.graph.node) == sorted(node.op_type for node in model.graph.node)
 
 
-def test_bounds_that_are_attributes_are_read(net: Any, applied: Any) -> None:
+def test_bounds_that_are_attributes_are_read(net, applied):
     text = "a = Add(x, three) c = Clip<min = 0.0, max = 6.0>(a) m = Mul(x, c) y = Div(m, six)"
     model = net(f"(float[2,4,6,6] x) => (float[2,4,6,6] y) {{ {text} }}", opset=10, three=SIX["three"], six=SIX["six"])
     after, result = applied(silu, model, silu="plugin")
@@ -113,7 +109,7 @@ def test_bounds_that_are_attributes_are_read(net: Any, applied: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["keep", "swish", "plugin"])
-def test_a_near_match_is_left_with_its_reason(written: Any, applied: Any, text: str, reason: str, form: str) -> None:
+def test_a_near_match_is_left_with_its_reason(written, applied, text, reason, form):
     model = written(text, "y s" if "output" in reason else "y")
     after, result = applied(silu, model, silu=form)
     assert result == PassResult(0, (reason,))
@@ -122,11 +118,11 @@ def test_a_near_match_is_left_with_its_reason(written: Any, applied: Any, text: 
 
 
 @pytest.mark.parametrize("text", ["s = Sigmoid(x) y = Mul(s, half)", "a = Relu(x) y = Mul(a, x)", "y = Sigmoid(x)"])
-def test_products_unlike_an_activation_are_not_mentioned(written: Any, applied: Any, text: str) -> None:
+def test_products_unlike_an_activation_are_not_mentioned(written, applied, text):
     assert applied(silu, written(text), silu="plugin")[1] == PassResult(0)
 
 
-def test_nodes_that_a_model_has_already_are_understood(net: Any, normal: Any, applied: Any) -> None:
+def test_nodes_that_a_model_has_already_are_understood(net, normal, applied):
     text = """(float[2,4,6,6] x) => (float[2,4,6,6] y) {
         a = Swish(x) b = HardSwish(a) c = trt.plugins.TRT_SiLU(b) d = Swish<alpha = 2.0>(c) y = Neg(d) }"""
     model = net(text, opset=24, domain="trt.plugins")
@@ -143,7 +139,7 @@ def test_nodes_that_a_model_has_already_are_understood(net: Any, normal: Any, ap
         np.testing.assert_allclose(OnnxRunner(after)(normal(2, 4, 6, 6))["y"], expected, atol=2e-6)
 
 
-def test_several_in_a_row_and_side_by_side(written: Any, normal: Any, applied: Any) -> None:
+def test_several_in_a_row_and_side_by_side(written, normal, applied):
     text = """s = Sigmoid(x) a = Mul(x, s) t = Sigmoid(a) b = Mul(t, a)
         h = HardSigmoid<alpha = 0.166667>(a) c = Mul(a, h) y = Add(b, c)"""
     model, x = written(text), normal(2, 4, 6, 6, scale=4)
@@ -154,7 +150,7 @@ def test_several_in_a_row_and_side_by_side(written: Any, normal: Any, applied: A
         np.testing.assert_allclose(OnnxRunner(after)(x)["y"], OnnxRunner(model)(x)["y"], rtol=2e-5, atol=2e-5)
 
 
-def test_the_decoders_own_sigmoids_are_no_activations(net: Any, configure: Any, normal: Any) -> None:
+def test_the_decoders_own_sigmoids_are_no_activations(net, configure, normal):
     from trtdet.passes import rewrite
 
     model = net(

@@ -6,7 +6,6 @@ tests/fixtures/shapes_rcnn has the model in the form of either exporter, and the
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ MASKS = 6
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, np.ndarray]:
+def expected():
     with np.load(FOLDER / "torchvision.npz") as found:
         return dict(found)
 
@@ -64,9 +63,7 @@ def contract(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     ("name", "images"),
     [("mask_dynamo", 3), *(pytest.param(f"mask_{form}", 50, marks=pytest.mark.slow) for form in ("dynamo", "trace"))],
 )
-def test_torchvisions_own_detections_and_masks_are_found(
-    name: str, images: int, expected: dict[str, np.ndarray], run: Any
-) -> None:
+def test_torchvisions_own_detections_and_masks_are_found(name, images, expected, run):
     exported = load_model(FOLDER / f"{name}.onnx")
     rewritten = rewrite(exported, Options(RCNN, nms="native")).model
     found = 0
@@ -77,7 +74,7 @@ def test_torchvisions_own_detections_and_masks_are_found(
 
 
 @pytest.mark.slow
-def test_fewer_proposals_are_those_of_torchvision(expected: dict[str, np.ndarray], run: Any) -> None:
+def test_fewer_proposals_are_those_of_torchvision(expected, run):
     head = RCNN.head.model_copy(update={"rpn_pre_nms_topk": 60, "rpn_post_nms_topk": 25})
     config = RCNN.model_copy(update={"head": head})
     rewritten = rewrite(load_model(FOLDER / "mask_trace.onnx"), Options(config, nms="native")).model

@@ -48,7 +48,7 @@ IMAGES = np.random.default_rng(5).normal(size=(3, 1, 3, SIZE, SIZE)).astype(np.f
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request):
     return str(request.param)
 
 
@@ -65,12 +65,12 @@ def config(nms: Any = "none", **head: Any) -> Config:
 
 
 @pytest.fixture(scope="module")
-def exported(name: str) -> onnx.ModelProto:
+def exported(name):
     return load_model(FOLDER / f"{name}.onnx")
 
 
 @pytest.fixture(scope="module")
-def cleaned(exported: onnx.ModelProto) -> onnx.ModelProto:
+def cleaned(exported):
     graph, result = prepared(to_graph(onnx.shape_inference.infer_shapes(exported)), Options(config()))
     assert result.skipped == ()
     assert result.count == sum(node.op_type == "If" for node in exported.graph.node)
@@ -78,7 +78,7 @@ def cleaned(exported: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def graph(cleaned: onnx.ModelProto) -> gs.Graph:
+def graph(cleaned):
     return to_graph(cleaned)
 
 
@@ -112,7 +112,7 @@ def same(run: Any, before: onnx.ModelProto, after: onnx.ModelProto) -> None:
     assert counts == {0, 100}
 
 
-def test_the_export_finds_what_torchvision_finds(name: str, exported: onnx.ModelProto, run: Any) -> None:
+def test_the_export_finds_what_torchvision_finds(name, exported, run):
     with np.load(FOLDER / "torchvision.npz") as expected:
         for number, image in enumerate(IMAGES):
             got = run(exported, images=image)
@@ -125,13 +125,13 @@ def compare(got: dict[str, np.ndarray], expected: Any, key: str) -> None:
     np.testing.assert_array_equal(got["labels"], expected[f"{key}/labels"])
 
 
-def test_guards_become_their_branch(exported: onnx.ModelProto, cleaned: onnx.ModelProto, run: Any) -> None:
+def test_guards_become_their_branch(exported, cleaned, run):
     assert ops(cleaned)["If"] == 0
     assert ops(cleaned)["NonMaxSuppression"] == 2
     same(run, exported, cleaned)
 
 
-def test_each_rewrite_leaves_the_results(name: str, cleaned: onnx.ModelProto, graph: gs.Graph, run: Any) -> None:
+def test_each_rewrite_leaves_the_results(name, cleaned, graph, run):
     pools = 2 if name.startswith("mask") else 1
     counts = {"nms_score_threshold": 2, "fold_post_nms_topk": 2, "merge_levels": pools, "roi_align_sampling": 0}
     assert list(counts) == list(REWRITES)
@@ -150,9 +150,7 @@ def test_each_rewrite_leaves_the_results(name: str, cleaned: onnx.ModelProto, gr
     assert [node.inputs[2].values for node in suppressions.in_order(graph)] == [1000, 100]
 
 
-def test_levels_merge_without_a_shape_that_depends_on_the_image(
-    name: str, cleaned: onnx.ModelProto, graph: gs.Graph, run: Any
-) -> None:
+def test_levels_merge_without_a_shape_that_depends_on_the_image(name, cleaned, graph, run):
     result = levels.merge_static(graph)
     assert (result.count, result.skipped) == (2 if name.startswith("mask") else 1, ())
     after = to_model(graph)
@@ -162,7 +160,7 @@ def test_levels_merge_without_a_shape_that_depends_on_the_image(
     same(run, cleaned, after)
 
 
-def test_fewer_proposals_without_another_export(name: str, graph: gs.Graph, run: Any) -> None:
+def test_fewer_proposals_without_another_export(name, graph, run):
     before = proposals.limit_before(graph, BEFORE)
     assert (before.count, before.skipped) == (3, ())  # two levels have 48 and 12 anchors
     after = proposals.limit_after(graph, AFTER)
@@ -179,7 +177,7 @@ def test_fewer_proposals_without_another_export(name: str, graph: gs.Graph, run:
         config(rpn_pre_nms_topk=0)
 
 
-def test_the_whole_model_gives_the_contract_of_detections(exported: onnx.ModelProto, run: Any) -> None:
+def test_the_whole_model_gives_the_contract_of_detections(exported, run):
     rewritten = rewrite(exported, Options(config(), nms="native"))
     assert rewritten.config.head.decode == "detections"
     assert rewritten.results["merge_levels"].count > 0
@@ -208,9 +206,7 @@ def rows(boxes: np.ndarray, classes: np.ndarray) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize(("missing", "off"), [(["NonZero"], 0.0), (["RoiAlign"], 1e-4)])
-def test_no_shape_depends_on_the_image_where_a_backend_has_no_nonzero(
-    exported: onnx.ModelProto, run: Any, missing: list[str], off: float
-) -> None:
+def test_no_shape_depends_on_the_image_where_a_backend_has_no_nonzero(exported, run, missing, off):
     merged = rewrite(exported, Options(config(), nms="native"))
     fixed = rewrite(exported, Options(config(), nms="native", missing_ops=frozenset(missing)))
     assert not {*missing, "NonMaxSuppression"} & set(ops(fixed.model))
@@ -257,7 +253,7 @@ def ordered_by_logits(model: onnx.ModelProto, threshold: float | None = None) ->
 
 
 @pytest.mark.slow
-def test_proposals_with_negative_logits_are_kept(run: Any) -> None:
+def test_proposals_with_negative_logits_are_kept(run):
     model = load_model(FOLDER / "faster_dynamo.onnx")
     logits, cut = ordered_by_logits(model), ordered_by_logits(model, 0.0)
     want, fewer = run(logits, images=IMAGES[0]), run(cut, images=IMAGES[0])
@@ -271,12 +267,12 @@ def test_proposals_with_negative_logits_are_kept(run: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def masked() -> onnx.ModelProto:
+def masked():
     return load_model(FOLDER / "mask_dynamo.onnx")
 
 
 @pytest.mark.slow
-def test_masks_follow_whatever_suppresses(masked: onnx.ModelProto, run: Any) -> None:
+def test_masks_follow_whatever_suppresses(masked, run):
     want = run(masked, images=IMAGES[0])
     order = np.argsort(-want["scores"], kind="stable")[:20]
     few = config({"iou_threshold": 1.0, "score_threshold": 0.05, "max_detections": 20})
@@ -290,7 +286,7 @@ def test_masks_follow_whatever_suppresses(masked: onnx.ModelProto, run: Any) -> 
 
 
 @pytest.mark.slow
-def test_masks_of_boxes_that_a_program_chooses_need_all_rows(masked: onnx.ModelProto) -> None:
+def test_masks_of_boxes_that_a_program_chooses_need_all_rows(masked):
     done = rewrite(masked, Options(config(), nms="host", missing_ops=frozenset({"NonZero"})))
     assert [output.name for output in done.model.graph.output] == ["boxes", "scores"]
     assert "left out: where no shape may depend on the image" in done.results["cut_masks"].skipped[0]
@@ -298,7 +294,7 @@ def test_masks_of_boxes_that_a_program_chooses_need_all_rows(masked: onnx.ModelP
 
 
 @pytest.mark.slow
-def test_a_paste_in_the_graph_is_cut_off(masked: onnx.ModelProto, run: Any) -> None:
+def test_a_paste_in_the_graph_is_cut_off(masked, run):
     graph = to_graph(masked)
     masks = graph.outputs[3]
     kinds = {"number": ([], np.int64), "going": ([], np.bool_), "again": ([], np.bool_), "picture": (None, np.float32)}
@@ -330,7 +326,7 @@ def test_a_paste_in_the_graph_is_cut_off(masked: onnx.ModelProto, run: Any) -> N
 
 
 @pytest.mark.slow
-def test_the_configuration_may_leave_out_more_than_the_model(traced_model: onnx.ModelProto) -> None:
+def test_the_configuration_may_leave_out_more_than_the_model(traced_model):
     missing = frozenset({"NonZero"})
     for nms, kept in (
         ({"score_threshold": 0.3, "max_detections": 20}, (0.3, 20)),
@@ -341,7 +337,7 @@ def test_the_configuration_may_leave_out_more_than_the_model(traced_model: onnx.
 
 
 @pytest.mark.slow
-def test_the_proposals_of_either_form_are_the_regions_of_the_second_stage(exported: onnx.ModelProto) -> None:
+def test_the_proposals_of_either_form_are_the_regions_of_the_second_stage(exported):
     limited = config(rpn_pre_nms_topk=BEFORE, rpn_post_nms_topk=AFTER)
     merged = rewrite(exported, Options(limited, nms="native")).model
     fixed = rewrite(exported, Options(limited, nms="native", missing_ops=frozenset({"RoiAlign"}))).model
@@ -359,11 +355,11 @@ def test_the_proposals_of_either_form_are_the_regions_of_the_second_stage(export
     assert sorted(map(tuple, regions.tolist())) == sorted(map(tuple, want[BOXES].tolist()))
 
 
-def test_a_detector_of_one_stage_has_no_proposals() -> None:
+def test_a_detector_of_one_stage_has_no_proposals():
     assert up_to_proposals(load_model(SHAPES_MODEL)) is None
 
 
-def test_proposals_are_limited_by_the_configuration(exported: onnx.ModelProto) -> None:
+def test_proposals_are_limited_by_the_configuration(exported):
     limited = config(rpn_pre_nms_topk=BEFORE, rpn_post_nms_topk=AFTER)
     results = rewrite(exported, Options(limited, nms="native")).results
     assert (results["rpn_pre_nms_topk"].count, results["rpn_post_nms_topk"].count) == (3, 1)
@@ -377,7 +373,7 @@ def test_proposals_are_limited_by_the_configuration(exported: onnx.ModelProto) -
         ({"head": {"decode": "detections", "outputs": ["boxes", "scores"]}}, "expected are boxes"),
     ],
 )
-def test_what_does_not_fit_is_said(exported: onnx.ModelProto, changed: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_is_said(exported, changed, words):
     document = json.loads(config().model_dump_json()) | changed
     with pytest.raises(ModelError, match=words):
         rewrite(exported, Options(Config.model_validate(document)))
@@ -387,7 +383,7 @@ def test_what_does_not_fit_is_said(exported: onnx.ModelProto, changed: dict[str,
 
 
 @pytest.mark.slow
-def test_masks_that_are_not_read_are_left_out(masked: onnx.ModelProto) -> None:
+def test_masks_that_are_not_read_are_left_out(masked):
     graph, _ = prepared(to_graph(onnx.shape_inference.infer_shapes(masked)), Options(config()))
     cleaned = to_model(graph)
     for apply in REWRITES.values():
@@ -421,13 +417,13 @@ def reason(graph: gs.Graph, outputs: detections.Outputs) -> str:
 
 
 @pytest.fixture(scope="module")
-def traced_model() -> onnx.ModelProto:
+def traced_model():
     graph, _ = prepared(to_graph(load_model(FOLDER / "faster_trace.onnx")), Options(config()))
     return to_model(graph)
 
 
 @pytest.fixture
-def traced(traced_model: onnx.ModelProto) -> gs.Graph:
+def traced(traced_model):
     return to_graph(traced_model)
 
 
@@ -435,7 +431,7 @@ def constant(graph: gs.Graph, node: gs.Node, position: int, value: Any) -> None:
     node.inputs[position] = gs.Constant(f"changed_{position}", np.array(value))
 
 
-def test_limits_that_are_not_those_of_the_first_boxes_stay(traced_model: onnx.ModelProto) -> None:
+def test_limits_that_are_not_those_of_the_first_boxes_stay(traced_model):
     graph = to_graph(traced_model)
     limit = suppressions.limit_of(suppressions.in_order(graph)[0])
     assert isinstance(limit, suppressions.Limit)
@@ -461,7 +457,7 @@ def left(result: PassResult, count: int = 0) -> str:
     return result.skipped[0]
 
 
-def test_levels_that_are_not_those_of_all_regions_stay(traced_model: onnx.ModelProto) -> None:
+def test_levels_that_are_not_those_of_all_regions_stay(traced_model):
     graph = to_graph(traced_model)
     (clip,) = (node for node in graph.nodes if node.op == "Clip" and node.inputs[0].inputs[0].op == "Floor")
     constant(graph, clip, 2, np.float32(6))
@@ -478,7 +474,7 @@ def test_levels_that_are_not_those_of_all_regions_stay(traced_model: onnx.ModelP
     assert "it scatters with reduction add" in left(levels.merge(graph))
 
 
-def test_guards_of_something_else_stay() -> None:
+def test_guards_of_something_else_stay():
     model = load_model(FOLDER / "faster_trace.onnx")
     graph = to_graph(model)
     guard = next(node for node in graph.nodes if node.op == "If")
@@ -493,7 +489,7 @@ def test_guards_of_something_else_stay() -> None:
     assert "its condition is not that there are no boxes" in left(suppressions.inline_guards(graph), 1)
 
 
-def test_sampling_is_written(traced: gs.Graph) -> None:
+def test_sampling_is_written(traced):
     for node in traced.nodes:
         if node.op == "RoiAlign":
             del node.attrs["sampling_ratio"]
@@ -508,14 +504,14 @@ def test_sampling_is_written(traced: gs.Graph) -> None:
         ({"sampling_ratio": 0}, "the number of its samples depends on the region"),
     ],
 )
-def test_regions_that_cannot_be_sampled_stay(traced: gs.Graph, attributes: dict[str, Any], words: str) -> None:
+def test_regions_that_cannot_be_sampled_stay(traced, attributes, words):
     for node in traced.nodes:
         if node.op == "RoiAlign":
             node.attrs |= attributes
     assert words in left(static.sample_regions(traced))
 
 
-def test_suppressions_that_cannot_be_static(traced_model: onnx.ModelProto) -> None:
+def test_suppressions_that_cannot_be_static(traced_model):
     graph = to_graph(traced_model)
     node = suppressions.in_order(graph)[0]
     graph.nodes.append(gs.Node("Identity", "computes", {}, [node.inputs[3]], [gs.Variable("overlap", np.float32)]))
@@ -532,6 +528,6 @@ def test_suppressions_that_cannot_be_static(traced_model: onnx.ModelProto) -> No
 
 
 @pytest.mark.parametrize(("batch", "words"), [(4, "a batch of 4 is asked for"), ("batch", "a batch of any size")])
-def test_a_batch_of_several_images_is_refused(batch: Any, words: str) -> None:
+def test_a_batch_of_several_images_is_refused(batch, words):
     with pytest.raises(ModelError, match=f"{words}.* a two-stage model is of one image.*leave --batch out"):
         rewrite(load_model(FOLDER / "faster_dynamo.onnx"), Options(config(), batch=batch))

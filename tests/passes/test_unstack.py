@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,9 +11,7 @@ LAYERS = "a = Relu(x) b = Neg(a) c = Unsqueeze(a, axes) d = Unsqueeze(b, axes) e
 
 @pytest.mark.parametrize("axis", [1, -1])
 @pytest.mark.parametrize(("index", "left"), [(0, ["Relu", "Abs"]), (-1, ["Relu", "Neg", "Abs"])])
-def test_what_is_chosen_is_read_and_the_other_layers_are_gone(
-    net: Any, applied: Any, same: Any, axis: int, index: int, left: list[str]
-) -> None:
+def test_what_is_chosen_is_read_and_the_other_layers_are_gone(net, applied, same, axis, index, left):
     text = LAYERS.format(axis=axis) + f"f = Gather<axis = {axis}>(e, i) y = Abs(f)"
     model = net(f"(float[2,3] x) => (float[2,3] y) {{ {text} }}", i=np.int64(index), axes=np.array([axis]))
     after, result = applied(unstack, model)
@@ -24,7 +20,7 @@ def test_what_is_chosen_is_read_and_the_other_layers_are_gone(
     same(after, model)
 
 
-def test_outputs_of_the_model_keep_their_names(net: Any, applied: Any, same: Any) -> None:
+def test_outputs_of_the_model_keep_their_names(net, applied, same):
     text = LAYERS.format(axis=0) + "y = Gather(e, i) z = Gather(e, j) f = Gather(e, j) w = Abs(f)"
     outputs = "float[2,3] y, float[2,3] z, float[2,3] w"
     model = net(f"(float[2,3] x) => ({outputs}) {{ {text} }}", i=np.int64(1), j=np.int64(0), axes=np.array([0]))
@@ -48,7 +44,7 @@ def test_outputs_of_the_model_keep_their_names(net: Any, applied: Any, same: Any
         (0, "c = Unsqueeze(x, axes) e = Concat<axis = 0>(c, c) y = Gather(e, i)", "a constant or another output"),
     ],
 )
-def test_what_is_something_else_stays(net: Any, applied: Any, same: Any, axis: int, text: str, reason: str) -> None:
+def test_what_is_something_else_stays(net, applied, same, axis, text, reason):
     model = net(f"(float[2,3] x) => (y) {{ {text} }}", i=np.int64(1), two=np.array([0, 1]), axes=np.array([axis]))
     after, result = applied(unstack, model)
     assert result.count == 0

@@ -113,14 +113,14 @@ def run(targets: Sequence[Target], options: BenchOptions = SHORT, clock: Clock |
 # statistics
 
 
-def test_latency_sums_up_its_runs() -> None:
+def test_latency_sums_up_its_runs():
     found = Latency.of(np.arange(1.0, 102.0))
     assert (found.mean, found.p50, found.p95, found.p99) == (51.0, 51.0, 96.0, 100.0)
     assert found.stddev == pytest.approx(np.sqrt(101 * 102 / 12))
     assert (found.shortest, found.longest, found.runs) == (1.0, 101.0, 101)
 
 
-def test_the_ratio_of_times_that_do_not_scatter_is_exact() -> None:
+def test_the_ratio_of_times_that_do_not_scatter_is_exact():
     found = paired_ratio(np.full(ROUNDS, 6.1), np.full(ROUNDS, 10.0))
     assert (found.value, found.low, found.high) == pytest.approx((0.61, 0.61, 0.61))
     assert str(found) == "0.610 (0.610 .. 0.610)"
@@ -130,9 +130,7 @@ def test_the_ratio_of_times_that_do_not_scatter_is_exact() -> None:
     st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=5, max_size=30),
     st.floats(0.1, 10),
 )
-def test_a_drift_that_hits_both_falls_out_and_the_other_way_round_is_the_inverse(
-    rounds: list[tuple[float, float]], scale: float
-) -> None:
+def test_a_drift_that_hits_both_falls_out_and_the_other_way_round_is_the_inverse(rounds, scale):
     first, second = np.array(rounds).T
     drift = np.geomspace(1, 5, len(rounds))
     found = paired_ratio(first, second)
@@ -146,7 +144,7 @@ def test_a_drift_that_hits_both_falls_out_and_the_other_way_round_is_the_inverse
     )
 
 
-def test_the_interval_is_that_of_the_tables_of_signed_ranks() -> None:
+def test_the_interval_is_that_of_the_tables_of_signed_ranks():
     # For 20 pairs P(T <= 60) = 0.0487 and P(T <= 61) = 0.0527: 60 means lie outside on either side.
     logs = np.linspace(-1, 1, 20) ** 3
     rows, columns = np.triu_indices(20)
@@ -155,7 +153,7 @@ def test_the_interval_is_that_of_the_tables_of_signed_ranks() -> None:
     assert np.log([found.low, found.high]) == pytest.approx([means[60], means[209 - 60]])
 
 
-def test_a_round_that_hit_one_of_the_two_moves_neither_ratio_nor_interval_far() -> None:
+def test_a_round_that_hit_one_of_the_two_moves_neither_ratio_nor_interval_far():
     generator = np.random.default_rng(0)
     first, second = generator.normal(6.1, 0.05, ROUNDS), generator.normal(10, 0.05, ROUNDS)
     calm = paired_ratio(first, second)
@@ -166,7 +164,7 @@ def test_a_round_that_hit_one_of_the_two_moves_neither_ratio_nor_interval_far() 
 
 
 @pytest.mark.parametrize("tails", [False, True])
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says(tails: bool) -> None:
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says(tails):
     generator, held, trials = np.random.default_rng(1), 0, 2000
     for _ in range(trials):
         drift = 1 + 0.2 * np.sin(np.arange(ROUNDS) / 3 + generator.uniform(0, 6))
@@ -181,7 +179,7 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says(tails: bool) -> N
 # measuring
 
 
-def test_targets_take_turns_and_each_begins_a_round_as_often() -> None:
+def test_targets_take_turns_and_each_begins_a_round_as_often():
     clock, log = Clock(), []
     alone = BenchOptions(seconds=1.0, warm_up=0.0, min_runs=2, transfers=False)
     run([constant(name, 30.0, clock, log=log) for name in "abc"], alone)
@@ -196,7 +194,7 @@ def test_targets_take_turns_and_each_begins_a_round_as_often() -> None:
     assert [name for name, _ in log[2:30]] == list("a" * 7 + "b" * 14 + "a" * 7)
 
 
-def test_the_first_run_of_a_turn_is_not_counted() -> None:
+def test_the_first_run_of_a_turn_is_not_counted():
     clock, log = Clock(), []
 
     def takes(context: Script, transfers: bool) -> float:
@@ -209,7 +207,7 @@ def test_the_first_run_of_a_turn_is_not_counted() -> None:
         assert (one.points[0].latency_ms.shortest, one.points[0].latency_ms.longest) == (2.0, 2.0)
 
 
-def test_what_ran_before_it_was_warm_is_not_counted() -> None:
+def test_what_ran_before_it_was_warm_is_not_counted():
     clock = Clock()
 
     def takes(context: Script, transfers: bool) -> float:
@@ -223,7 +221,7 @@ def test_what_ran_before_it_was_warm_is_not_counted() -> None:
     assert done.warnings == ()
 
 
-def test_a_target_that_does_not_settle_is_a_warning() -> None:
+def test_a_target_that_does_not_settle_is_a_warning():
     clock = Clock()
     growing = target(Scripted("a", lambda context, transfers: 1.0 + len(context.owner.log) / 10, clock))
     done = run([growing], BenchOptions(seconds=0.1, warm_up=0.5, min_runs=2))
@@ -235,11 +233,11 @@ def test_a_target_that_does_not_settle_is_a_warning() -> None:
     )
 
 
-def test_without_a_warm_up_the_result_says_so() -> None:
+def test_without_a_warm_up_the_result_says_so():
     assert "there was no warm-up" in run([constant("a", 1.0, Clock())]).warnings[0]
 
 
-def test_transfers_are_timed_apart() -> None:
+def test_transfers_are_timed_apart():
     clock = Clock()
     done = run([target(Scripted("a", lambda context, transfers: 3.0 if transfers else 2.0, clock))])
     (one,) = done.targets
@@ -251,9 +249,7 @@ def test_transfers_are_timed_apart() -> None:
     assert "p50 without transfers" in done.table().text()
 
 
-def test_what_is_timed_without_transfers_is_the_work_and_its_rate_is_that_of_whole_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_timed_without_transfers_is_the_work_and_its_rate_is_that_of_whole_runs(monkeypatch):
     """A context computes twice for a time of the work alone, which the number of images a second must not see."""
     clock = Clock()
     monkeypatch.setattr(Script, "compute", lambda context: context.run(False) + context.run(False) - 5.0)
@@ -267,14 +263,14 @@ def test_what_is_timed_without_transfers_is_the_work_and_its_rate_is_that_of_who
         assert not transfers or point.latency_ms.p50 == 4.0
 
 
-def test_a_target_without_cuda_graphs_is_a_warning() -> None:
+def test_a_target_without_cuda_graphs_is_a_warning():
     one = constant("a", 4.0, Clock())
     one.runner.run_info = RunInfo("a device of paper", "a library of paper", without_graphs="it loops")
     (said,) = run([one], BenchOptions(seconds=0.1, warm_up=0.1)).warnings
     assert said.startswith("'a' ran without CUDA graphs, as it loops: ")
 
 
-def test_transfers_are_left_out_where_they_are_not_wanted() -> None:
+def test_transfers_are_left_out_where_they_are_not_wanted():
     clock = Clock()
     only = target(Scripted("a", lambda context, transfers: 3.0 if transfers else 2.0, clock))
     done = run([only], BenchOptions(seconds=1.0, warm_up=0.0, transfers=False))
@@ -286,14 +282,14 @@ def test_transfers_are_left_out_where_they_are_not_wanted() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "least", "runs"), [(1.0, 2, 100), (0.001, 100, 100), (1.0, 1000, 1000)])
-def test_as_long_and_as_often_as_was_asked(seconds: float, least: int, runs: int) -> None:
+def test_as_long_and_as_often_as_was_asked(seconds, least, runs):
     options = BenchOptions(seconds=seconds, warm_up=0.0, min_runs=least)
     done = run([constant("a", 10.0, Clock())], options)
     # ROUNDS slices, each with whole runs
     assert runs <= done.targets[0].points[0].latency_ms.runs <= runs + ROUNDS
 
 
-def test_ratios_refer_to_the_baseline() -> None:
+def test_ratios_refer_to_the_baseline():
     clock = Clock()
     targets = [constant(name, ms, clock) for name, ms in (("int8", 6.1), ("fp16", 10.0), ("fp32", 20.0))]
     done = run(targets, baseline=1)
@@ -307,7 +303,7 @@ def test_ratios_refer_to_the_baseline() -> None:
     assert "| 0.610 (0.610 .. 0.610) |" in rows[0]
 
 
-def test_a_baseline_named_by_path_is_measured_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_named_by_path_is_measured_as_well(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(
         latency, "open_targets", lambda paths, config: [constant(str(one), 1.0, clock) for one in paths]
@@ -331,7 +327,7 @@ def test_a_baseline_named_by_path_is_measured_as_well(monkeypatch: pytest.Monkey
 # contexts side by side
 
 
-def test_contexts_run_at_the_same_time() -> None:
+def test_contexts_run_at_the_same_time():
     clock, gate = Clock(), threading.Barrier(3, timeout=20)
     met: list[int] = []
 
@@ -346,7 +342,7 @@ def test_contexts_run_at_the_same_time() -> None:
     assert sorted(met) == [0, 1, 2]
 
 
-def test_rates_of_contexts_are_added() -> None:
+def test_rates_of_contexts_are_added():
     clock = Clock()
     unequal = target(Scripted("a", lambda context, transfers: (2.0, 4.0)[context.number], clock))
     options = BenchOptions(batches=(4,), streams=(1, 2), seconds=1.0, warm_up=0.0, min_runs=2)
@@ -357,7 +353,7 @@ def test_rates_of_contexts_are_added() -> None:
 
 
 @pytest.mark.parametrize(("streams", "runs"), [(3, 100), (2, 0)], ids=["later", "at once"])
-def test_a_context_that_fails_ends_the_others(streams: int, runs: int) -> None:
+def test_a_context_that_fails_ends_the_others(streams, runs):
     """Also at once, where the others wait for it to begin."""
     clock = Clock()
 
@@ -371,7 +367,7 @@ def test_a_context_that_fails_ends_the_others(streams: int, runs: int) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("trtdet-context")]
 
 
-def test_ctrl_c_ends_contexts_that_would_run_on() -> None:
+def test_ctrl_c_ends_contexts_that_would_run_on():
     clock, main = Clock(), threading.main_thread().ident
     assert main is not None
 
@@ -409,7 +405,7 @@ def test_ctrl_c_ends_contexts_that_would_run_on() -> None:
         ({"largest_batch": 4}, "'b' takes at most 4 images at once, got --batch 8"),
     ],
 )
-def test_a_batch_that_a_target_does_not_take(more: dict[str, Any], said: str) -> None:
+def test_a_batch_that_a_target_does_not_take(more, said):
     clock, log = Clock(), []
     pair = [constant("a", 1.0, clock, log=log), constant("b", 1.0, clock, log=log, **more)]
     with pytest.raises(ConfigError, match=said):
@@ -419,7 +415,7 @@ def test_a_batch_that_a_target_does_not_take(more: dict[str, Any], said: str) ->
 
 
 @pytest.mark.parametrize(("fixed", "batch"), [([4, None], 4), ([4, 4], 4), ([None, None], 1)])
-def test_the_fixed_batch_is_the_default(fixed: list[int | None], batch: int) -> None:
+def test_the_fixed_batch_is_the_default(fixed, batch):
     clock = Clock()
     done = run([constant(str(index), 1.0, clock, batch=one) for index, one in enumerate(fixed)])
     assert [point.batch for one in done.targets for point in one.points] == [batch] * 2
@@ -438,7 +434,7 @@ def test_the_fixed_batch_is_the_default(fixed: list[int | None], batch: int) -> 
         ({"min_runs": 1}, "--min-runs must be at least 2, got 1"),
     ],
 )
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range(options, message):
     with pytest.raises(ConfigError, match=message):
         BenchOptions(**options)
 
@@ -446,7 +442,7 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
 # targets
 
 
-def test_noise_is_the_same_each_time_and_has_the_range_of_pixels(shapes: Target) -> None:
+def test_noise_is_the_same_each_time_and_has_the_range_of_pixels(shapes):
     first = shapes.pixels(3, None, 7)
     assert (first.shape, first.dtype) == ((3, 3, 256, 256), np.float32)
     assert np.array_equal(first, shapes.pixels(3, None, 7))
@@ -455,7 +451,7 @@ def test_noise_is_the_same_each_time_and_has_the_range_of_pixels(shapes: Target)
     assert (first.min(), first.max()) == (0, 255)
 
 
-def test_images_are_repeated_where_there_are_too_few(shapes: Target, tmp_path: Path) -> None:
+def test_images_are_repeated_where_there_are_too_few(shapes, tmp_path):
     for index in range(2):
         Image.new("RGB", (256, 256), (40 * index + 40,) * 3).save(tmp_path / f"{index}.png")
     found = shapes.pixels(5, tmp_path, 0)
@@ -465,17 +461,17 @@ def test_images_are_repeated_where_there_are_too_few(shapes: Target, tmp_path: P
         shapes.pixels(1, tmp_path / "none", 0)
 
 
-def test_a_target_named_twice_has_two_names(shapes: Target) -> None:
+def test_a_target_named_twice_has_two_names(shapes):
     names = [one.name for one in open_targets([SHAPES_MODEL, SHAPES_MODEL, SHAPES_MODEL], CONFIG)]
     assert names == [str(SHAPES_MODEL), f"{SHAPES_MODEL} #2", f"{SHAPES_MODEL} #3"]
 
 
-def test_a_configuration_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_configuration_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--config is for models"):
         open_targets([tmp_path], CONFIG)
 
 
-def test_on_the_cpu_nothing_is_transferred(shapes: Target) -> None:
+def test_on_the_cpu_nothing_is_transferred(shapes):
     assert isinstance(shapes.runner, OnnxRunner)
     done = measure([shapes], BenchOptions(seconds=0.001, warm_up=0.0, min_runs=2))
     (one,) = done.targets
@@ -488,7 +484,7 @@ def test_on_the_cpu_nothing_is_transferred(shapes: Target) -> None:
 @pytest.mark.parametrize(
     "use", [lambda runner, images: runner.new_context(images), lambda runner, images: runner.profile(images, 2, 1)]
 )
-def test_onnxruntime_takes_the_batch_of_its_model_alone(shapes: Target, use: Callable[..., Any]) -> None:
+def test_onnxruntime_takes_the_batch_of_its_model_alone(shapes, use):
     with pytest.raises(BackendError, match="batches of exactly 1, got 2 images"):
         use(shapes.runner, shapes.pixels(2, None, 0))
 
@@ -496,7 +492,7 @@ def test_onnxruntime_takes_the_batch_of_its_model_alone(shapes: Target, use: Cal
 # the machine and the results
 
 
-def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_a_warning(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "getloadavg", lambda: (3.9, 9.0, 9.0))
     options = BenchOptions(seconds=0.1, warm_up=0.1, min_runs=2)
@@ -506,7 +502,7 @@ def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.startswith("the machine was busy before it began: load 4.00 on 8 cores")
 
 
-def test_clocks_are_noted_before_and_after_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_are_noted_before_and_after_or_not_known(monkeypatch):
     assert "clocks not known" in run([constant("a", 1.0, Clock())]).table().text()
     readings = iter([{"sm_mhz": 1980}, {"sm_mhz": 1200}])
     one = constant("a", 1.0, Clock())
@@ -516,7 +512,7 @@ def test_clocks_are_noted_before_and_after_or_not_known(monkeypatch: pytest.Monk
     assert done.as_dict()["machine"]["after"]["clocks"] == {"sm_mhz": 1200}
 
 
-def test_the_dictionary_of_one_target_has_its_figures_at_the_top() -> None:
+def test_the_dictionary_of_one_target_has_its_figures_at_the_top():
     done = run([constant("a", 4.0, Clock())], BenchOptions(batches=(8, 16), seconds=0.1, warm_up=0.0, images=None))
     data = json.loads(json.dumps(done.as_dict()))
     assert data["latency_ms"] | {"runs": 0} == {
@@ -531,7 +527,7 @@ def test_the_dictionary_of_one_target_has_its_figures_at_the_top() -> None:
     assert data["machine"]["before"]["cores"] == len(os.sched_getaffinity(0))
 
 
-def test_the_dictionary_of_several_targets_has_none_at_the_top() -> None:
+def test_the_dictionary_of_several_targets_has_none_at_the_top():
     clock = Clock()
     done = run([constant("a", 4.0, clock), constant("b", 2.0, clock)])
     data = json.loads(json.dumps(done.as_dict()))
@@ -539,7 +535,7 @@ def test_the_dictionary_of_several_targets_has_none_at_the_top() -> None:
     assert data["targets"][1]["points"][0]["ratio"] == pytest.approx({"value": 0.5, "low": 0.5, "high": 0.5})
 
 
-def test_a_table_has_a_row_for_each_point_and_each_number_of_streams() -> None:
+def test_a_table_has_a_row_for_each_point_and_each_number_of_streams():
     clock = Clock()
     done = run(
         [constant("a", 4.0, clock), constant("b", 2.0, clock)],
@@ -552,7 +548,7 @@ def test_a_table_has_a_row_for_each_point_and_each_number_of_streams() -> None:
     assert rates.notes[0] == "a: engine on a library of paper (a device of paper), NMS native"
 
 
-def test_progress_reaches_its_end_at_each_stage() -> None:
+def test_progress_reaches_its_end_at_each_stage():
     seen: list[tuple[str, int, int]] = []
     run([constant("a", 1.0, Clock())], progress=lambda *one: seen.append(one))
     ends = [stage for stage, done, total in seen if done == total]

@@ -6,7 +6,6 @@ import json
 import re
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ def made(*layers: LayerTime, convs: Sequence[str] = ("a", "b"), name: str = "net
 # one profile
 
 
-def test_time_by_kind_of_operator() -> None:
+def test_time_by_kind_of_operator():
     found = made(
         layer("c1", "Conv", [4.0, 6.0]),
         layer("p", "Pointwise", [1.0, 1.0], count=3),
@@ -90,7 +89,7 @@ def test_time_by_kind_of_operator() -> None:
     assert "9.000 ms; without the profiler a run takes 8.000 ms (stddev 0.000): +12.5% with it" in table
 
 
-def test_the_longest_layers_come_first_with_their_place() -> None:
+def test_the_longest_layers_come_first_with_their_place():
     found = made(*(layer(f"l{index}", "Conv", ms) for index, ms in enumerate((1.0, 5.0, 3.0))))
     longest = found.table(2).parts[-1]
     assert isinstance(longest, Table)
@@ -117,19 +116,17 @@ def test_the_longest_layers_come_first_with_their_place() -> None:
         ([], ""),
     ],
 )
-def test_the_part_of_the_network_is_the_path_of_a_node_or_the_step_that_wrote_all_of_them(
-    nodes: list[str], expected: str
-) -> None:
+def test_the_part_of_the_network_is_the_path_of_a_node_or_the_step_that_wrote_all_of_them(nodes, expected):
     assert part_of(layer("l", "Conv", 1.0, nodes), OnnxNodes((), ORIGINS)) == expected
 
 
-def test_parts_are_left_out_where_no_name_tells_one() -> None:
+def test_parts_are_left_out_where_no_name_tells_one():
     assert made(layer("l", "Conv", 1.0, ["Conv_41"])).by_part == ()
     found = made(layer("l", "Conv", 3.0, ["/neck/up/Conv"]), layer("r", "Reorder", 1.0)).by_part
     assert [(one.name, one.share) for one in found] == [("neck/up", 0.75), ("", 0.25)]
 
 
-def test_profiles_of_one_target_are_joined() -> None:
+def test_profiles_of_one_target_are_joined():
     first, second = (layer("a", "Conv", [1.0, 2.0], ["x"], 2),), (layer("a", "Conv", [3.0], ["x"], 2),)
     assert joined("net", [first, second]) == (layer("a", "Conv", [1.0, 2.0, 3.0], ["x"], 2),)
     with pytest.raises(BackendError, match="'net' ran other layers from one profile to the next"):
@@ -155,14 +152,14 @@ def test_profiles_of_one_target_are_joined() -> None:
         ("Conv_41", "something else", ("Conv_41",)),
     ],
 )
-def test_a_layer_of_an_engine_is_traced_to_its_nodes(name: str, metadata: str, nodes: tuple[str, ...]) -> None:
+def test_a_layer_of_an_engine_is_traced_to_its_nodes(name, metadata, nodes):
     assert onnx_nodes(name, metadata) == nodes
 
 
 # two profiles
 
 
-def test_a_convolution_is_compared_with_all_that_runs_between_it_and_the_next() -> None:
+def test_a_convolution_is_compared_with_all_that_runs_between_it_and_the_next():
     int8 = made(
         layer("quantise", "kgen", 0.1, ["a"]),
         layer("conv a", "CaskConvolution", 1.0, ["a"]),
@@ -182,7 +179,7 @@ def test_a_convolution_is_compared_with_all_that_runs_between_it_and_the_next() 
     assert [one.convs for one in slower(fp16, int8)] == [("b",)]
 
 
-def test_the_convolution_itself_is_never_a_pointwise_kernel_that_names_it() -> None:
+def test_the_convolution_itself_is_never_a_pointwise_kernel_that_names_it():
     first = made(layer("point", "kgen", 0.5, ["a", "b"]), layer("gemm", "gemm", 1.0, ["b"]), convs=("a", "b"))
     second = made(layer("ca", "Conv", 0.1, ["a"]), layer("cb", "Conv", 0.1, ["b"]))
     found = {one.convs: one.first_layers for one in differences(first, second)}
@@ -190,7 +187,7 @@ def test_the_convolution_itself_is_never_a_pointwise_kernel_that_names_it() -> N
     assert found == {("a",): ("point",), ("b",): ("gemm",)}
 
 
-def test_convolutions_that_either_computes_together_stay_together() -> None:
+def test_convolutions_that_either_computes_together_stay_together():
     first = made(layer("ab", "Conv", 3.0, ["a", "b"]), layer("c", "Conv", 1.0, ["c"]), convs="abc")
     second = made(*(layer(name, "Conv", 1.0, [name]) for name in "abc"), convs="abc")
     ab, c = differences(first, second)
@@ -198,14 +195,14 @@ def test_convolutions_that_either_computes_together_stay_together() -> None:
     assert [one.convs for one in differences(second, first)] == [("a", "b"), ("c",)]
 
 
-def test_another_order_of_execution_moves_no_layer_that_names_its_nodes() -> None:
+def test_another_order_of_execution_moves_no_layer_that_names_its_nodes():
     a, b = layer("a", "Conv", 1.0, ["a"]), layer("b", "Conv", 1.0, ["b"])
     add = layer("add", "Add", 5.0, ["add"])
     assert slower(made(a, b, add), made(b, a, add)) == []
     assert slower(made(b, a, add), made(a, b, add)) == []
 
 
-def test_decoding_and_suppression_belong_to_no_convolution() -> None:
+def test_decoding_and_suppression_belong_to_no_convolution():
     conv = layer("a", "Conv", 1.0, ["a"])
     nms = layer("nms", "TopK", 9.0, ["trtdet/nms/TopK_7"])
     copy = layer("copy", "Reformat", 2.0)
@@ -218,14 +215,14 @@ def test_decoding_and_suppression_belong_to_no_convolution() -> None:
     assert slower(made(conv, nms), made(conv)) == []
 
 
-def test_a_node_that_only_is_named_like_suppression_belongs_to_the_convolution_before_it() -> None:
+def test_a_node_that_only_is_named_like_suppression_belongs_to_the_convolution_before_it():
     conv = layer("a", "Conv", 1.0, ["a"])
     named = layer("own", "TopK", 9.0, ["trtdet/nms/TopK_8"])
     (found,) = differences(made(conv, named), made(conv))
     assert (found.convs, found.gain_ms) == (("a",), 9.0)
 
 
-def test_what_the_scatter_explains_is_not_called_slower() -> None:
+def test_what_the_scatter_explains_is_not_called_slower():
     generator = np.random.default_rng(0)
     steady = generator.normal(1.0, 0.01, 50)
     first = made(
@@ -239,7 +236,7 @@ def test_what_the_scatter_explains_is_not_called_slower() -> None:
     assert found.low_ms < 0.1 < found.high_ms
 
 
-def test_networks_with_no_convolution_in_common_are_refused() -> None:
+def test_networks_with_no_convolution_in_common_are_refused():
     with pytest.raises(ConfigError, match="'one' and 'two' run no convolution of the same name"):
         differences(
             made(layer("a", "Conv", 1.0, ["a"]), name="one", convs="a"),
@@ -259,7 +256,7 @@ def networks(draw: st.DrawFn) -> Profile:
 
 
 @given(networks(), networks())
-def test_differences_hold_every_layer_once_and_add_up(first: Profile, second: Profile) -> None:
+def test_differences_hold_every_layer_once_and_add_up(first, second):
     found = differences(first, second)
     for index, one in enumerate((first, second)):
         layers = [name for row in found for name in (row.first_layers, row.second_layers)[index]]
@@ -308,7 +305,7 @@ def target(runner: Any) -> Target:
     return Target(runner.name, runner, CONFIG.input, "engine", "native")
 
 
-def test_two_targets_are_profiled_in_turns_with_plain_runs_between() -> None:
+def test_two_targets_are_profiled_in_turns_with_plain_runs_between():
     log: list[tuple[Any, ...]] = []
     pair = [target(Scripted(name, log)) for name in "ab"]
     done = profile_targets(pair, [NODES, NODES], ProfileOptions(batch=2, runs=12, warm_up=3))
@@ -324,14 +321,14 @@ def test_two_targets_are_profiled_in_turns_with_plain_runs_between() -> None:
         assert one.latency_ms == (2.0,) * 12
 
 
-def test_one_target_alone_has_nothing_slower() -> None:
+def test_one_target_alone_has_nothing_slower():
     done = profile_targets([target(Scripted("a", []))], [NODES], ProfileOptions(runs=2))
     assert done.against is None
     assert done.slower == []
     assert json.loads(json.dumps(done.as_dict()))["against"] is None
 
 
-def test_a_batch_that_the_other_does_not_take_is_refused_before_anything_runs() -> None:
+def test_a_batch_that_the_other_does_not_take_is_refused_before_anything_runs():
     log: list[tuple[Any, ...]] = []
     pair = [target(Scripted("a", log)), target(Scripted("b", log, batch=1))]
     with pytest.raises(ConfigError, match="'b' takes batches of exactly 1, got --batch 4"):
@@ -347,7 +344,7 @@ def test_a_batch_that_the_other_does_not_take_is_refused_before_anything_runs() 
         ({"warm_up": 0}, "--warm-up must be at least 1, got 0"),
     ],
 )
-def test_options_out_of_range(options: dict[str, int], said: str) -> None:
+def test_options_out_of_range(options, said):
     with pytest.raises(ConfigError, match=said):
         ProfileOptions(**options)  # type: ignore[arg-type]
 
@@ -367,7 +364,7 @@ def net(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\nnet {text}')
 
 
-def test_a_trace_is_split_into_runs_and_the_warm_up_left_out() -> None:
+def test_a_trace_is_split_into_runs_and_the_warm_up_left_out():
     events = []
     for run in range(3):
         start = 1000 * run
@@ -385,7 +382,7 @@ def test_a_trace_is_split_into_runs_and_the_warm_up_left_out() -> None:
     assert (relu.name, relu.ms) == ("relu", (0.011, 0.012))
 
 
-def test_a_loop_is_charged_for_what_its_body_does_not() -> None:
+def test_a_loop_is_charged_for_what_its_body_does_not():
     events = [
         frame(0, 1000),
         event("loop_kernel_time", 10, 500, "Loop"),
@@ -401,12 +398,12 @@ def test_a_loop_is_charged_for_what_its_body_does_not() -> None:
     assert found["body"].count == 2
 
 
-def test_a_trace_that_was_cut_is_refused() -> None:
+def test_a_trace_that_was_cut_is_refused():
     with pytest.raises(BackendError, match="kept 1 of 5 runs"):
         layer_times([frame(0, 10)], net("(float[1] x) => (float[1] y) { y = Neg(x) }"), 5, 1)
 
 
-def test_fused_kernels_name_the_nodes_that_went_into_them() -> None:
+def test_fused_kernels_name_the_nodes_that_went_into_them():
     model = net(
         """(float[1,8,4,4] x, float[8,8,1,1] w) => (float[1,8,4,4] out) {
             q = Neg(w)
@@ -432,7 +429,7 @@ def test_fused_kernels_name_the_nodes_that_went_into_them() -> None:
     }
 
 
-def test_an_activation_that_the_convolution_computes_belongs_to_it() -> None:
+def test_an_activation_that_the_convolution_computes_belongs_to_it():
     model = net("(float[1] x) => (float[1] a, float[1] b) { c = Neg(x)  r = Relu(c)  a = Abs(r)  b = Exp(r) }")
     for node, name in zip(model.graph.node, ("conv", "relu", "abs", "exp"), strict=True):
         node.name = name
@@ -443,9 +440,7 @@ def test_an_activation_that_the_convolution_computes_belongs_to_it() -> None:
     assert layer_times(events, model, 1, 0)[0].onnx == ("conv", "relu")
 
 
-def test_every_node_of_the_shipped_model_is_in_one_kernel_and_nothing_is_left_behind(
-    shapes: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_node_of_the_shipped_model_is_in_one_kernel_and_nothing_is_left_behind(shapes, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert isinstance(shapes.runner, OnnxRunner)
@@ -461,9 +456,7 @@ def test_every_node_of_the_shipped_model_is_in_one_kernel_and_nothing_is_left_be
     assert sum(one.ms[0] for one in first) > 0
 
 
-def test_a_profile_that_is_stopped_leaves_nothing_behind(
-    shapes: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_is_stopped_leaves_nothing_behind(shapes, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
@@ -480,7 +473,7 @@ def test_a_profile_that_is_stopped_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_with_a_loop_is_profiled_with_its_body() -> None:
+def test_a_model_with_a_loop_is_profiled_with_its_body():
     detector = Detector.open(SHAPES_MODEL, CONFIG, "native")
     images = Target("a", detector.runner, CONFIG.input, "", "native").pixels(1, None, 0)
     found = detector.runner.profile(images, 2, 1)
@@ -493,7 +486,7 @@ def test_a_model_with_a_loop_is_profiled_with_its_body() -> None:
     assert min(loop.ms) >= 0
 
 
-def test_a_model_against_itself() -> None:
+def test_a_model_against_itself():
     done = profile(SHAPES_MODEL, CONFIG, ProfileOptions(runs=3, warm_up=1), SHAPES_MODEL)
     assert done.against is not None
     found = differences(done.profile, done.against)

@@ -76,7 +76,7 @@ def linear(whole: float) -> Callable[[float], float]:
 
 
 @pytest.mark.parametrize("bound", [0.1, 0.3, 0.5, 1.0, 2.0, 4.0, 7.0])
-def test_the_plan_keeps_the_bound_at_the_upper_end_and_little_cheaper_would(bound: float) -> None:
+def test_the_plan_keeps_the_bound_at_the_upper_end_and_little_cheaper_would(bound):
     asked, _ = search(POWERS, linear(0.10))
     done = cheapest_within(asked, bound)
     assert done.chosen.score.worst <= bound and done.chosen.reported is not None
@@ -89,7 +89,7 @@ def test_the_plan_keeps_the_bound_at_the_upper_end_and_little_cheaper_would(boun
     assert "<- chosen" in str(done.table())
 
 
-def test_nothing_is_ranked_where_the_cheapest_plan_keeps_the_bound() -> None:
+def test_nothing_is_ranked_where_the_cheapest_plan_keeps_the_bound():
     asked, ranked = search(POWERS, linear(0.001))
     done = cheapest_within(asked, 0.3)
     assert (done.chosen.names, done.evaluations, ranked) == ((), 4, [])
@@ -100,7 +100,7 @@ def test_nothing_is_ranked_where_the_cheapest_plan_keeps_the_bound() -> None:
     assert ranked == ["ranked"] and asked.report.asked[-1] == () and 0 < len(done.chosen.names) < len(POWERS)
 
 
-def test_a_plan_with_nothing_in_int8_is_asked_alone() -> None:
+def test_a_plan_with_nothing_in_int8_is_asked_alone():
     """Where FP16 is the faster everywhere there is nothing to rank."""
     asked, ranked = search(POWERS, linear(0.1))
     cheap = replace(asked.start, joints=tuple(Joint(joint.convs, joint.cost[::-1]) for joint in asked.start.joints))
@@ -109,14 +109,14 @@ def test_a_plan_with_nothing_in_int8_is_asked_alone() -> None:
 
 
 @pytest.mark.parametrize("count", [20, 113])
-def test_long_models_take_no_more_evaluations(count: int) -> None:
+def test_long_models_take_no_more_evaluations(count):
     asked, _ = search([0.9**index for index in range(count)], linear(0.02))
     done = cheapest_within(asked, 0.5)
     assert len(asked.measure.asked) <= EVALUATIONS - 1 + MORE
     assert done.chosen.score.worst <= 0.5 and 0 < len(done.chosen.names) < count
 
 
-def test_what_holds_on_the_images_that_chose_alone_is_not_taken() -> None:
+def test_what_holds_on_the_images_that_chose_alone_is_not_taken():
     """On the other images each plan loses three times as much; only more accurate plans are shown to keep the bound."""
     asked, _ = search(POWERS, linear(0.05), linear(0.15))
     done = cheapest_within(asked, 1.0)
@@ -128,7 +128,7 @@ def test_what_holds_on_the_images_that_chose_alone_is_not_taken() -> None:
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == len(POWERS)
 
 
-def test_a_known_plan_that_is_cheaper_is_tried() -> None:
+def test_a_known_plan_that_is_cheaper_is_tried():
     """The errors do not know that the last two are worth all others together; somebody does."""
     true = [0.01] * 8 + [0.9, 0.9]
     asked, _ = search(true, linear(0.1), alone=[0.5] * 8 + [0.4, 0.4])
@@ -141,7 +141,7 @@ def test_a_known_plan_that_is_cheaper_is_tried() -> None:
     assert dear not in {plan.names for plan in cheapest_within(replace(asked, others=(dear,)), 2.0).candidates}
 
 
-def test_how_many_images_would_do_is_said() -> None:
+def test_how_many_images_would_do_is_said():
     """The other images say the same with four times the interval."""
     asked, _ = search(POWERS, linear(0.05))
     wide = Images(linear(0.05), asked.report.errors, wide=2.0)
@@ -154,7 +154,7 @@ def test_how_many_images_would_do_is_said() -> None:
         cheapest_within(replace(asked, report=nothing), 1.0)
 
 
-def test_how_many_images_would_show_a_cheaper_plan_is_said() -> None:
+def test_how_many_images_would_show_a_cheaper_plan_is_said():
     """A plan loses half of the bound on the images that choose and might lose twice as much as the bound."""
     asked, _ = search(POWERS, linear(0.05))
     wide = [Images(linear(0.05), asked.report.errors, wide=3.0) for _ in range(2)]
@@ -167,19 +167,19 @@ def test_how_many_images_would_show_a_cheaper_plan_is_said() -> None:
     assert f"; {done.needed} images on each side would show it of a cheaper plan" in done.summary
 
 
-def test_a_bound_that_nothing_keeps_is_an_error_that_names_the_best() -> None:
+def test_a_bound_that_nothing_keeps_is_an_error_that_names_the_best():
     asked, _ = search(POWERS, lambda error: 0.05 + error)
     with pytest.raises(ConfigError, match=r"no plan .* 0.3 mAP points of 30.00; the best of \d, all, loses 5.00"):
         cheapest_within(asked, 0.3)
 
 
-def test_the_bisection_ends_at_the_least_error() -> None:
+def test_the_bisection_ends_at_the_least_error():
     asked, _ = search([1.0, *[1e-9] * 39], lambda error: 0.05 if error else 0.0)
     done = cheapest_within(asked, 0.3)
     assert done.chosen.kept == "all" and len(asked.measure.asked) < EVALUATIONS
 
 
-def test_the_file_has_all_that_was_tried() -> None:
+def test_the_file_has_all_that_was_tried():
     done: TradeOff = cheapest_within(search(POWERS, linear(0.1))[0], 1.0)
     plain = done.as_dict()
     known = {"bound", "reference", "candidates", "chosen", "evaluations", "unit", "needed", "figure"}

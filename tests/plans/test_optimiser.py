@@ -58,7 +58,7 @@ def figures(problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 @given(problems(), st.integers(0, 400))
 @settings(max_examples=12, deadline=None)
-def test_the_cheapest_plan_of_twelve_convolutions_is_found(problem: Problem, error: int) -> None:
+def test_the_cheapest_plan_of_twelve_convolutions_is_found(problem, error):
     found = cheapest(problem, error)
     costs, errors = figures(problem)
     least = costs[errors <= error].min()
@@ -70,7 +70,7 @@ def test_the_cheapest_plan_of_twelve_convolutions_is_found(problem: Problem, err
 
 @given(problems(layers=7, forms=2), st.integers(-100, 200))
 @settings(max_examples=12, deadline=None)
-def test_the_other_way_round_the_most_accurate_is_found(problem: Problem, cost: int) -> None:
+def test_the_other_way_round_the_most_accurate_is_found(problem, cost):
     plans = [plan for plan in every_plan(problem) if plan.cost <= cost]
     if not plans:
         with pytest.raises(ConfigError, match=f"no plan costs at most {cost}; the cheapest costs"):
@@ -83,7 +83,7 @@ def test_the_other_way_round_the_most_accurate_is_found(problem: Problem, cost: 
 
 @given(problems(layers=6))
 @settings(max_examples=8, deadline=None)
-def test_no_plan_beats_the_front(problem: Problem) -> None:
+def test_no_plan_beats_the_front(problem):
     found = front(problem, 9)
     plans = every_plan(problem)
     assert [plan.error for plan in found] == sorted(plan.error for plan in found)
@@ -118,7 +118,7 @@ def chain(layers: int, rng: np.random.Generator) -> Problem:
 
 
 @pytest.mark.parametrize("count", [80, pytest.param(400, marks=pytest.mark.slow)])
-def test_a_whole_network_is_solved(count: int) -> None:
+def test_a_whole_network_is_solved(count):
     """The gap says that nothing much better was missed."""
     problem = chain(count, np.random.default_rng(0))
     errors = {name: choices[0].error for name, choices in problem.choices.items()}
@@ -135,7 +135,7 @@ def test_a_whole_network_is_solved(count: int) -> None:
         assert found.cost < next(plan.cost for plan in tried if plan.error <= bound)
 
 
-def test_of_equal_costs_the_least_error_is_taken() -> None:
+def test_of_equal_costs_the_least_error_is_taken():
     choices = {"a": (PrecisionChoice("plain", 4), PrecisionChoice("corrected", 1), PrecisionChoice("fp16", 0, True, 1))}
     assert cheapest(Problem(choices), 10).picks == {"a": "corrected"}
     assert most_accurate(Problem({"a": (PrecisionChoice("slow", 1, cost=2), PrecisionChoice("fast", 1))}), 9).picks == {
@@ -143,14 +143,14 @@ def test_of_equal_costs_the_least_error_is_taken() -> None:
     }
 
 
-def test_a_bound_that_nothing_keeps_is_refused_with_the_least() -> None:
+def test_a_bound_that_nothing_keeps_is_refused_with_the_least():
     problem = Problem({"a": (PrecisionChoice("int8", 3), PrecisionChoice("better", 2, cost=1))})
     with pytest.raises(ConfigError, match="no plan has an error of at most 1; the least is 2"):
         cheapest(problem, 1)
     assert cheapest(problem, 2).picks == {"a": "better"}
 
 
-def test_neighbours_in_fp16_are_worth_more_than_each_alone() -> None:
+def test_neighbours_in_fp16_are_worth_more_than_each_alone():
     """Each alone is dearer in FP16, both are cheaper: a list by error per cost would not find that."""
     choices = {name: (PrecisionChoice("int8", 1), PrecisionChoice("fp16", 0, True)) for name in "ab"}
     boundary = Joint(("a", "b"), np.array([[4.0, 6.0], [6.0, 3.0]]))
@@ -159,7 +159,7 @@ def test_neighbours_in_fp16_are_worth_more_than_each_alone() -> None:
     assert cheapest(Problem(choices, (apart,)), 1).half == ("a",)
 
 
-def test_choices_need_names_of_their_own() -> None:
+def test_choices_need_names_of_their_own():
     with pytest.raises(ValueError, match="'a' must have choices with names of their own"):
         Problem({"a": (PrecisionChoice("int8", 1), PrecisionChoice("int8", 2))})
     with pytest.raises(ValueError, match="'b' must have choices"):

@@ -18,7 +18,7 @@ def ranking(powers: list[float], depthwise: tuple[int, ...] = (), macs: list[int
     return Sensitivity(layers, (), sum(layer.macs for layer in layers), "fp32", 0.0, None, 4, "key", 1.0, 10)
 
 
-def test_the_most_sensitive_come_first() -> None:
+def test_the_most_sensitive_come_first():
     made = ranking(POWERS)
     assert most_sensitive(made, 0) == ()
     assert most_sensitive(made, 3) == ("c0", "c1", "c2")
@@ -27,7 +27,7 @@ def test_the_most_sensitive_come_first() -> None:
         most_sensitive(made, 11)
 
 
-def test_a_budget_takes_what_gives_most_for_its_work() -> None:
+def test_a_budget_takes_what_gives_most_for_its_work():
     made = ranking([0.5, 0.3, 0.1, 0.1], macs=[90, 5, 2, 3])
     assert within_budget(made, 0.05) == ("c1",)
     assert within_budget(made, 0.1) == ("c1", "c2", "c3")
@@ -35,7 +35,7 @@ def test_a_budget_takes_what_gives_most_for_its_work() -> None:
     assert within_budget(made, 0) == ()
 
 
-def test_a_budget_goes_by_error_per_multiply_add_and_not_by_error() -> None:
+def test_a_budget_goes_by_error_per_multiply_add_and_not_by_error():
     made = ranking([0.5, 0.3, 0.2, 0.19], macs=[100, 20, 30, 19])
     # By error alone the first would take all of it; by error per multiply-add the fourth comes before the third.
     assert within_budget(made, 100 / 169) == ("c1", "c2", "c3")
@@ -46,16 +46,16 @@ def test_a_budget_goes_by_error_per_multiply_add_and_not_by_error() -> None:
     assert within_budget(made, 19 / 169) == ("c3",)
 
 
-def test_a_budget_is_filled_as_well_as_it_can_be() -> None:
+def test_a_budget_is_filled_as_well_as_it_can_be():
     # By error per multiply-add the first comes first, and then neither of the others fits.
     assert within_budget(ranking([0.61, 0.5, 0.49], macs=[60, 51, 49]), 100 / 160) == ("c1", "c2")
 
 
-def test_what_gains_nothing_is_not_kept_for_a_budget() -> None:
+def test_what_gains_nothing_is_not_kept_for_a_budget():
     assert within_budget(ranking([0.5, -0.1, 0.0]), 1) == ("c0",)
 
 
-def test_a_plan_says_why() -> None:
+def test_a_plan_says_why():
     plan = PrecisionPlan(
         {"c0": Entry("int8", "convolution"), "c1": Entry("int8", "convolution"), "d": Entry("fp32", "no")}
     )

@@ -4,14 +4,12 @@ import json
 import random
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from models import CONVOLUTIONS, SMALL_MODEL, own_labels
 
 from trtdet import CocoDataset, evaluate, load_config, sensitivity
 from trtdet.backends import OnnxRunner
-from trtdet.building.corrections import Prepared
 from trtdet.building.corrections import prepared as prepare
 from trtdet.building.graph import host_graph
 from trtdet.building.ranges import calibrated, select_images
@@ -32,23 +30,23 @@ CONFIG = load_config("shapes")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 6).images
 
 
 @pytest.fixture(scope="module")
-def prepared(images: Path) -> Prepared:
+def prepared(images):
     options = CalibrationOptions(rule="minmax", images=images)
     graph = replace(host_graph(SMALL_MODEL, CONFIG), int8_all=True)
     return prepare(calibrated(graph, options, select_images(options)), options, ())
 
 
 @pytest.fixture(scope="module")
-def reference(prepared: Prepared) -> Sensitivity:
+def reference(prepared):
     return rank(prepared.subject(3), Method("reference"))
 
 
-def test_a_score_is_the_error_with_that_convolution_alone_in_int8(prepared: Prepared, reference: Sensitivity) -> None:
+def test_a_score_is_the_error_with_that_convolution_alone_in_int8(prepared, reference):
     subject = prepared.subject(3)
     float_model = OnnxRunner(prepared.model)
     for layer in (reference.layers[0], reference.layers[4]):
@@ -64,7 +62,7 @@ def test_a_score_is_the_error_with_that_convolution_alone_in_int8(prepared: Prep
         assert layer.distance == pytest.approx(error.distance, rel=1e-4)
 
 
-def test_every_convolution_is_ranked_once_and_depthwise_ones_as_a_group(reference: Sensitivity) -> None:
+def test_every_convolution_is_ranked_once_and_depthwise_ones_as_a_group(reference):
     assert len(reference.layers) == CONVOLUTIONS
     assert [layer.rank for layer in reference.layers] == list(range(1, CONVOLUTIONS + 1))
     (group,) = reference.groups
@@ -76,7 +74,7 @@ def test_every_convolution_is_ranked_once_and_depthwise_ones_as_a_group(referenc
     assert reference.inferences == 3 * (CONVOLUTIONS + 1 + 1)
 
 
-def test_the_order_is_that_of_the_measured_rows(prepared: Prepared, tmp_path: Path) -> None:
+def test_the_order_is_that_of_the_measured_rows(prepared, tmp_path):
     """Rows of a file in no order: ranks follow the scores, and equal scores the model."""
     subject, rows = prepared.subject(1), tmp_path / "rows.jsonl"
     names = list(subject.placement.plan.names("int8"))
@@ -99,7 +97,7 @@ def test_the_order_is_that_of_the_measured_rows(prepared: Prepared, tmp_path: Pa
     "damage",
     [{"score": "much"}, {"score": None}, {"distance": [0.1]}, {"inferences": "1.5"}, {"seconds": {}}, {"map": "none"}],
 )
-def test_a_damaged_row_is_left_out_with_a_warning(tmp_path: Path, damage: dict[str, object]) -> None:
+def test_a_damaged_row_is_left_out_with_a_warning(tmp_path, damage):
     row = {"name": "a", "score": 1.0, "distance": 0.1, "map": None, "base_distance": 0.0, "base_map": None}
     row |= {"inferences": 1, "seconds": 0.5}
     check = row_check(LayerRow, tmp_path / "s.jsonl")
@@ -111,7 +109,7 @@ def test_a_damaged_row_is_left_out_with_a_warning(tmp_path: Path, damage: dict[s
         assert not check({name: value for name, value in row.items() if name != key})
 
 
-def test_a_damaged_file_of_rows_gives_the_same_ranking(prepared: Prepared, tmp_path: Path) -> None:
+def test_a_damaged_file_of_rows_gives_the_same_ranking(prepared, tmp_path):
     subject, rows = prepared.subject(1), tmp_path / "rows.jsonl"
     whole = rank(subject, rows=rows)
     lines = rows.read_text().splitlines()
@@ -127,9 +125,7 @@ def test_a_damaged_file_of_rows_gives_the_same_ranking(prepared: Prepared, tmp_p
     ]
 
 
-def test_the_fast_method_gives_the_same_numbers_for_the_images_it_takes(
-    prepared: Prepared, reference: Sensitivity
-) -> None:
+def test_the_fast_method_gives_the_same_numbers_for_the_images_it_takes(prepared, reference):
     subject = prepared.subject(3)
     fast = rank(subject)
     assert fast.images <= 3
@@ -141,7 +137,7 @@ def test_the_fast_method_gives_the_same_numbers_for_the_images_it_takes(
     assert len(ours & theirs) >= 4
 
 
-def test_the_fast_method_takes_the_fewest_images_that_hold_85_percent_of_what_is_detected(prepared: Prepared) -> None:
+def test_the_fast_method_takes_the_fewest_images_that_hold_85_percent_of_what_is_detected(prepared):
     subject = prepared.subject(6)
     runner = OnnxRunner(prepared.model)
     weights = {}
@@ -159,7 +155,7 @@ def test_the_fast_method_takes_the_fewest_images_that_hold_85_percent_of_what_is
     assert set(telling_images(subject)) == set(heaviest[:enough])
 
 
-def test_all_but_one(prepared: Prepared) -> None:
+def test_all_but_one(prepared):
     left = rank(prepared.subject(2), Method("fast", "int8"))
     assert left.base == "int8"
     assert left.distance > 0
@@ -170,9 +166,7 @@ def test_all_but_one(prepared: Prepared) -> None:
     assert group.score > 0
 
 
-def test_a_killed_run_goes_on_and_gives_the_same(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_and_gives_the_same(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr("trtdet.plans.measuring._TOGETHER", 3)
     subject = prepared.subject(2)
     rows = tmp_path / "rows.jsonl"
@@ -191,7 +185,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(
         rank(subject, Method("reference"), rows)
 
 
-def test_map_is_measured_where_boxes_are_known(tmp_path: Path, images: Path) -> None:
+def test_map_is_measured_where_boxes_are_known(tmp_path, images):
     split = shapes.generate(tmp_path, "val", 3)
     labels = own_labels(split, tmp_path / "labels.json")
     options = SensitivityOptions(
@@ -211,7 +205,7 @@ def test_map_is_measured_where_boxes_are_known(tmp_path: Path, images: Path) -> 
         sensitivity(SMALL_MODEL, CONFIG, changed(options, annotations=None))
 
 
-def test_a_ranking_is_kept_and_read(reference: Sensitivity, tmp_path: Path) -> None:
+def test_a_ranking_is_kept_and_read(reference, tmp_path):
     reference.save(tmp_path / "s.json")
     assert Sensitivity.load(tmp_path / "s.json") == reference
     (tmp_path / "cut.json").write_text((tmp_path / "s.json").read_text()[:100])
@@ -237,7 +231,7 @@ def test_a_ranking_is_kept_and_read(reference: Sensitivity, tmp_path: Path) -> N
         Sensitivity.load(tmp_path / "no.json")
 
 
-def test_nothing_to_rank(prepared: Prepared) -> None:
+def test_nothing_to_rank(prepared):
     subject = prepared.subject(2)
     with pytest.raises(ConfigError, match="needs images"):
         rank(replace(subject, images=()))
@@ -249,7 +243,7 @@ def test_nothing_to_rank(prepared: Prepared) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_workers")
-def test_ray_gives_the_same_bits(prepared: Prepared, tmp_path: Path) -> None:
+def test_ray_gives_the_same_bits(prepared, tmp_path):
     subject = prepared.subject(2)
     local = rank(subject)
     rows = tmp_path / "rows.jsonl"
@@ -260,7 +254,7 @@ def test_ray_gives_the_same_bits(prepared: Prepared, tmp_path: Path) -> None:
     assert len(rows.read_text().splitlines()) == 1 + CONVOLUTIONS + 1
 
 
-def test_a_cluster_that_is_not_there_is_an_error(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_is_an_error(prepared, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BackendError, match=r"Ray is not installed here .*pip install 'trtdet\[ray\]'"):
         rank(prepared.subject(2), ray="local")

@@ -30,7 +30,7 @@ def configure(folder: Path, *options: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def cpu_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cpu_test(tmp_path_factory):
     """The test program of the arithmetic, built by g++ alone."""
     folder = tmp_path_factory.mktemp("plugins")
     said = configure(folder)
@@ -71,11 +71,11 @@ def many_floats() -> np.ndarray:
     return np.concatenate([bits, bend, deep, special])
 
 
-def test_every_check_of_the_cpu_program_holds(cpu_test: Path) -> None:
+def test_every_check_of_the_cpu_program_holds(cpu_test):
     assert run(cpu_test).decode().endswith("checks, 0 failures\n")
 
 
-def test_silu_is_within_four_units_in_the_last_place(cpu_test: Path) -> None:
+def test_silu_is_within_four_units_in_the_last_place(cpu_test):
     x = many_floats()
     y = activation(cpu_test, x, "silu")
     exact = x.astype(np.float64)
@@ -93,7 +93,7 @@ def test_silu_is_within_four_units_in_the_last_place(cpu_test: Path) -> None:
         assert (np.abs(y[finite] - exact[finite]) / step).max() <= 4
 
 
-def test_hard_swish_is_what_numpy_computes_step_by_step(cpu_test: Path) -> None:
+def test_hard_swish_is_what_numpy_computes_step_by_step(cpu_test):
     x = many_floats()
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         gate = np.clip(x / np.float32(6) + np.float32(0.5), np.float32(0), np.float32(1))
@@ -104,9 +104,7 @@ def test_hard_swish_is_what_numpy_computes_step_by_step(cpu_test: Path) -> None:
 @pytest.mark.parametrize("act", ["silu", "hard_swish"])
 @pytest.mark.parametrize("to", list(DTYPES))
 @pytest.mark.parametrize("channel", [(1, 1, 0), (0.037, 23.75, -4.5), (0.1, -7.3, 0.3), (3e-3, 1e6, 0.5)])
-def test_given_the_activation_every_other_step_is_exactly_numpys(
-    cpu_test: Path, act: str, to: str, channel: tuple[float, float, float]
-) -> None:
+def test_given_the_activation_every_other_step_is_exactly_numpys(cpu_test, act, to, channel):
     scale, factor, offset = (np.float32(value) for value in channel)
     whole = np.arange(-128, 128).astype(np.int8)
     for x in (whole, np.arange(65536).astype(np.uint16).view(np.float16), many_floats()):
@@ -117,7 +115,7 @@ def test_given_the_activation_every_other_step_is_exactly_numpys(
         np.testing.assert_array_equal(element(cpu_test, x, to, act, channel), expected)
 
 
-def test_an_implicitly_quantised_tensor_takes_its_own_steps(cpu_test: Path) -> None:
+def test_an_implicitly_quantised_tensor_takes_its_own_steps(cpu_test):
     x = np.arange(-128, 128).astype(np.int8)
     step_in, step_out = np.float32(0.043), np.float32(0.019)
     y = activation(cpu_test, x.astype(np.float32) * step_in, "silu") / step_out
@@ -126,7 +124,7 @@ def test_an_implicitly_quantised_tensor_takes_its_own_steps(cpu_test: Path) -> N
 
 
 @pytest.mark.slow
-def test_no_check_of_the_cpu_program_leaves_its_memory(tmp_path: Path) -> None:
+def test_no_check_of_the_cpu_program_leaves_its_memory(tmp_path):
     configure(tmp_path, "-DCMAKE_CXX_FLAGS=-O0 -fsanitize=address,undefined -fno-sanitize-recover=all")
     run("cmake", "--build", tmp_path, "--target", "silu_cpu_test")
     run(tmp_path / "silu_cpu_test")
@@ -134,7 +132,7 @@ def test_no_check_of_the_cpu_program_leaves_its_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_library_compiles_without_a_warning_answers_tensorrt_and_links_none(tmp_path: Path, version: str) -> None:
+def test_the_library_compiles_without_a_warning_answers_tensorrt_and_links_none(tmp_path, version):
     if "TRTDET_TENSORRT_HEADERS" not in os.environ:
         pytest.skip("set TRTDET_TENSORRT_HEADERS to a folder that holds VERSION/include/NvInfer.h")
     headers = Path(os.environ["TRTDET_TENSORRT_HEADERS"]) / version / "include"

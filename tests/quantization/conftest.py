@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from trtdet.quantization.encoding import Rounded, nearest, weight_scales
 
 
 @pytest.fixture
-def net() -> Callable[..., onnx.ModelProto]:
+def net():
     """Writes a model with named nodes and inferred shapes, as the passes leave one."""
 
     def net(text: str, **weights: Any) -> onnx.ModelProto:
@@ -30,7 +29,7 @@ def net() -> Callable[..., onnx.ModelProto]:
 
 
 @pytest.fixture
-def normal() -> Callable[..., np.ndarray]:
+def normal():
     def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
         return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
 
@@ -38,7 +37,7 @@ def normal() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture
-def undone() -> Callable[..., Rounded]:
+def undone():
     """Weights (out, in, kh, kw), rounded to nearest, for an input that is multiplied by the scale, float (in,)."""
 
     def undone(weight: np.ndarray, scale: np.ndarray, bias: np.ndarray | None = None) -> Rounded:
@@ -51,7 +50,7 @@ def undone() -> Callable[..., Rounded]:
 
 
 @pytest.fixture
-def measured() -> Callable[..., tuple[QdqPlacement, Ranges]]:
+def measured():
     """The placement of a model and the ranges that one input gives: nothing saturates."""
 
     def measured(model: onnx.ModelProto, x: np.ndarray) -> tuple[QdqPlacement, Ranges]:

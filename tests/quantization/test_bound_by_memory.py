@@ -29,7 +29,7 @@ def chain(net: Any, normal: Any, channels: int, size: int, batch: str = "1") -> 
     return net(text, **{name: normal(*shape) for name, shape in kernels.items()})
 
 
-def test_few_channels_of_a_large_image_stay_in_fp16_behind_fp16(net: Any, normal: Any) -> None:
+def test_few_channels_of_a_large_image_stay_in_fp16_behind_fp16(net, normal):
     model = chain(net, normal, channels=16, size=64)
     plan = planned(model, APART)
     causes = {name: entry.cause for name, entry in plan.entries.items()}
@@ -55,11 +55,11 @@ def test_few_channels_of_a_large_image_stay_in_fp16_behind_fp16(net: Any, normal
         pytest.param(64, 4, APART, id="weights outweigh a small image"),
     ],
 )
-def test_what_int8_makes_faster_stays_in_int8(net: Any, normal: Any, channels: int, size: int, flow: DataFlow) -> None:
+def test_what_int8_makes_faster_stays_in_int8(net, normal, channels, size, flow):
     assert planned(chain(net, normal, channels, size), flow).names("int8") == ("Conv_2", "Conv_4")
 
 
-def test_an_int8_convolution_among_the_makers_keeps_the_rest_in_int8(net: Any, normal: Any) -> None:
+def test_an_int8_convolution_among_the_makers_keeps_the_rest_in_int8(net, normal):
     text = """(float[1,16,64,64] x) => (float[1,16,64,64] y) {
         a = Conv(x, w) ra = Relu(a) d = Conv<group = 16>(x, one) j = Concat<axis = 1>(ra, d)
         b = Conv(j, wide) rb = Relu(b) y = Conv(rb, w) }"""
@@ -72,7 +72,7 @@ def test_an_int8_convolution_among_the_makers_keeps_the_rest_in_int8(net: Any, n
 
 
 @pytest.mark.parametrize("batch", ["N", "2"])
-def test_an_open_batch_counts_as_one_image(net: Any, normal: Any, batch: str) -> None:
+def test_an_open_batch_counts_as_one_image(net, normal, batch):
     plan = planned(chain(net, normal, channels=16, size=64, batch=batch), APART)
     assert plan.entries["Conv_2"].cause is Cause.BOUND_BY_MEMORY
     assert np.isclose(float(plan.entries["Conv_2"].reason.split(" MB")[0].split()[-1]), 0.13, atol=0.005)

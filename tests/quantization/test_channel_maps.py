@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -31,7 +28,7 @@ SCALE = np.array([1.0, 2.0, 0.5, 3.0])
 
 
 @pytest.fixture
-def written(measured: Any, undone: Any) -> Callable[..., onnx.ModelProto]:
+def written(measured, undone):
     """The INT8 form of a model with a map for its tensor ``s``, which must compute what the model does."""
 
     def written(model: onnx.ModelProto, x: np.ndarray, amax: float | None = None) -> onnx.ModelProto:
@@ -53,7 +50,7 @@ def written(measured: Any, undone: Any) -> Callable[..., onnx.ModelProto]:
 
 
 @pytest.mark.parametrize("case", WRITTEN)
-def test_a_channel_map_means_the_same(net: Any, normal: Any, written: Any, case: str) -> None:
+def test_a_channel_map_means_the_same(net, normal, written, case):
     text = WRITTEN[case]
     weights = {"w1": normal(4, 4, 1, 1), "w3": normal(4, 4, 3, 3), "six": np.float32(6)}
     model = net(text, **{name: value for name, value in weights.items() if name in text})
@@ -68,7 +65,7 @@ def test_a_channel_map_means_the_same(net: Any, normal: Any, written: Any, case:
     }.get(case, 1)
 
 
-def test_a_map_is_folded_into_the_convolution_before_it(net: Any, normal: Any, written: Any) -> None:
+def test_a_map_is_folded_into_the_convolution_before_it(net, normal, written):
     model = net(
         "(float[1,4,8,8] x) => (float[1,N,H,W] y) { s = Conv(x, w1) y = Conv(s, w2) }",
         w1=normal(4, 4, 1, 1),
@@ -79,7 +76,7 @@ def test_a_map_is_folded_into_the_convolution_before_it(net: Any, normal: Any, w
 
 
 @pytest.mark.parametrize("numerator", [True, False])
-def test_a_quotient_takes_the_scale_only_as_its_divisor(net: Any, normal: Any, written: Any, numerator: bool) -> None:
+def test_a_quotient_takes_the_scale_only_as_its_divisor(net, normal, written, numerator):
     product = "Div(k, q)" if numerator else "Div(q, k)"
     model = net(
         f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ q = Sigmoid(x) s = {product} y = Conv(s, w1) }}",
@@ -90,9 +87,7 @@ def test_a_quotient_takes_the_scale_only_as_its_divisor(net: Any, normal: Any, w
     assert [node.op_type for node in int8.graph.node].count("Mul") == (1 if numerator else 0)
 
 
-def test_shared_weights_are_parted_where_a_folded_map_gives_them_other_scales(
-    net: Any, normal: Any, written: Any
-) -> None:
+def test_shared_weights_are_parted_where_a_folded_map_gives_them_other_scales(net, normal, written):
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
             s = Conv(x, w1) y = Conv(s, w2) z = Conv(x, w1) }""",

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from trtdet.building.graph import host_graph
-from trtdet.config import NmsMode, load_config
+from trtdet.config import load_config
 from trtdet.passes import Options, load_model, rewrite
 from trtdet.quantization import Cause, PrecisionPlan, default_plan, place
 
@@ -46,9 +45,7 @@ def chain(net: Any, normal: Any, **kernels: tuple[int, ...]) -> Any:
         ((16, 16, 1, 1), Cause.QUANTIZABLE, "^convolution$"),
     ],
 )
-def test_what_int8_makes_no_faster_stays_in_fp16_with_the_reason(
-    net: Any, normal: Any, kernel: tuple[int, ...], cause: Cause, reason: str
-) -> None:
+def test_what_int8_makes_no_faster_stays_in_fp16_with_the_reason(net, normal, kernel, cause, reason):
     entry = planned(chain(net, normal, w=kernel)).entries["Conv_0"]
     assert (entry.cause, entry.precision) == (cause, "int8" if cause is Cause.QUANTIZABLE else "fp16")
     assert re.search(reason, entry.reason)
@@ -78,7 +75,7 @@ HEAD = "(float[1,32,8,8] x) => (float[N] y) { a = Conv(x, w) b = Relu(a) c = Con
         "r = Reshape(b, flat) g = Gather<axis = 2>(r, i) h = Squeeze(g, first) y = MatMul(h, dense)",
     ],
 )
-def test_the_outputs_of_a_head_stay_in_fp16(net: Any, normal: Any, rest: str) -> None:
+def test_the_outputs_of_a_head_stay_in_fp16(net, normal, rest):
     weights = {
         "w": normal(32, 32, 1, 1),
         "sum": np.ones((1, 32, 1, 1), np.float32),
@@ -112,7 +109,7 @@ def test_the_outputs_of_a_head_stay_in_fp16(net: Any, normal: Any, rest: str) ->
         "f = Reshape(c, flat) s, i = TopK<axis = 2>(f, best) y = MatMul(s, wide)",
     ],
 )
-def test_what_another_layer_reads_is_no_output_of_a_head(net: Any, normal: Any, rest: str) -> None:
+def test_what_another_layer_reads_is_no_output_of_a_head(net, normal, rest):
     weights = {
         "w": normal(32, 32, 1, 1),
         "dense": np.ones((2048, 16), np.float32),
@@ -124,14 +121,14 @@ def test_what_another_layer_reads_is_no_output_of_a_head(net: Any, normal: Any, 
     assert found["Conv_2"] is Cause.QUANTIZABLE
 
 
-def test_what_cannot_be_in_int8_keeps_its_own_reason(net: Any, normal: Any) -> None:
+def test_what_cannot_be_in_int8_keeps_its_own_reason(net, normal):
     text = "(float[1,32,8,8] x) => (float[N] y) { s = Softmax<axis = 1>(x) y = Conv(s, sum) }"
     model = net(text, sum=np.ones((1, 32, 1, 1), np.float32))
     assert planned(model) == place(model).plan
     assert causes(model) == {"Conv_1": Cause.DECODES_BOXES}
 
 
-def test_a_plan_of_the_defaults_places_pairs_before_the_others_only(net: Any, normal: Any) -> None:
+def test_a_plan_of_the_defaults_places_pairs_before_the_others_only(net, normal):
     model = chain(net, normal, w=(32, 1, 1, 1), v=(32, 32, 1, 1))
     placement = place(model)
     chosen = placement.following(default_plan(model, placement))
@@ -148,7 +145,7 @@ LEFT = {
 
 @pytest.mark.parametrize("nms", ["host", "native", "efficient"])
 @pytest.mark.parametrize("name", LEFT)
-def test_what_stays_in_fp16_of_published_models(shared_data: Path, name: str, nms: NmsMode) -> None:
+def test_what_stays_in_fp16_of_published_models(shared_data, name, nms):
     config, convolutions, left = LEFT[name]
     model = rewrite(load_model(shared_data / "models" / f"{name}.onnx"), Options(load_config(config), nms=nms)).model
     entries = planned(model).entries
@@ -166,7 +163,7 @@ def test_what_stays_in_fp16_of_published_models(shared_data: Path, name: str, nm
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_every_convolution_of_published_models_can_be_asked_for(shared_data: Path, name: str) -> None:
+def test_every_convolution_of_published_models_can_be_asked_for(shared_data, name):
     config, convolutions, left = LEFT[name]
     graph = host_graph(shared_data / "models" / f"{name}.onnx", load_config(config))
     assert graph.plan.counts() == {"int8": convolutions - sum(left.values()), "fp16": sum(left.values()), "fp32": 0}

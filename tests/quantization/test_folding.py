@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +99,7 @@ LEFT = {
 
 
 @pytest.fixture
-def made(net: Any, normal: Any) -> Callable[[str], onnx.ModelProto]:
+def made(net, normal):
     """A model of the statements, with the weights that they name; tensor ``s`` is what is mapped."""
     values = {
         **{name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2"))},
@@ -167,7 +166,7 @@ def kinds(model: onnx.ModelProto) -> list[str]:
 
 
 @pytest.mark.parametrize("case", FOLDED)
-def test_a_factor_goes_in_without_a_node(made: Any, normal: Any, case: str) -> None:
+def test_a_factor_goes_in_without_a_node(made, normal, case):
     model = made(FOLDED[case])
     factor = FACTOR[: channels(model)]
     changed, left = folded(model, factor)
@@ -182,7 +181,7 @@ def test_a_factor_goes_in_without_a_node(made: Any, normal: Any, case: str) -> N
 
 
 @pytest.mark.parametrize("case", LEFT)
-def test_what_is_not_homogeneous_or_is_read_elsewhere_stops_a_factor(made: Any, case: str) -> None:
+def test_what_is_not_homogeneous_or_is_read_elsewhere_stops_a_factor(made, case):
     body, count = LEFT[case]
     model = made(body)
     before = to_model(to_graph(model)).SerializeToString(deterministic=True)
@@ -192,7 +191,7 @@ def test_what_is_not_homogeneous_or_is_read_elsewhere_stops_a_factor(made: Any, 
     assert left_to_multiply(model) == count
 
 
-def test_an_input_of_a_concat_that_cannot_take_its_part_gets_a_mul_of_it(made: Any, normal: Any) -> None:
+def test_an_input_of_a_concat_that_cannot_take_its_part_gets_a_mul_of_it(made, normal):
     """Four of twelve channels come from a convolution; a Sigmoid's and those of the input itself are multiplied."""
     model = made(
         """a = Conv(x, w1, b) r = Relu(a) q = Sigmoid(x) i = Concat<axis = 1>(r, q)
@@ -211,7 +210,7 @@ def test_an_input_of_a_concat_that_cannot_take_its_part_gets_a_mul_of_it(made: A
     np.testing.assert_allclose(got, expected * factor.reshape(1, -1, 1, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_a_plugin_activation_keeps_the_map_after_the_concat(made: Any) -> None:
+def test_a_plugin_activation_keeps_the_map_after_the_concat(made):
     """There it takes over the map together with the rounding; before the Concat it would not."""
     model = made("a = Conv(x, w1, b) c = Conv(x, w2) q = Sigmoid(c) s = Concat<axis = 1>(a, q)")
     (activation,) = (node for node in model.graph.node if node.name == "Sigmoid_2")
@@ -241,9 +240,7 @@ def test_a_plugin_activation_keeps_the_map_after_the_concat(made: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose<group = 2>"])
-def test_weights_in_float_stay_normal_numbers_of_fp16(
-    net: Any, kind: str, weight: float, bias: float, factor: float, goes: bool
-) -> None:
+def test_weights_in_float_stay_normal_numbers_of_fp16(net, kind, weight, bias, factor, goes):
     weights = np.full((4, 2 if "group" in kind else 4, 1, 1), 0.5, np.float32)
     channel = weights[2:, 1] if "group" in kind else weights[3]
     channel[:] = weight
@@ -257,7 +254,7 @@ def test_weights_in_float_stay_normal_numbers_of_fp16(
     assert (left is None) == goes
 
 
-def test_what_undoes_a_factor_stays_normal_numbers_of_fp16(net: Any, normal: Any) -> None:
+def test_what_undoes_a_factor_stays_normal_numbers_of_fp16(net, normal):
     """The second output channel reads the second input channel alone, with a small weight."""
     model = net(
         """(float[1,2,8,8] x) => (float[1,2,8,8] y, float[1,2,8,8] z) {
@@ -285,8 +282,8 @@ def with_precision(placement: QdqPlacement, conv: str, precision: Any) -> QdqPla
 
 @pytest.mark.parametrize("float_maker", [False, True])
 def test_between_convolutions_of_any_precision_stands_nothing_but_their_activation(
-    net: Any, normal: Any, measured: Any, undone: Any, float_maker: bool
-) -> None:
+    net, normal, measured, undone, float_maker
+):
     weights = {"w1": normal(4, 4, 1, 1), "b1": normal(4, seed=1), "w2": normal(4, 4, 1, 1, seed=2)}
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
@@ -308,7 +305,7 @@ def test_between_convolutions_of_any_precision_stands_nothing_but_their_activati
     assert kinds(kept).count("Mul") == 1
 
 
-def test_two_parts_of_a_split_convolution_take_their_maps(net: Any, normal: Any, measured: Any, undone: Any) -> None:
+def test_two_parts_of_a_split_convolution_take_their_maps(net, normal, measured, undone):
     weights = {"w1": normal(8, 4, 1, 1), "w2": normal(4, 4, 1, 1, seed=2), "w3": normal(4, 4, 1, 1, seed=3)}
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
@@ -328,9 +325,7 @@ def test_two_parts_of_a_split_convolution_take_their_maps(net: Any, normal: Any,
 
 
 @pytest.mark.parametrize("reader", ["int8", "fp16"])
-def test_a_tensor_on_the_way_may_be_read_in_float_but_not_quantised_by_itself(
-    net: Any, normal: Any, measured: Any, undone: Any, reader: str
-) -> None:
+def test_a_tensor_on_the_way_may_be_read_in_float_but_not_quantised_by_itself(net, normal, measured, undone, reader):
     weights = {name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2", "w3"))}
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {

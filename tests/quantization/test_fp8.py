@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -31,16 +29,16 @@ def e4m3(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def model() -> onnx.ModelProto:
+def model():
     return onnx.version_converter.convert_version(onnx.shape_inference.infer_shapes(attention_detector()), 19)
 
 
 @pytest.fixture
-def images() -> np.ndarray:
+def images():
     return np.random.default_rng(0).uniform(0, 255, (1, 3, 128, 128)).astype(np.float32)
 
 
-def test_products_are_planned_in_fp8_and_convolutions_in_int8(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_products_are_planned_in_fp8_and_convolutions_in_int8(model, tmp_path):
     plan = place(model, fp8=True).plan
     assert len(plan.fp8) == PRODUCTS and len(plan.names("int8")) == PRODUCTS + 5
     assert "/down/Conv" not in plan.fp8 and "/encoder/q/MatMul" in plan.fp8
@@ -52,7 +50,7 @@ def test_products_are_planned_in_fp8_and_convolutions_in_int8(model: onnx.ModelP
     assert place(model).plan.entries["/encoder/q/MatMul"].edited_from(entry).format == "fp8"
 
 
-def test_onnxruntime_computes_exactly_what_fp8_holds(net: Any, normal: Any, measured: Any) -> None:
+def test_onnxruntime_computes_exactly_what_fp8_holds(net, normal, measured):
     weights = {"w1": normal(32, 64, seed=1, scale=0.2), "w2": normal(64, 32, seed=2, scale=0.2)}
     model = onnx.version_converter.convert_version(net(TWO, **weights, bias=normal(64, seed=3)), 19)
     for node in model.graph.node:
@@ -73,7 +71,7 @@ def test_onnxruntime_computes_exactly_what_fp8_holds(net: Any, normal: Any, meas
     np.testing.assert_allclose(OnnxRunner(written)(x)["y"], read @ e4m3(weights["w2"]), rtol=0, atol=2e-5)
 
 
-def test_scales_in_fp16_give_the_same(model: onnx.ModelProto, measured: Any, images: np.ndarray) -> None:
+def test_scales_in_fp16_give_the_same(model, measured, images):
     _, ranges = measured(model, images)
     placement = place(model, fp8=True)
     written = insert_qdq(model, placement, ranges)
@@ -86,7 +84,7 @@ def test_scales_in_fp16_give_the_same(model: onnx.ModelProto, measured: Any, ima
         np.testing.assert_allclose(got, expected, rtol=0, atol=most * np.abs(expected).max())
 
 
-def test_corrections_are_of_what_is_in_int8(model: onnx.ModelProto) -> None:
+def test_corrections_are_of_what_is_in_int8(model):
     placement = place(model, fp8=True)
     assert len(placement.integers.plan.names("int8")) == 5
     assert "/encoder/norm0_output" in placement.activations
@@ -95,7 +93,7 @@ def test_corrections_are_of_what_is_in_int8(model: onnx.ModelProto) -> None:
     assert plain.integers is plain
 
 
-def test_a_tensor_that_convolutions_and_products_read_has_a_pair_of_each(net: Any, normal: Any, measured: Any) -> None:
+def test_a_tensor_that_convolutions_and_products_read_has_a_pair_of_each(net, normal, measured):
     text = """(float[1,16,4,16] x) => (float[1,16,4,16] y, float[1,16,4,16] z) {
         a = Relu(x) y = Conv(a, w) z = MatMul(a, m) }"""
     model = onnx.version_converter.convert_version(net(text, w=normal(16, 16, 1, 1), m=normal(16, 16)), 19)

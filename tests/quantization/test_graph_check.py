@@ -16,7 +16,7 @@ GOOD = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
 
 
 @pytest.fixture
-def build(net: Any, normal: Any) -> Any:
+def build(net, normal):
     def build(text: str = GOOD, **changes: Any) -> onnx.ModelProto:
         weights = {
             "w": normal(4, 4, 1, 1),
@@ -39,7 +39,7 @@ def problems(model: onnx.ModelProto) -> dict[str, list[str]]:
     return by_node
 
 
-def test_correct_graphs_and_float_graphs_have_no_findings(build: Any, net: Any, normal: Any) -> None:
+def test_correct_graphs_and_float_graphs_have_no_findings(build, net, normal):
     assert lint(build()) == ()
     model = net("(float[1,4,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=normal(4, 4, 1, 1))
     assert lint(model) == ()
@@ -64,19 +64,19 @@ def test_correct_graphs_and_float_graphs_have_no_findings(build: Any, net: Any, 
         ),
     ],
 )
-def test_a_layer_that_would_run_in_float(build: Any, before: str, after: str, node: str, problem: str) -> None:
+def test_a_layer_that_would_run_in_float(build, before, after, node, problem):
     text = GOOD.replace(before, after)
     weights = {"bq": np.zeros(4, np.int32)} if "bq" in text else {}
     assert problems(build(text, **weights)) == {node: [problem]}
 
 
-def test_an_activation_with_a_scale_per_channel(build: Any) -> None:
+def test_an_activation_with_a_scale_per_channel(build):
     assert problems(build(s=np.full(4, 0.1, np.float32), z=np.zeros(4, np.int8))) == {
         "Conv_4": ["its activation has a scale per channel: it would run in float; use one scale"]
     }
 
 
-def test_a_zero_point_that_is_not_zero(build: Any) -> None:
+def test_a_zero_point_that_is_not_zero(build):
     found = problems(build(z=np.int8(3)))
     assert found == {
         node: ["its zero point is not 0: only symmetric quantisation is supported"]
@@ -85,7 +85,7 @@ def test_a_zero_point_that_is_not_zero(build: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16])
-def test_a_type_that_is_not_int8(build: Any, dtype: Any) -> None:
+def test_a_type_that_is_not_int8(build, dtype):
     found = problems(build(z=dtype(0)))
     assert set(found) == {"QuantizeLinear_0", "DequantizeLinear_1"}
     assert found["QuantizeLinear_0"] == [
@@ -93,31 +93,31 @@ def test_a_type_that_is_not_int8(build: Any, dtype: Any) -> None:
     ]
 
 
-def test_no_zero_point_means_uint8(build: Any) -> None:
+def test_no_zero_point_means_uint8(build):
     found = problems(build(GOOD.replace("QuantizeLinear(x, s, z) xd", "QuantizeLinear(x, s) xd")))
     assert found["QuantizeLinear_0"] == ["it has no zero point, so it quantises to uint8: give an int8 zero point of 0"]
 
 
 @pytest.mark.parametrize(("scale", "said"), [(0.0, "0.0"), (-0.5, "-0.5"), (np.inf, "inf"), (np.nan, "nan")])
-def test_a_scale_that_is_not_over_0_and_finite(build: Any, scale: float, said: str) -> None:
+def test_a_scale_that_is_not_over_0_and_finite(build, scale, said):
     found = problems(build(s=np.float32(scale)))
     assert set(found) == {"QuantizeLinear_0", "DequantizeLinear_1"}
     assert found["QuantizeLinear_0"] == [f"its scale is {said}: it must be over 0 and finite"]
 
 
-def test_the_bad_one_of_several_scales_is_told(build: Any) -> None:
+def test_the_bad_one_of_several_scales_is_told(build):
     found = problems(build(ws=np.array([0.1, np.inf, 0.1, 0.1], np.float32)))
     assert found["QuantizeLinear_2"] == ["its scale is inf: it must be over 0 and finite"]
 
 
-def test_a_scale_that_is_computed(build: Any) -> None:
+def test_a_scale_that_is_computed(build):
     text = GOOD.replace("xq = Q", "m = ReduceMax<keepdims = 0>(x) xq = Q").replace("(x, s, z)", "(x, m, z)")
     assert problems(build(text)) == {
         "QuantizeLinear_1": ["its scale is not constant: INT8 kernels need scales at build time"]
     }
 
 
-def test_a_zero_point_that_is_computed(build: Any) -> None:
+def test_a_zero_point_that_is_computed(build):
     text = GOOD.replace("xq = Q", "m = ReduceMax<keepdims = 0>(x) mz = Cast<to = 3>(m) xq = Q")
     found = problems(build(text.replace("(x, s, z)", "(x, s, mz)").replace("(xq, s, z)", "(xq, s, mz)")))
     said = "its zero point is not constant: only symmetric quantisation is supported"

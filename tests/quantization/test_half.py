@@ -39,7 +39,7 @@ def types(model: onnx.ModelProto) -> dict[str, int]:
     return {one.name: one.type.tensor_type.elem_type for one in model.graph.value_info}
 
 
-def test_no_cast_stands_between_a_convolution_and_its_activation(net: Any, normal: Any) -> None:
+def test_no_cast_stands_between_a_convolution_and_its_activation(net, normal):
     model = net(SILU, **weights(normal))
     half = to_half(model, ["Conv_3"])
     assert casts(half) == [("Mul", "half", "Conv"), ("Mul", "float", "Conv")]
@@ -49,7 +49,7 @@ def test_no_cast_stands_between_a_convolution_and_its_activation(net: Any, norma
     assert not np.array_equal(OnnxRunner(half)(x)["y"], OnnxRunner(model)(x)["y"])
 
 
-def test_convolutions_that_follow_one_another_share_a_region(net: Any, normal: Any) -> None:
+def test_convolutions_that_follow_one_another_share_a_region(net, normal):
     model = net(SILU, **weights(normal))
     half = to_half(model, ["Conv_0", "Conv_3", "Conv_6"])
     assert casts(half) == [("input", "half", "Conv"), ("Conv", "float", "output")]
@@ -58,7 +58,7 @@ def test_convolutions_that_follow_one_another_share_a_region(net: Any, normal: A
     assert half.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
-def test_a_hard_swish_of_single_steps_stays_whole(net: Any, normal: Any) -> None:
+def test_a_hard_swish_of_single_steps_stays_whole(net, normal):
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
         a = Conv(x, w1) b = Add(a, three) c = Clip(b, zero, six) d = Mul(a, c) e = Div(d, six) y = Conv(e, w2) }""",
@@ -71,7 +71,7 @@ def test_a_hard_swish_of_single_steps_stays_whole(net: Any, normal: Any) -> None
     assert casts(half) == [("input", "half", "Conv"), ("Div", "float", "Conv")]
 
 
-def test_a_join_is_taken_in_where_only_the_region_reads_it(net: Any, normal: Any) -> None:
+def test_a_join_is_taken_in_where_only_the_region_reads_it(net, normal):
     text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {{
         a = Conv(x, w1) b = Relu(a) c = Conv(x, w2) d = Relu(c) e = Concat<axis = 1>(b, d) y = Conv(e, w3) {0} }}"""
     shapes = {"w3": (4, 8, 1, 1)}
@@ -82,14 +82,14 @@ def test_a_join_is_taken_in_where_only_the_region_reads_it(net: Any, normal: Any
     assert sorted(casts(alone)) == [("Relu", "float", "Concat"), ("input", "half", "Conv")]
 
 
-def test_a_residual_sum_is_taken_in(net: Any, normal: Any) -> None:
+def test_a_residual_sum_is_taken_in(net, normal):
     text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv(x, w1) b = Add(a, x) c = Relu(b) y = Conv(c, w2) }"
     half = to_half(net(text, **weights(normal, 2)), ["Conv_0"])
     assert sorted(casts(half)) == [("Relu", "float", "Conv"), ("input", "half", "Conv+Add")]
 
 
 @pytest.mark.parametrize("side", [4, 8])
-def test_the_width_of_a_feature_map_is_no_sign_of_coordinates(net: Any, normal: Any, side: int) -> None:
+def test_the_width_of_a_feature_map_is_no_sign_of_coordinates(net, normal, side):
     places = side * side
     model = net(
         f"""(float[1,16,{side},{side}] x) => (float[1,16,{side},{side}] y) {{
@@ -104,7 +104,7 @@ def test_the_width_of_a_feature_map_is_no_sign_of_coordinates(net: Any, normal: 
     assert casts(to_half(model, convs)) == [("input", "half", "Conv"), ("Conv", "float", "output")]
 
 
-def test_decoding_and_what_is_no_feature_map_stay_in_float(net: Any, normal: Any) -> None:
+def test_decoding_and_what_is_no_feature_map_stay_in_float(net, normal):
     model = net(
         """(float[1,4,8,8] x) => (float[1,64,4] y) {
         a = Conv(x, w1) b = Sigmoid(a) c = Reshape(b, to) d = Transpose<perm = [0,2,1]>(c) y = Mul(d, d) }""",
@@ -121,7 +121,7 @@ def test_decoding_and_what_is_no_feature_map_stay_in_float(net: Any, normal: Any
     assert casts(to_half(model, ["Conv_0"])) == [("input", "half", "Conv"), ("Transpose", "float", "Mul")]
 
 
-def test_scales_of_a_resize_are_no_data(net: Any, normal: Any) -> None:
+def test_scales_of_a_resize_are_no_data(net, normal):
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,16,16] y) {
         a = Conv(x, w1) b = Resize<mode = "nearest">(a, none, scales) y = Conv(b, w2) }""",
@@ -134,7 +134,7 @@ def test_scales_of_a_resize_are_no_data(net: Any, normal: Any) -> None:
     assert next(one for one in half.graph.initializer if one.name == "scales").data_type == onnx.TensorProto.FLOAT
 
 
-def test_int8_convolutions_keep_their_form(net: Any, normal: Any, measured: Any) -> None:
+def test_int8_convolutions_keep_their_form(net, normal, measured):
     model = net(SILU, **weights(normal))
     x = normal(1, 4, 8, 8, seed=7)
     placement, ranges = measured(model, x)
@@ -150,7 +150,7 @@ def test_int8_convolutions_keep_their_form(net: Any, normal: Any, measured: Any)
             assert kinds.get(node.input[0], 1) != onnx.TensorProto.FLOAT16
 
 
-def test_the_region_is_told_before_it_is_written(net: Any, normal: Any) -> None:
+def test_the_region_is_told_before_it_is_written(net, normal):
     model = net(SILU, **weights(normal))
     assert set(tensors_of(nodes_of(model, ["Conv_3"]))) == {"b", "c", "t", "d"}
     assert tensors_of(nodes_of(model, [])) == ()
@@ -158,7 +158,7 @@ def test_the_region_is_told_before_it_is_written(net: Any, normal: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["Conv_0", "Conv_6"])
-def test_the_ends_of_a_model(net: Any, normal: Any, name: str) -> None:
+def test_the_ends_of_a_model(net, normal, name):
     model = net(SILU, **weights(normal))
     x = normal(1, 4, 8, 8, seed=7)
     got = OnnxRunner(to_half(model, [name]))(x)["y"]
@@ -166,7 +166,7 @@ def test_the_ends_of_a_model(net: Any, normal: Any, name: str) -> None:
     np.testing.assert_allclose(got, OnnxRunner(model)(x)["y"], atol=0.02)
 
 
-def test_a_constant_beyond_fp16_becomes_its_largest_value(net: Any, normal: Any) -> None:
+def test_a_constant_beyond_fp16_becomes_its_largest_value(net, normal):
     """A Clip that only bounds below keeps bounding nothing above, and no constant becomes infinite."""
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
@@ -184,7 +184,7 @@ def test_a_constant_beyond_fp16_becomes_its_largest_value(net: Any, normal: Any)
     assert (low.dtype, float(low.reshape(()))) == (np.float16, -65504.0)
 
 
-def test_the_value_of_a_pad_is_data(net: Any, normal: Any) -> None:
+def test_the_value_of_a_pad_is_data(net, normal):
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
         a = Conv(x, w1) b = Pad(a, widths, value) y = Conv(b, w2) }""",
@@ -208,7 +208,7 @@ def raised(model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(newer)
 
 
-def test_between_int8_convolutions_all_is_fp16(net: Any, normal: Any, measured: Any) -> None:
+def test_between_int8_convolutions_all_is_fp16(net, normal, measured):
     model = raised(net(SILU, **weights(normal)))
     x = normal(1, 4, 8, 8, seed=7)
     placement, ranges = measured(model, x)
@@ -224,7 +224,7 @@ def test_between_int8_convolutions_all_is_fp16(net: Any, normal: Any, measured: 
     np.testing.assert_allclose(OnnxRunner(half)(x)["y"], OnnxRunner(int8)(x)["y"], atol=0.05)
 
 
-def test_an_int8_convolution_that_is_left_out_writes_float32(net: Any, normal: Any, measured: Any) -> None:
+def test_an_int8_convolution_that_is_left_out_writes_float32(net, normal, measured):
     model = raised(net(SILU, **weights(normal)))
     x = normal(1, 4, 8, 8, seed=7)
     placement, ranges = measured(model, x)
@@ -239,9 +239,7 @@ def test_an_int8_convolution_that_is_left_out_writes_float32(net: Any, normal: A
     assert OnnxRunner(half)(x)["y"].shape == (1, 4, 8, 8)
 
 
-def test_a_tensor_that_a_float32_and_a_half_convolution_read_in_int8_has_a_pair_for_each_type(
-    net: Any, normal: Any, measured: Any
-) -> None:
+def test_a_tensor_that_a_float32_and_a_half_convolution_read_in_int8_has_a_pair_for_each_type(net, normal, measured):
     text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
         a = Conv(x, w1) r = Relu(a) b = Conv(r, w2) c = Conv(r, w3) y = Add(b, c) }"""
     model = raised(net(text, **weights(normal)))
@@ -254,14 +252,14 @@ def test_a_tensor_that_a_float32_and_a_half_convolution_read_in_int8_has_a_pair_
     assert len(quantizers) == 1
 
 
-def test_what_is_to_stay_in_float32_does(net: Any, normal: Any) -> None:
+def test_what_is_to_stay_in_float32_does(net, normal):
     model = net(SILU, **weights(normal))
     half = to_half(model, ["Conv_0", "Conv_3", "Conv_6"], ["Mul_5"])
     kinds = types(half)
     assert (kinds["b"], kinds["c"], kinds["d"]) == (10, 10, 1)
 
 
-def test_pairs_in_fp16_want_a_newer_opset(net: Any, normal: Any, measured: Any) -> None:
+def test_pairs_in_fp16_want_a_newer_opset(net, normal, measured):
     model = net(SILU, **weights(normal))
     placement, ranges = measured(model, normal(1, 4, 8, 8))
     with pytest.raises(ModelError, match="Q/DQ pairs in FP16 need opset 19, and the model has opset 13"):

@@ -12,12 +12,12 @@ BOXES = np.array([[0, 0, 10, 10], [20, 20, 40, 40], [0, 0, 5, 5]], np.float32)
 SCORES = np.array([[0.9, 0.0], [0.0, 0.6], [0.04, 0.01]], np.float32)
 
 
-def test_the_same_detections_have_no_error() -> None:
+def test_the_same_detections_have_no_error():
     error = HeadError().update((BOXES, SCORES), (BOXES, SCORES))
     assert (error.distance, error.power) == (0, 0)
 
 
-def test_scores_count_by_their_size() -> None:
+def test_scores_count_by_their_size():
     other = SCORES.copy()
     other[0, 0] = 0.7  # off by 0.2, weight 0.9
     other[2, 0] = 0.05  # still under what becomes a detection
@@ -26,14 +26,14 @@ def test_scores_count_by_their_size() -> None:
     assert error.distance == pytest.approx(np.sqrt(error.power), rel=1e-6)
 
 
-def test_a_detection_out_of_nothing_counts() -> None:
+def test_a_detection_out_of_nothing_counts():
     other = SCORES.copy()
     other[2, 1] = 0.5
     error = HeadError().update((BOXES, SCORES), (BOXES, other))
     assert error.power == pytest.approx(0.5 * 0.49**2 / (0.9 + 0.6 + 0.5), rel=1e-5)
 
 
-def test_boxes_count_by_their_best_score() -> None:
+def test_boxes_count_by_their_best_score():
     moved = BOXES.copy()
     moved[0, 2] = 5  # IoU 0.5
     moved[2] = 100  # never seen
@@ -42,7 +42,7 @@ def test_boxes_count_by_their_best_score() -> None:
     assert error.power == pytest.approx(0.9 * 0.25 / 1.5, rel=1e-5)
 
 
-def test_images_add_up_and_an_empty_one_changes_nothing() -> None:
+def test_images_add_up_and_an_empty_one_changes_nothing():
     other = np.clip(SCORES + 0.1, 0, 1)
     once = HeadError().update((BOXES, SCORES), (BOXES, other))
     twice = HeadError().update((BOXES, SCORES), (BOXES, other))
@@ -52,7 +52,7 @@ def test_images_add_up_and_an_empty_one_changes_nothing() -> None:
     assert (HeadError().distance, HeadError().power) == (0, 0)
 
 
-def test_agreement_is_what_both_detect_of_all_that_either_does() -> None:
+def test_agreement_is_what_both_detect_of_all_that_either_does():
     assert HeadError().update((BOXES, SCORES), (BOXES, SCORES)).agreement == pytest.approx(1)
     assert HeadError().agreement == 1
     moved, other = BOXES.copy(), SCORES.copy()
@@ -65,7 +65,7 @@ def test_agreement_is_what_both_detect_of_all_that_either_does() -> None:
     assert found.power == pytest.approx((0.6 * 0.2**2 + 0.5 * 0.49**2) / 2 + 0.9 * 0.25 / 1.5, rel=1e-5)
 
 
-def test_what_is_no_number_is_no_detection() -> None:
+def test_what_is_no_number_is_no_detection():
     nothing = HeadError().update((BOXES, SCORES), (BOXES, np.zeros_like(SCORES)))
     broken = HeadError().update((BOXES, SCORES), (BOXES, np.full_like(SCORES, np.nan)))
     assert broken.distance == nothing.distance > 0.5
@@ -83,7 +83,7 @@ def queries(count: int = 6) -> tuple[np.ndarray, np.ndarray]:
     return boxes, scores
 
 
-def test_rows_that_a_model_chooses_are_compared_with_those_that_detect_the_same() -> None:
+def test_rows_that_a_model_chooses_are_compared_with_those_that_detect_the_same():
     boxes, scores = queries()
     order = np.array([3, 1, 5, 0, 2, 4])
     turned = boxes[order], scores[order]
@@ -96,7 +96,7 @@ def test_rows_that_a_model_chooses_are_compared_with_those_that_detect_the_same(
     np.testing.assert_allclose(both.by_image, alone.by_image)
 
 
-def test_a_detection_that_only_one_model_has_counts_as_lost() -> None:
+def test_a_detection_that_only_one_model_has_counts_as_lost():
     boxes, scores = queries()
     fewer = scores.copy()
     fewer[0] = 0
@@ -108,7 +108,7 @@ def test_a_detection_that_only_one_model_has_counts_as_lost() -> None:
     assert (nothing.distance, nothing.agreement) == (0, 1)
 
 
-def test_a_model_chooses_its_rows_where_a_topk_of_its_own_is_before_them() -> None:
+def test_a_model_chooses_its_rows_where_a_topk_of_its_own_is_before_them():
     text = """<ir_version: 8, opset_import: ["" : 17]>
     net (float[1,8,4] b, float[1,8] s, int64[1] k) => (float[1,3] top, float[1,8,4] scores) {
         top, place = TopK(s, k) scores = Relu(b) }"""

@@ -32,11 +32,11 @@ def parsed(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)
 
 
-def test_each_kind_of_convolution() -> None:
+def test_each_kind_of_convolution():
     assert multiply_adds(parsed(NET, **WEIGHTS)) == FOUND
 
 
-def test_weights_behind_their_quantisation_count_the_same() -> None:
+def test_weights_behind_their_quantisation_count_the_same():
     model = parsed(NET, **WEIGHTS)
     placement = place(model)
     ranges = Ranges("minmax", None, {name: Range(4.0, -4.0, 4.0) for name in placement.activations}, "", 1, "")
@@ -45,7 +45,7 @@ def test_weights_behind_their_quantisation_count_the_same() -> None:
     assert multiply_adds(quantised) == FOUND
 
 
-def test_what_is_not_known_counts_nothing() -> None:
+def test_what_is_not_known_counts_nothing():
     computed = parsed(
         """<ir_version: 8, opset_import: ["" : 13]> net (float[1,4,8,8] x, float[4,4,1,1] w) => (float[1,4,8,8] y) {
         y = Conv(x, w) }"""
@@ -65,5 +65,5 @@ def test_what_is_not_known_counts_nothing() -> None:
         ("(float[3,5] x) => (float[5,7] y) { y = Gemm<transA = 1>(x, w) }", 5 * 7 * 3),
     ],
 )
-def test_matrix_products(text: str, count: int) -> None:
+def test_matrix_products(text, count):
     assert products(parsed(f'<ir_version: 8, opset_import: ["" : 13]> net {text}', w=(3, 7))) == {"n0": count}

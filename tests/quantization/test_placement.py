@@ -14,7 +14,7 @@ def weights(normal: Any, *names: str) -> dict[str, np.ndarray]:
     return {name: normal(4, 4, 1, 1, seed=index) for index, name in enumerate(names)}
 
 
-def test_the_input_of_every_convolution_is_quantised(net: Any, normal: Any) -> None:
+def test_the_input_of_every_convolution_is_quantised(net, normal):
     model = net(
         "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w1) b = Relu(a) y = Conv(b, w2)}",
         **weights(normal, "w1", "w2"),
@@ -28,7 +28,7 @@ def test_the_input_of_every_convolution_is_quantised(net: Any, normal: Any) -> N
     }
 
 
-def test_a_tensor_that_several_convolutions_read_is_quantised_once(net: Any, normal: Any) -> None:
+def test_a_tensor_that_several_convolutions_read_is_quantised_once(net, normal):
     model = net(
         "(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {y = Conv(x, w1) z = Conv(x, w2)}",
         **weights(normal, "w1", "w2"),
@@ -38,18 +38,18 @@ def test_a_tensor_that_several_convolutions_read_is_quantised_once(net: Any, nor
     assert placement.readers == {"x": (("Conv_0", 0), ("Conv_1", 0))}
 
 
-def test_a_residual_sum_reads_the_quantised_skip_input(net: Any, normal: Any) -> None:
+def test_a_residual_sum_reads_the_quantised_skip_input(net, normal):
     placement = place(net(RESIDUAL, **weights(normal, "w1", "w2")))
     assert placement.activations == ("x", "b", "d")
     assert placement.readers["b"] == (("Conv_2", 0), ("Add_3", 0))
 
 
-def test_the_skip_input_is_found_at_either_place(net: Any, normal: Any) -> None:
+def test_the_skip_input_is_found_at_either_place(net, normal):
     placement = place(net(RESIDUAL.replace("Add(b, c)", "Add(c, b)"), **weights(normal, "w1", "w2")))
     assert placement.readers["b"] == (("Conv_2", 0), ("Add_3", 1))
 
 
-def test_of_two_quantised_inputs_of_a_sum_the_one_that_more_nodes_read_is_the_skip(net: Any, normal: Any) -> None:
+def test_of_two_quantised_inputs_of_a_sum_the_one_that_more_nodes_read_is_the_skip(net, normal):
     text = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z, float[1,4,8,8] v) {
         a = Conv(x, w1) b = Relu(a) c = Conv(b, w2) d = Add(c, b) y = Conv(d, w1) z = Conv(c, w1) v = Conv(b, w1) }"""
     readers = place(net(text, **weights(normal, "w1", "w2"))).readers
@@ -57,7 +57,7 @@ def test_of_two_quantised_inputs_of_a_sum_the_one_that_more_nodes_read_is_the_sk
     assert readers["c"] == (("Conv_5", 0),)
 
 
-def test_a_residual_sum_of_which_nothing_is_quantised_is_left(net: Any, normal: Any) -> None:
+def test_a_residual_sum_of_which_nothing_is_quantised_is_left(net, normal):
     model = net(
         "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w1) b = Conv(x, w2) y = Add(a, b)}",
         **weights(normal, "w1", "w2"),
@@ -66,7 +66,7 @@ def test_a_residual_sum_of_which_nothing_is_quantised_is_left(net: Any, normal: 
     assert placement.readers == {"x": (("Conv_0", 0), ("Conv_1", 0))}
 
 
-def test_sums_that_are_not_residual_are_no_near_matches(net: Any, normal: Any) -> None:
+def test_sums_that_are_not_residual_are_no_near_matches(net, normal):
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
             a = Conv(x, w1) b = Add(x, k) c = ReduceMean<axes = [2,3]>(x) d = Add(x, c) e = Add(b, a)
@@ -78,12 +78,12 @@ def test_sums_that_are_not_residual_are_no_near_matches(net: Any, normal: Any) -
     assert placement.readers == {"x": (("Conv_0", 0),)}
 
 
-def test_a_dynamic_batch_changes_nothing(net: Any, normal: Any) -> None:
+def test_a_dynamic_batch_changes_nothing(net, normal):
     dynamic = RESIDUAL.replace("[1,4,8,8]", "[N,4,8,8]")
     assert place(net(dynamic, **weights(normal, "w1", "w2"))) == place(net(RESIDUAL, **weights(normal, "w1", "w2")))
 
 
-def test_the_expectation_of_a_softmax_stays_in_float_with_the_reason(net: Any, normal: Any) -> None:
+def test_the_expectation_of_a_softmax_stays_in_float_with_the_reason(net, normal):
     model = net(
         """(float[1,32,8,8] x) => (float[1,1,4,64] y) {
             a = Conv(x, w) r = Reshape(a, s) t = Transpose<perm = [0,2,1,3]>(r) m = Softmax<axis = 1>(t)
@@ -100,7 +100,7 @@ def test_the_expectation_of_a_softmax_stays_in_float_with_the_reason(net: Any, n
     assert placement.activations == ("x",)
 
 
-def test_a_softmax_is_seen_through_what_only_moves_values(net: Any, normal: Any) -> None:
+def test_a_softmax_is_seen_through_what_only_moves_values(net, normal):
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
             m = Softmax<axis = 1>(x) r = Reshape(m, s) t = Transpose(r) u = Transpose(t) v = Reshape(u, s)
@@ -114,7 +114,7 @@ def test_a_softmax_is_seen_through_what_only_moves_values(net: Any, normal: Any)
     }
 
 
-def test_a_transposed_convolution_stays_in_float_with_the_reason(net: Any, normal: Any) -> None:
+def test_a_transposed_convolution_stays_in_float_with_the_reason(net, normal):
     model = net(
         "(float[1,4,8,8] x) => (float[1,4,16,16] y) {y = ConvTranspose<strides = [2,2]>(x, w)}", w=normal(4, 4, 2, 2)
     )
@@ -125,7 +125,7 @@ def test_a_transposed_convolution_stays_in_float_with_the_reason(net: Any, norma
     assert placement.activations == ()
 
 
-def test_weights_or_inputs_that_are_not_what_int8_needs_stay_in_float_with_the_reason(net: Any, normal: Any) -> None:
+def test_weights_or_inputs_that_are_not_what_int8_needs_stay_in_float_with_the_reason(net, normal):
     model = net(
         "(float[4,4,1,1] x) => (float[4,4,1,1] y, float[1,4,8,8] z) {y = Conv(w, x) z = Conv(k, w)}",
         w=normal(4, 4, 1, 1),
@@ -137,5 +137,5 @@ def test_weights_or_inputs_that_are_not_what_int8_needs_stay_in_float_with_the_r
     }
 
 
-def test_a_model_without_convolutions_has_an_empty_plan(net: Any) -> None:
+def test_a_model_without_convolutions_has_an_empty_plan(net):
     assert place(net("(float[4] x) => (float[4] y) {y = Relu(x)}")).plan.entries == {}

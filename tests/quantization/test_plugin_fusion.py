@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -42,13 +41,13 @@ def plugged(model: onnx.ModelProto, op: str = "TRT_SiLU") -> onnx.ModelProto:
 
 
 @pytest.fixture
-def model(net: Any, normal: Any) -> onnx.ModelProto:
+def model(net, normal):
     weights = {"w1": normal(4, 3, 3, 3, seed=1), "b1": normal(4, seed=2), "w2": normal(6, 4, 3, 3, seed=3, scale=0.3)}
     return plugged(net(TEXT, **weights, b2=normal(6, seed=4), w3=normal(5, 6, 1, 1, seed=5)))
 
 
 @pytest.fixture
-def inputs(model: onnx.ModelProto, normal: Any) -> dict[str, ChannelRange]:
+def inputs(model, normal):
     found = OnnxRunner(expose(model, "ac"))(normal(1, 3, 8, 8))
     return {name: ChannelRange(tuple(np.abs(found[name]).max(axis=(0, 2, 3)).astype(float)), 0.0) for name in "ac"}
 
@@ -91,9 +90,7 @@ def agree(got: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(got - expected).max() < 0.05 * scale
 
 
-def test_the_numbers_are_those_of_int8_step_by_step(
-    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
-) -> None:
+def test_the_numbers_are_those_of_int8_step_by_step(model, inputs, measured, normal):
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
     done = requantize(insert_qdq(model, placement, ranges), inputs)
@@ -111,9 +108,7 @@ def test_the_numbers_are_those_of_int8_step_by_step(
     agree(OnnxRunner(done.model)(x)["y"], convolved(value, quantized(found["w3"]), 0.0))
 
 
-def test_the_steps_are_those_of_the_ranges(
-    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
-) -> None:
+def test_the_steps_are_those_of_the_ranges(model, inputs, measured, normal):
     placement, ranges = measured(model, normal(1, 3, 8, 8))
     done = requantize(insert_qdq(model, placement, ranges), inputs).model
     for node, source, made in zip(nodes(done), "ac", "pq", strict=True):
@@ -129,9 +124,7 @@ def test_the_steps_are_those_of_the_ranges(
         np.testing.assert_allclose(dequantizer.inputs[1].values, half_step(ranges.tensors[made].scale), rtol=1e-6)
 
 
-def test_the_convolution_before_keeps_its_integers(
-    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
-) -> None:
+def test_the_convolution_before_keeps_its_integers(model, inputs, measured, normal):
     before = insert_qdq(model, *measured(model, normal(1, 3, 8, 8)))
     after = requantize(before, inputs).model
     for name, source in (("Conv_0", "a"), ("Conv_2", "c")):
@@ -149,9 +142,7 @@ def test_the_convolution_before_keeps_its_integers(
         np.testing.assert_allclose(offset, bias / share, rtol=1e-6)
 
 
-def test_a_channel_map_goes_into_the_activation_before_it(
-    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, undone: Any, normal: Any
-) -> None:
+def test_a_channel_map_goes_into_the_activation_before_it(model, inputs, measured, undone, normal):
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
     maps = {"p": ChannelMap(2.0, np.array([0.5, 1.0, 1.5, 2.0])), "q": ChannelMap(1.5)}
@@ -185,9 +176,7 @@ def test_a_channel_map_goes_into_the_activation_before_it(
         ("p = Neg(a) m = MaxPool<kernel_shape = [1,1]>(p) y = Conv(m, w2)", 1, "it writes float: MaxPool"),
     ],
 )
-def test_a_side_that_others_need_in_float_stays_so_and_says_why(
-    net: Any, normal: Any, measured: Any, text: str, outputs: int, reason: str
-) -> None:
+def test_a_side_that_others_need_in_float_stays_so_and_says_why(net, normal, measured, text, outputs, reason):
     listed = ", ".join(f"float[1,4,8,8] {name}" for name in ("y", "p")[:outputs])
     model = net(
         f"(float[1,3,8,8] x) => ({listed}) {{ a = Conv(x, w1) {text} }}",
@@ -207,7 +196,7 @@ def test_a_side_that_others_need_in_float_stays_so_and_says_why(
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, undone: Any, mapped: bool) -> None:
+def test_a_join_of_channels_joins_int8(net, normal, measured, undone, mapped):
     text = """(float[1,3,8,8] x) => (float[1,4,8,8] y) {
         a = Conv(x, w1) p = Neg(a) b = Conv(x, w2) q = Relu(b) j = Concat<axis = 1>(p, q, x) y = Conv(j, w3) }"""
     weights = {"w1": normal(4, 3, 1, 1), "w2": normal(2, 3, 1, 1, seed=1), "w3": normal(4, 9, 1, 1, seed=2)}
@@ -235,7 +224,7 @@ def test_a_join_of_channels_joins_int8(net: Any, normal: Any, measured: Any, und
 
 
 @pytest.mark.parametrize("axis", [2, -1])
-def test_a_join_of_rows_or_columns_stays_in_float(net: Any, normal: Any, measured: Any, axis: int) -> None:
+def test_a_join_of_rows_or_columns_stays_in_float(net, normal, measured, axis):
     text = f"""(float[1,3,8,8] x) => (float[1,4,M,N] y) {{
         a = Conv(x, w1) p = Neg(a) b = Conv(x, w2) q = Relu(b) j = Concat<axis = {axis}>(p, q) y = Conv(j, w3) }}"""
     weights = {"w1": normal(4, 3, 1, 1), "w2": normal(4, 3, 1, 1, seed=1), "w3": normal(4, 4, 1, 1, seed=2)}
@@ -247,7 +236,7 @@ def test_a_join_of_rows_or_columns_stays_in_float(net: Any, normal: Any, measure
     assert [reader.op for reader in concat.outputs[0].outputs] == ["QuantizeLinear"]
 
 
-def test_noisy_and_unknown_ranges_leave_the_input_in_float(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
+def test_noisy_and_unknown_ranges_leave_the_input_in_float(model, measured, normal):
     explicit = insert_qdq(model, *measured(model, normal(1, 3, 8, 8)))
     done = requantize(explicit, {"a": ChannelRange((1.0,) * 4, 0.002)})
     assert (done.read, done.written) == (0, 2)
@@ -257,9 +246,7 @@ def test_noisy_and_unknown_ranges_leave_the_input_in_float(model: onnx.ModelProt
     )
 
 
-def test_fp16_convolutions_keep_float_around_them(
-    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
-) -> None:
+def test_fp16_convolutions_keep_float_around_them(model, inputs, measured, normal):
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
     entries = {**placement.plan.entries, "Conv_2": Entry("fp16", "kept")}
@@ -275,15 +262,13 @@ def test_fp16_convolutions_keep_float_around_them(
     assert np.abs(got - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
-def test_a_model_without_plugins_is_given_back_as_it_is(net: Any, normal: Any) -> None:
+def test_a_model_without_plugins_is_given_back_as_it_is(net, normal):
     model = net("(float[1,3,8,8] x) => (float[1,4,8,8] y) { y = Conv(x, w) }", w=normal(4, 3, 1, 1))
     assert requantize(model, {}).model is model
 
 
 @pytest.mark.parametrize(("op", "floor"), [("TRT_SiLU", 8.0), ("TRT_HardSwish", 3.0)])
-def test_ranges_reach_over_what_was_seen_but_not_where_the_activation_is_0(
-    net: Any, tmp_path: Path, op: str, floor: float
-) -> None:
+def test_ranges_reach_over_what_was_seen_but_not_where_the_activation_is_0(net, tmp_path, op, floor):
     for index in range(4):
         cv2.imwrite(str(tmp_path / f"{index}.png"), np.full((8, 8, 3), 60 * index + 10, np.uint8))
     weight = np.array([0.1, -1.0, 0.0], F).reshape(3, 1, 1, 1)
@@ -305,9 +290,7 @@ def test_ranges_reach_over_what_was_seen_but_not_where_the_activation_is_0(
     assert reach(net("(float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }"), sources) == {}
 
 
-def test_lint_names_what_reads_integers_and_steps_that_cannot_be(
-    model: onnx.ModelProto, inputs: dict[str, ChannelRange], measured: Any, normal: Any
-) -> None:
+def test_lint_names_what_reads_integers_and_steps_that_cannot_be(model, inputs, measured, normal):
     graph = to_graph(requantize(insert_qdq(model, *measured(model, normal(1, 3, 8, 8))), inputs).model)
     first, second = (node for node in graph.nodes if node.op == "TRT_SiLU")
     quantizer = first.inputs[0].inputs[0]

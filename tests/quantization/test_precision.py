@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,14 +17,14 @@ PLAN = PrecisionPlan(
 )
 
 
-def test_a_plan_counts_and_names_its_nodes() -> None:
+def test_a_plan_counts_and_names_its_nodes():
     assert PLAN.counts() == {"int8": 2, "fp16": 1, "fp32": 1}
     assert PLAN.names("int8") == ("Conv_0", "Conv_2")
     assert PLAN.names("fp16") == ("Conv_1",)
     assert PrecisionPlan({}).counts() == {"int8": 0, "fp16": 0, "fp32": 0}
 
 
-def test_a_plan_survives_its_file_with_the_order_of_its_nodes(tmp_path: Path) -> None:
+def test_a_plan_survives_its_file_with_the_order_of_its_nodes(tmp_path):
     path = tmp_path / "new" / "plan.json"
     PLAN.save(path)
     read = PrecisionPlan.load(path)
@@ -34,7 +32,7 @@ def test_a_plan_survives_its_file_with_the_order_of_its_nodes(tmp_path: Path) ->
     assert list(read.entries) == list(PLAN.entries)
 
 
-def test_a_plan_as_a_user_reads_it() -> None:
+def test_a_plan_as_a_user_reads_it():
     data = json.loads(PLAN.to_json())
     assert data["schema"] == 1
     assert data["entries"]["Conv_1"] == {
@@ -46,7 +44,7 @@ def test_a_plan_as_a_user_reads_it() -> None:
     }
 
 
-def test_a_plan_written_before_causes_were_recorded_is_read(tmp_path: Path) -> None:
+def test_a_plan_written_before_causes_were_recorded_is_read(tmp_path):
     path = tmp_path / "plan.json"
     steps = [{"name": "bias", "without": 0.5, "error": 0.25}]
     entries = {
@@ -69,20 +67,20 @@ def test_a_plan_written_before_causes_were_recorded_is_read(tmp_path: Path) -> N
         (Entry("fp16", "", Cause.KEPT_BUDGET), Cause.KEPT_BUDGET),
     ],
 )
-def test_an_edited_entry_gets_a_cause_and_the_corrections_of_this_build(entry: Entry, cause: Cause) -> None:
+def test_an_edited_entry_gets_a_cause_and_the_corrections_of_this_build(entry, cause):
     known = Entry("int8", "convolution", Cause.QUANTIZABLE, (Step("bias", 0.5, 0.25),))
     edited = entry.edited_from(known)
     assert edited.cause is cause
     assert edited.corrections == (known.corrections if entry.precision == "int8" else ())
 
 
-def test_a_plan_cannot_be_written_under_a_file(tmp_path: Path) -> None:
+def test_a_plan_cannot_be_written_under_a_file(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OutputError, match="cannot be written"):
         PLAN.save(tmp_path / "file" / "plan.json")
 
 
-def test_a_missing_plan_says_where_one_comes_from(tmp_path: Path) -> None:
+def test_a_missing_plan_says_where_one_comes_from(tmp_path):
     with pytest.raises(ConfigError, match=r"does not exist; 'trtdet build' writes one as plan\.json"):
         PrecisionPlan.load(tmp_path / "absent.json")
 
@@ -103,7 +101,7 @@ def test_a_missing_plan_says_where_one_comes_from(tmp_path: Path) -> None:
         '{"a":' * 100_000,
     ],
 )
-def test_what_is_not_a_plan_is_an_error(tmp_path: Path, text: str) -> None:
+def test_what_is_not_a_plan_is_an_error(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"is not a precision plan .*; start from a bundle's plan\.json"):
@@ -113,7 +111,7 @@ def test_what_is_not_a_plan_is_an_error(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "INT8", "", None, 8, ["int8"]])
-def test_another_precision_names_the_node_and_the_allowed_ones(tmp_path: Path, precision: Any) -> None:
+def test_another_precision_names_the_node_and_the_allowed_ones(tmp_path, precision):
     path = tmp_path / "plan.json"
     entries = {"good": {"precision": "int8", "reason": ""}, "bad": {"precision": precision, "reason": ""}}
     path.write_text(json.dumps({"schema": 1, "entries": entries}))
@@ -122,7 +120,7 @@ def test_another_precision_names_the_node_and_the_allowed_ones(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("schema", [2, None, "1"])
-def test_a_plan_of_another_schema_is_an_error(tmp_path: Path, schema: Any) -> None:
+def test_a_plan_of_another_schema_is_an_error(tmp_path, schema):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({**json.loads(PLAN.to_json()), "schema": schema}))
     with pytest.raises(ConfigError, match="is of another schema"):

@@ -39,12 +39,12 @@ TWO = """(float[1,4,32] x) => (float[1,4,32] y) {
 
 
 @pytest.fixture(scope="module")
-def model() -> onnx.ModelProto:
+def model():
     return onnx.shape_inference.infer_shapes(attention_detector())
 
 
 @pytest.fixture
-def images() -> np.ndarray:
+def images():
     return np.random.default_rng(0).uniform(0, 255, (1, 3, 128, 128)).astype(np.float32)
 
 
@@ -79,7 +79,7 @@ def weight_axes(model: onnx.ModelProto) -> dict[str, tuple[int, int]]:
     return axes
 
 
-def test_every_product_with_weights_is_a_layer_and_attention_is_none(model: onnx.ModelProto) -> None:
+def test_every_product_with_weights_is_a_layer_and_attention_is_none(model):
     plan = place(model).plan
     products = [name for name, entry in plan.entries.items() if entry.reason == "product with a matrix"]
     assert len(products) == PRODUCTS
@@ -87,7 +87,7 @@ def test_every_product_with_weights_is_a_layer_and_attention_is_none(model: onnx
     assert place(model).readers["/encoder/norm0_output"] == tuple((f"/encoder/{part}/MatMul", 0) for part in "qkv")
 
 
-def test_both_inputs_of_attention_are_quantised_where_that_is_asked_for(model: onnx.ModelProto) -> None:
+def test_both_inputs_of_attention_are_quantised_where_that_is_asked_for(model):
     placement = place(model, attention=True)
     assert placement.plan.counts()["int8"] == PRODUCTS + 5 + 4
     assert placement.attention == placement.plan.entries.keys() - place(model).plan.entries.keys()
@@ -96,20 +96,20 @@ def test_both_inputs_of_attention_are_quantised_where_that_is_asked_for(model: o
     assert placement.readers["/encoder/v/Transpose_output"] == (("/encoder/values/MatMul", 1),)
 
 
-def test_what_turns_coordinates_or_has_its_constant_on_the_left_is_no_layer(net: Any, normal: Any) -> None:
+def test_what_turns_coordinates_or_has_its_constant_on_the_left_is_no_layer(net, normal):
     text = """(float[1,4,4] x, float[1,32,4] z) => (float[1,4,4] y, float[1,32,4] v) {
         y = MatMul(x, corners) v = MatMul(left, z) }"""
     placement = place(net(text, corners=normal(4, 4), left=normal(32, 32)))
     assert placement.plan.entries == {}
 
 
-def test_heads_stay_in_fp16_and_few_inputs_as_well(model: onnx.ModelProto) -> None:
+def test_heads_stay_in_fp16_and_few_inputs_as_well(model):
     left = {name: entry.cause.value for name, entry in default_plan(model, place(model)).entries.items()}
     assert left["/classes/MatMul"] == left["/box1/MatMul"] == "head-output"
     assert left["/encoder/fc1/MatMul"] == left["/in/Gemm"] == "quantizable"
 
 
-def test_the_scales_are_on_the_axis_of_the_outputs(model: onnx.ModelProto, measured: Any, images: np.ndarray) -> None:
+def test_the_scales_are_on_the_axis_of_the_outputs(model, measured, images):
     placement, ranges = measured(model, images)
     written = insert_qdq(model, placement, ranges)
     assert lint(written) == ()
@@ -120,7 +120,7 @@ def test_the_scales_are_on_the_axis_of_the_outputs(model: onnx.ModelProto, measu
     assert len(axes) == PRODUCTS + 5
 
 
-def test_scales_on_the_wrong_axis_are_found(model: onnx.ModelProto, measured: Any, images: np.ndarray) -> None:
+def test_scales_on_the_wrong_axis_are_found(model, measured, images):
     written = insert_qdq(model, *measured(model, images))
     node = makers(written)[next(node for node in written.graph.node if node.name == "/encoder/fc1/MatMul").input[1]]
     node.attribute[0].i = 0
@@ -131,7 +131,7 @@ def test_scales_on_the_wrong_axis_are_found(model: onnx.ModelProto, measured: An
 
 
 @pytest.mark.parametrize("form", ["channel", "tensor"])
-def test_what_is_written_computes_what_the_integers_say(net: Any, normal: Any, measured: Any, form: Any) -> None:
+def test_what_is_written_computes_what_the_integers_say(net, normal, measured, form):
     model, x = two(net, normal), normal(1, 4, 32, seed=5)
     placement, ranges = measured(model, x)
     bias = normal(32, seed=9)  # the second product has no place for it
@@ -148,9 +148,7 @@ def test_what_is_written_computes_what_the_integers_say(net: Any, normal: Any, m
     np.testing.assert_allclose(OnnxRunner(written)(x)["y"], value, rtol=0, atol=2e-5)
 
 
-def test_a_channel_map_goes_into_the_layer_normalization(
-    model: onnx.ModelProto, measured: Any, images: np.ndarray, normal: Any
-) -> None:
+def test_a_channel_map_goes_into_the_layer_normalization(model, measured, images, normal):
     placement, ranges = measured(model, images)
     scale = np.exp(0.2 * normal(32).astype(np.float64))
     maps = {NORMALISED: ChannelMap(ranges.tensors[NORMALISED].amax * float(scale.max()), scale, axis=-1)}
@@ -174,7 +172,7 @@ def mapped(model: onnx.ModelProto, measured: Any, x: np.ndarray, scale: np.ndarr
     return insert_qdq(model, placement, ranges, Corrections(maps, {"MatMul_3": rounded}))
 
 
-def test_a_channel_map_goes_through_relu_into_the_product_and_its_bias(net: Any, normal: Any, measured: Any) -> None:
+def test_a_channel_map_goes_through_relu_into_the_product_and_its_bias(net, normal, measured):
     model, x = two(net, normal), normal(1, 4, 32, seed=5)
     scale = np.exp(0.2 * normal(64, seed=4).astype(np.float64))
     written = mapped(model, measured, x, scale)
@@ -184,7 +182,7 @@ def test_a_channel_map_goes_through_relu_into_the_product_and_its_bias(net: Any,
     assert np.abs(OnnxRunner(written)(x)["y"] - OnnxRunner(model)(x)["y"]).max() < 0.15
 
 
-def test_a_channel_map_behind_gelu_is_a_product_along_the_last_axis(net: Any, normal: Any, measured: Any) -> None:
+def test_a_channel_map_behind_gelu_is_a_product_along_the_last_axis(net, normal, measured):
     model = two(net, normal)
     model.graph.node[2].op_type = "Sigmoid"
     x, scale = normal(1, 4, 32, seed=5), np.exp(0.2 * normal(64, seed=4).astype(np.float64))
@@ -195,7 +193,7 @@ def test_a_channel_map_behind_gelu_is_a_product_along_the_last_axis(net: Any, no
 
 
 @pytest.mark.parametrize("base", ["fp32", "int8"])
-def test_a_product_is_switched_with_its_bias(net: Any, normal: Any, measured: Any, base: Any) -> None:
+def test_a_product_is_switched_with_its_bias(net, normal, measured, base):
     model, x = two(net, normal), normal(1, 4, 32, seed=5)
     placement, ranges = measured(model, x)
     forms = {name: plain_form(layer_of(model, name)) for name in placement.plan.entries}
@@ -212,7 +210,7 @@ def test_a_product_is_switched_with_its_bias(net: Any, normal: Any, measured: An
         assert np.abs(expected - OnnxRunner(model)(x)["y"]).max() > 1
 
 
-def test_attention_is_in_fp16_and_coordinates_are_not(model: onnx.ModelProto) -> None:
+def test_attention_is_in_fp16_and_coordinates_are_not(model):
     plan = place(model).plan
     inside = {node.name for node in nodes_of(model, tuple(plan.entries))}
     assert {"/encoder/scores/MatMul", "/encoder/Softmax", "/encoder/norm0", "/encoder/Erf", "/psa/Softmax"} <= inside
@@ -222,14 +220,14 @@ def test_attention_is_in_fp16_and_coordinates_are_not(model: onnx.ModelProto) ->
     np.testing.assert_allclose(OnnxRunner(half)(images)["boxes"], OnnxRunner(model)(images)["boxes"], rtol=0, atol=5e-3)
 
 
-def test_a_builder_that_quantises_by_itself_leaves_attention_in_float(model: onnx.ModelProto) -> None:
+def test_a_builder_that_quantises_by_itself_leaves_attention_in_float(model):
     plan = place(model).plan
     told = quantizable(model, plan).precisions(plan)
     assert told["/encoder/Softmax"] == told["/encoder/norm0"] == told["/encoder/values/MatMul"] == "fp16"
     assert "/encoder/fc1/MatMul" not in told
 
 
-def test_the_work_of_a_product_is_counted_for_one_image() -> None:
+def test_the_work_of_a_product_is_counted_for_one_image():
     work = multiply_adds(onnx.shape_inference.infer_shapes(attention_detector(2)))
     assert (work["/encoder/fc1/MatMul"].count, work["/encoder/fc1/MatMul"].outputs) == (64 * 32 * 64, 64)
     assert (work["/in/Gemm"].count, work["/in/Gemm"].inputs) == (64 * 32 * 64, 32)

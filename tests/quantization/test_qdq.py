@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -10,7 +8,7 @@ from graphs import constants, makers
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import CalibrationError
-from trtdet.quantization import QdqPlacement, insert_qdq, lint, place
+from trtdet.quantization import insert_qdq, lint, place
 from trtdet.quantization.encoding import half_step
 
 NET = """(float[N,3,16,16] x) => (float[N,4,16,16] y) {
@@ -19,7 +17,7 @@ NET = """(float[N,3,16,16] x) => (float[N,4,16,16] y) {
 
 
 @pytest.fixture
-def model(net: Any, normal: Any) -> onnx.ModelProto:
+def model(net, normal):
     return net(
         NET,
         w1=normal(8, 3, 3, 3, seed=1, scale=0.3),
@@ -31,7 +29,7 @@ def model(net: Any, normal: Any) -> onnx.ModelProto:
     )
 
 
-def test_int8_is_close_to_float(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
+def test_int8_is_close_to_float(model, measured, normal):
     x = normal(2, 3, 16, 16)
     placement, ranges = measured(model, x)
     before = model.SerializeToString()
@@ -45,12 +43,12 @@ def test_int8_is_close_to_float(model: onnx.ModelProto, measured: Any, normal: A
 
 
 @pytest.fixture
-def written(model: onnx.ModelProto, measured: Any, normal: Any) -> tuple[QdqPlacement, Ranges, onnx.ModelProto]:
+def written(model, measured, normal):
     placement, ranges = measured(model, normal(1, 3, 16, 16))
     return placement, ranges, insert_qdq(model, placement, ranges)
 
 
-def test_the_form_is_the_one_that_tensorrt_accepts(written: Any) -> None:
+def test_the_form_is_the_one_that_tensorrt_accepts(written):
     placement, _, int8 = written
     values, made_by = constants(int8), makers(int8)
     quantizers = [node for node in int8.graph.node if node.op_type == "QuantizeLinear"]
@@ -74,7 +72,7 @@ def test_the_form_is_the_one_that_tensorrt_accepts(written: Any) -> None:
             assert values[node.input[2]].dtype == np.float32
 
 
-def test_activation_scales_are_those_of_the_ranges(written: Any) -> None:
+def test_activation_scales_are_those_of_the_ranges(written):
     placement, ranges, int8 = written
     values = constants(int8)
     scales = {node.input[0]: values[node.input[1]] for node in int8.graph.node if node.op_type == "QuantizeLinear"}
@@ -82,14 +80,14 @@ def test_activation_scales_are_those_of_the_ranges(written: Any) -> None:
         assert scales[name] == half_step(ranges.tensors[name].amax / 127)
 
 
-def test_a_tensor_read_by_several_nodes_has_one_pair(written: Any) -> None:
+def test_a_tensor_read_by_several_nodes_has_one_pair(written):
     _, _, int8 = written
     assert sum(node.input[0] == "c" for node in int8.graph.node if node.op_type == "QuantizeLinear") == 1
     pair = next(node.input[0] for node in int8.graph.node if node.name == "Conv_3")
     assert next(node.input[0] for node in int8.graph.node if node.name == "Add_6") == pair
 
 
-def test_a_weight_that_a_float_convolution_shares_stays_float_there(net: Any, normal: Any, measured: Any) -> None:
+def test_a_weight_that_a_float_convolution_shares_stays_float_there(net, normal, measured):
     model = net(
         """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
             a = Conv(x, w) m = Softmax<axis = 1>(a) y = Conv(m, w) }""",
@@ -102,7 +100,7 @@ def test_a_weight_that_a_float_convolution_shares_stays_float_there(net: Any, no
     OnnxRunner(int8)(x)
 
 
-def test_a_channel_of_zeros_has_a_scale_over_0_and_stays_zero(net: Any, normal: Any, measured: Any) -> None:
+def test_a_channel_of_zeros_has_a_scale_over_0_and_stays_zero(net, normal, measured):
     weight = normal(4, 4, 1, 1)
     weight[2] = 0
     model = net("(float[1,4,8,8] x) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=weight)
@@ -112,7 +110,7 @@ def test_a_channel_of_zeros_has_a_scale_over_0_and_stays_zero(net: Any, normal: 
     assert not OnnxRunner(int8)(x)["y"][0, 2].any()
 
 
-def test_convolutions_in_one_and_three_dimensions_are_quantised(net: Any, normal: Any, measured: Any) -> None:
+def test_convolutions_in_one_and_three_dimensions_are_quantised(net, normal, measured):
     for dims in (1, 3):
         shape = ",".join(["8"] * dims)
         model = net(f"(float[1,4,{shape}] x) => (float[1,4,{shape}] y) {{y = Conv(x, w)}}", w=normal(4, 4, *[1] * dims))
@@ -121,7 +119,7 @@ def test_convolutions_in_one_and_three_dimensions_are_quantised(net: Any, normal
         np.testing.assert_allclose(OnnxRunner(int8)(x)["y"], OnnxRunner(model)(x)["y"], atol=0.15)
 
 
-def test_ranges_of_another_model_are_an_error_that_counts_and_names(model: onnx.ModelProto) -> None:
+def test_ranges_of_another_model_are_an_error_that_counts_and_names(model):
     ranges = Ranges("minmax", None, {"x": Range(1.0, 0.0, 1.0), "other": Range(1.0, 0.0, 1.0)}, "", 1, "")
     with pytest.raises(CalibrationError) as caught:
         insert_qdq(model, place(model), ranges)
@@ -129,7 +127,7 @@ def test_ranges_of_another_model_are_an_error_that_counts_and_names(model: onnx.
     assert "made from another model; calibrate this model" in str(caught.value)
 
 
-def test_quantising_twice_gives_the_same_bytes(model: onnx.ModelProto, written: Any) -> None:
+def test_quantising_twice_gives_the_same_bytes(model, written):
     placement, ranges, int8 = written
     again = insert_qdq(model, placement, ranges)
     assert again.SerializeToString(deterministic=True) == int8.SerializeToString(deterministic=True)

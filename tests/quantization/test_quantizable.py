@@ -21,7 +21,7 @@ def parsed(signature: str, **values: np.ndarray) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def model() -> onnx.ModelProto:
+def model():
     """Two convolutions with an activation between them, then the arithmetic of a head; a shape on the side."""
     return parsed(
         """(float[1,4,64] y) {
@@ -34,7 +34,7 @@ def model() -> onnx.ModelProto:
     )
 
 
-def test_all_that_lies_before_a_convolution_needs_a_range(model: onnx.ModelProto) -> None:
+def test_all_that_lies_before_a_convolution_needs_a_range(model):
     found = quantizable(model, place(model).plan)
     # Not the shape, which is no float; not what comes after the last convolution but what that gives itself.
     assert found.tensors == ("x", "a", "s", "m", "r", "b")
@@ -42,7 +42,7 @@ def test_all_that_lies_before_a_convolution_needs_a_range(model: onnx.ModelProto
     assert set(place(model).activations) <= set(found.tensors)
 
 
-def test_what_is_outside_or_kept_is_told_its_precision(model: onnx.ModelProto) -> None:
+def test_what_is_outside_or_kept_is_told_its_precision(model):
     plan = place(model).plan
     found = quantizable(model, plan)
     outside = dict.fromkeys(("Reshape_f", "Exp_e", "Mul_y"), "fp32")
@@ -51,7 +51,7 @@ def test_what_is_outside_or_kept_is_told_its_precision(model: onnx.ModelProto) -
     assert found.precisions(kept) == {**outside, "Conv_b": "fp16"}
 
 
-def test_a_convolution_that_cannot_be_quantised_ends_the_part(model: onnx.ModelProto) -> None:
+def test_a_convolution_that_cannot_be_quantised_ends_the_part(model):
     plan = place(model).plan
     unable = PrecisionPlan({**plan.entries, "Conv_b": Entry("fp32", "its weights are not constant")})
     found = quantizable(model, unable)
@@ -60,7 +60,7 @@ def test_a_convolution_that_cannot_be_quantised_ends_the_part(model: onnx.ModelP
     assert found.precisions(unable)["Conv_b"] == "fp32"
 
 
-def test_where_regions_lie_stays_in_float_though_a_layer_reads_what_is_there() -> None:
+def test_where_regions_lie_stays_in_float_though_a_layer_reads_what_is_there():
     """A second stage: its products read features at boxes that the first stage computes."""
     model = parsed(
         """(float[4,64] y) {

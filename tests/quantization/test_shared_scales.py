@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from graphs import makers
 
@@ -21,7 +19,7 @@ TEXT = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
 
 
 @pytest.fixture
-def model(net: Any, normal: Any) -> onnx.ModelProto:
+def model(net, normal):
     shapes = {"w1": (4, 4, 1, 1), "w2": (4, 4, 1, 1), "w3": (4, 8, 1, 1), "w4": (4, 4, 1, 1)}
     return net(TEXT, **{name: normal(*shape, seed=index) for index, (name, shape) in enumerate(shapes.items())})
 
@@ -30,19 +28,19 @@ def ranges(**amax: float) -> Ranges:
     return Ranges("minmax", None, {name: Range(value, -value, value) for name, value in amax.items()}, "key", 1, "sha")
 
 
-def test_a_joined_tensor_and_its_input_share_the_wider_range(model: onnx.ModelProto) -> None:
+def test_a_joined_tensor_and_its_input_share_the_wider_range(model):
     found, together = shared(model, place(model), ranges(x=1.0, b=4.0, j=5.0))
     assert {name: entry.amax for name, entry in found.tensors.items()} == {"x": 1.0, "b": 5.0, "j": 5.0}
     assert together == (("b", "j"),)
     assert (found.tensors["b"].low, found.tensors["b"].high) == (-4.0, 4.0)
 
 
-def test_ranges_that_are_far_apart_stay(model: onnx.ModelProto) -> None:
+def test_ranges_that_are_far_apart_stay(model):
     given = ranges(x=1.0, b=3.9, j=5.0)
     assert shared(model, place(model), given) == (given, ())
 
 
-def test_tensors_that_something_is_computed_between_do_not_share(net: Any, normal: Any) -> None:
+def test_tensors_that_something_is_computed_between_do_not_share(net, normal):
     text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv(x, w) b = Sigmoid(a) y = Conv(b, w) }"
     model = net(text, w=normal(4, 4, 1, 1))
     given = ranges(x=1.0, b=1.0)
@@ -50,9 +48,7 @@ def test_tensors_that_something_is_computed_between_do_not_share(net: Any, norma
 
 
 @pytest.mark.parametrize(("mode", "share"), [("nearest", True), ("linear", False)])
-def test_a_nearest_resize_moves_values_and_an_interpolating_does_not(
-    net: Any, normal: Any, mode: str, share: bool
-) -> None:
+def test_a_nearest_resize_moves_values_and_an_interpolating_does_not(net, normal, mode, share):
     text = f"""(float[1,4,8,8] x) => (float[1,4,16,16] y) {{
         a = Resize<mode = "{mode}">(x, none, sizes) m = MaxPool<kernel_shape = [1,1]>(a)
         y = Conv(m, w) z = Conv(x, w) }}"""
@@ -61,7 +57,7 @@ def test_a_nearest_resize_moves_values_and_an_interpolating_does_not(
     assert together == ((("m", "x"),) if share else ())
 
 
-def test_a_group_does_not_grow_beyond_what_its_smallest_range_bears(net: Any, normal: Any) -> None:
+def test_a_group_does_not_grow_beyond_what_its_smallest_range_bears(net, normal):
     text = """(float[1,4,8,8] x) => (float[1,8,8,8] y) {
         p = MaxPool<kernel_shape = [1,1]>(x) q = MaxPool<kernel_shape = [1,1]>(p)
         a = Conv(x, w) b = Conv(p, w) c = Conv(q, w) y = Concat<axis = 1>(a, b) z = Add(b, c) }"""
@@ -72,9 +68,7 @@ def test_a_group_does_not_grow_beyond_what_its_smallest_range_bears(net: Any, no
     assert max(entry.amax for entry in found.tensors.values()) <= 1.44
 
 
-def test_the_inputs_of_a_join_are_quantised_where_one_is_already(
-    model: onnx.ModelProto, measured: Any, normal: Any
-) -> None:
+def test_the_inputs_of_a_join_are_quantised_where_one_is_already(model, measured, normal):
     x = normal(1, 4, 8, 8)
     placement, given = measured(model, x)
     widest = max(given.tensors[name].amax for name in "bj")
@@ -93,7 +87,7 @@ def test_the_inputs_of_a_join_are_quantised_where_one_is_already(
         np.testing.assert_array_equal(OnnxRunner(after)(x)[name], OnnxRunner(before)(x)[name])
 
 
-def test_a_join_of_other_scales_is_left(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
+def test_a_join_of_other_scales_is_left(model, measured, normal):
     placement, given = measured(model, normal(1, 4, 8, 8))
     wider = replace(given, tensors={**given.tensors, "j": replace(given.tensors["j"], amax=100.0)})
     before = insert_qdq(model, placement, wider)

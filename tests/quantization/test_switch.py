@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from graphs import constants
 
@@ -20,18 +19,18 @@ OUTPUTS = ("y", "z")
 
 
 @pytest.fixture
-def model(net: Any, normal: Any) -> onnx.ModelProto:
+def model(net, normal):
     weights = {f"w{index}": normal(4, 4, 1, 1, seed=index) for index in (1, 3, 4)}
     return net(NET, **weights, w2=normal(4, 4, 3, 3, seed=2))
 
 
 @pytest.fixture
-def x(normal: Any) -> np.ndarray:
+def x(normal):
     return normal(1, 4, 8, 8, seed=9)
 
 
 @pytest.fixture(params=["plain", "mapped"])
-def corrections(request: Any, model: onnx.ModelProto, undone: Any) -> Corrections:
+def corrections(request, model, undone):
     """None, and a map for the tensor that two convolutions and a sum read."""
     if request.param == "plain":
         return Corrections()
@@ -42,9 +41,7 @@ def corrections(request: Any, model: onnx.ModelProto, undone: Any) -> Correction
 
 
 @pytest.mark.parametrize("base", ["fp32", "int8"])
-def test_switching_is_what_a_plan_would_write(
-    model: onnx.ModelProto, x: np.ndarray, measured: Any, base: Any, corrections: Corrections
-) -> None:
+def test_switching_is_what_a_plan_would_write(model, x, measured, base, corrections):
     placement, ranges = measured(model, x)
     switch = Switch(model, placement, ranges, corrections, base)
     for names in ((CONVS[0],), (CONVS[1],), (CONVS[2],), (CONVS[3],), (CONVS[1], CONVS[3]), CONVS):
@@ -58,9 +55,7 @@ def test_switching_is_what_a_plan_would_write(
 
 
 @pytest.mark.parametrize("base", ["fp32", "int8"])
-def test_the_suffix_gives_what_the_whole_gives(
-    model: onnx.ModelProto, x: np.ndarray, measured: Any, base: Any, corrections: Corrections
-) -> None:
+def test_the_suffix_gives_what_the_whole_gives(model, x, measured, base, corrections):
     placement, ranges = measured(model, x)
     switch = Switch(model, placement, ranges, corrections, base)
     for names in [(name,) for name in CONVS] + [(CONVS[2], CONVS[3])]:
@@ -75,7 +70,7 @@ def test_the_suffix_gives_what_the_whole_gives(
             assert set(got) == ({"y"} if names in (("Conv_2",), ("Conv_4",)) else {"y", "z"})
 
 
-def test_a_suffix_holds_no_more_than_it_needs(model: onnx.ModelProto, x: np.ndarray, measured: Any) -> None:
+def test_a_suffix_holds_no_more_than_it_needs(model, x, measured):
     placement, ranges = measured(model, x)
     suffix = Switch(model, placement, ranges, Corrections(), "fp32").suffix(("Conv_4",), OUTPUTS)
     assert [one.name for one in suffix.graph.input] == ["d"]
@@ -85,7 +80,7 @@ def test_a_suffix_holds_no_more_than_it_needs(model: onnx.ModelProto, x: np.ndar
     ]
 
 
-def test_a_sum_reads_the_copy_as_long_as_there_is_one(model: onnx.ModelProto, x: np.ndarray, measured: Any) -> None:
+def test_a_sum_reads_the_copy_as_long_as_there_is_one(model, x, measured):
     placement, ranges = measured(model, x)
     assert ("Add_3", 0) in placement.readers["b"]
     cases: tuple[tuple[Any, tuple[str, ...], bool], ...] = (
@@ -99,7 +94,7 @@ def test_a_sum_reads_the_copy_as_long_as_there_is_one(model: onnx.ModelProto, x:
         assert (add.input[0] != "b") == copied
 
 
-def test_integers_that_variants_read_stay_integers(net: Any, normal: Any) -> None:
+def test_integers_that_variants_read_stay_integers(net, normal):
     model = net(
         """(float[1,4,8,8] x) => (float y) {
         a = Conv(x, w) n = NonZero(a) c = Cast<to = 1>(n) s = ReduceSum(c) y = Mul(s, s) }""",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -21,7 +19,7 @@ TEXT = """(float[1,3,8,8] x) => (float[1,5,8,8] y) {
 
 
 @pytest.fixture
-def model(net: Any, normal: Any) -> onnx.ModelProto:
+def model(net, normal):
     wide = normal(4, 3, 3, 3, seed=1) * np.array([1, 1e-3, 30, 0.1], np.float32).reshape(4, 1, 1, 1)
     return net(TEXT, w1=wide, b1=normal(4, seed=2), w2=normal(5, 4, 1, 1, seed=3))
 
@@ -30,7 +28,7 @@ def nodes(model: onnx.ModelProto, op: str) -> list[onnx.NodeProto]:
     return [node for node in model.graph.node if node.op_type == op]
 
 
-def test_both_forms_compute_the_same(model: onnx.ModelProto, measured: Any, normal: Any) -> None:
+def test_both_forms_compute_the_same(model, measured, normal):
     x = normal(1, 3, 8, 8)
     placement, ranges = measured(model, x)
     channel = insert_qdq(model, placement, ranges)
@@ -41,9 +39,7 @@ def test_both_forms_compute_the_same(model: onnx.ModelProto, measured: Any, norm
     assert lint(tensor) == ()
 
 
-def test_the_bias_follows_the_ratios_and_each_weight_has_one_power_of_two(
-    model: onnx.ModelProto, measured: Any, normal: Any
-) -> None:
+def test_the_bias_follows_the_ratios_and_each_weight_has_one_power_of_two(model, measured, normal):
     placement, ranges = measured(model, normal(1, 3, 8, 8))
     tensor = insert_qdq(model, placement, ranges, weights=WeightScales("tensor"))
     values, origins = constants(tensor), origin_of(tensor)
@@ -68,19 +64,19 @@ def rounded(scales: list[float], integers: int = 127, width: int = 9) -> Rounded
     return Rounded(np.full(shape, integers, np.int8), np.array(scales, np.float32), np.zeros(len(scales), np.float32))
 
 
-def test_the_scale_is_near_the_largest_of_the_channels() -> None:
+def test_the_scale_is_near_the_largest_of_the_channels():
     assert tensor_scale(rounded([0.02, 0.001]), 0.01, None) == np.float32(2.0**-6)
     assert tensor_scale(rounded([0.02, 0.001]), 0.01, None).shape == ()
 
 
-def test_the_scale_falls_where_the_most_that_the_integers_give_exceeds_fp16() -> None:
+def test_the_scale_falls_where_the_most_that_the_integers_give_exceeds_fp16():
     step = 50.0
     scale = float(tensor_scale(rounded([0.02]), step, None))
     most = 127 * QMAX * 9 * step
     assert most * scale <= LARGEST < most * scale * 2
 
 
-def test_calibrated_magnitudes_keep_the_scale_where_the_integers_alone_would_lower_it() -> None:
+def test_calibrated_magnitudes_keep_the_scale_where_the_integers_alone_would_lower_it():
     step = 50.0
     # The sums that were seen, in steps of the input, are a thousandth of what the integers could give.
     seen = np.array([127 * QMAX * 9 * step / 1000])
@@ -91,7 +87,7 @@ def test_calibrated_magnitudes_keep_the_scale_where_the_integers_alone_would_low
 
 
 @pytest.mark.parametrize("form", ["channel", "tensor"])
-def test_weights_that_two_convolutions_share_stay_shared(net: Any, normal: Any, measured: Any, form: Any) -> None:
+def test_weights_that_two_convolutions_share_stay_shared(net, normal, measured, form):
     model = net(
         "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) b = Relu(a) y = Conv(b, w)}", w=normal(4, 4, 1, 1)
     )

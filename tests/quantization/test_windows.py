@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
@@ -22,7 +20,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("attributes", "groups", "kernel"), CASES)
-def test_windows_are_what_a_convolution_sees(net: Any, normal: Any, attributes: str, groups: int, kernel: int) -> None:
+def test_windows_are_what_a_convolution_sees(net, normal, attributes, groups, kernel):
     joined = ", ".join(part for part in (attributes, f"group = {groups}") if part and "group" not in attributes)
     weight = normal(8, 4 // groups, kernel, kernel)
     model = net(f"(float[1,4,9,11] x) => (float[N,8,H,W] y) {{ y = Conv<{joined or attributes}>(x, w) }}", w=weight)
@@ -34,7 +32,7 @@ def test_windows_are_what_a_convolution_sees(net: Any, normal: Any, attributes: 
     np.testing.assert_allclose(got.reshape(expected.shape), expected, atol=1e-4)
 
 
-def test_a_choice_of_places_repeats_itself(net: Any, normal: Any) -> None:
+def test_a_choice_of_places_repeats_itself(net, normal):
     model = net("(float[1,4,9,11] x) => (float[N,8,H,W] y) { y = Conv(x, w) }", w=normal(8, 4, 3, 3))
     window = Window.of(gs.import_onnx(model).nodes[0])
     assert window is not None
@@ -44,7 +42,7 @@ def test_a_choice_of_places_repeats_itself(net: Any, normal: Any) -> None:
     assert not np.array_equal(window.sample(x, 7, 1), window.sample(x, 7, 2))
 
 
-def test_what_is_not_understood(net: Any, normal: Any) -> None:
+def test_what_is_not_understood(net, normal):
     line = net("(float[1,4,9] x) => (float[N,8,H] y) { y = Conv(x, w) }", w=normal(8, 4, 3))
     assert Window.of(gs.import_onnx(line).nodes[0]) is None
     unknown = net(
@@ -53,7 +51,7 @@ def test_what_is_not_understood(net: Any, normal: Any) -> None:
     assert Window.of(gs.import_onnx(unknown).nodes[0]) is None
 
 
-def test_channels_are_spread_as_windows_are(normal: Any) -> None:
+def test_channels_are_spread_as_windows_are(normal):
     window = Window("x", 2, (3, 1), (1, 1), (1, 1), (0, 0, 0, 0))
     x = np.broadcast_to(np.arange(4, dtype=np.float32)[:, None, None], (4, 5, 5))
     np.testing.assert_array_equal(window.sample(x, 1, 0)[..., 0], window.spread(np.arange(4.0)))
@@ -65,7 +63,7 @@ def samples(seed: int, mean: float, spread: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("mean", "spread"), [(0.0, 1.0), (5.0, 1.0), (1e3, 1e-3), (-0.08, 1e-5)])
-def test_moments_are_those_of_float64(mean: float, spread: float) -> None:
+def test_moments_are_those_of_float64(mean, spread):
     parts = [samples(seed, mean, spread) for seed in range(3)]
     found, variances = Moments(2, 6, True), Moments(2, 6, False)
     for part in parts:
@@ -84,7 +82,7 @@ def test_moments_are_those_of_float64(mean: float, spread: float) -> None:
         np.testing.assert_allclose(variances.through(rows)[group], independent, rtol=1e-5)
 
 
-def test_an_input_that_hardly_varies_has_a_covariance_that_can_be_factored() -> None:
+def test_an_input_that_hardly_varies_has_a_covariance_that_can_be_factored():
     """In float32, E[xx'] - E[x]E[x]' of such values has eigenvalues far below 0."""
     rng = np.random.default_rng(0)
     shared = 1e-5 * rng.uniform(0, 1, (3, 4000))
@@ -96,7 +94,7 @@ def test_an_input_that_hardly_varies_has_a_covariance_that_can_be_factored() -> 
     assert largest > 0 and least > -1e-6 * largest
 
 
-def test_windows_that_are_too_wide_have_variances_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_that_are_too_wide_have_variances_alone(monkeypatch):
     assert windows.MOST_COLUMNS == 4608
     monkeypatch.setattr(windows, "MOST_COLUMNS", 6)
     assert Moments(1, 6, True).dense

@@ -28,18 +28,18 @@ def written_out(square: str = "q = Pow(d, two)") -> onnx.ModelProto:
 @pytest.mark.parametrize(
     "square", ["q = Pow(d, two)", "q = Mul(d, d)", "h = Cast<to = 10>(d) g = Cast<to = 1>(h) q = Pow(g, two)"]
 )
-def test_a_normalisation_that_is_written_out_is_found(square: str) -> None:
+def test_a_normalisation_that_is_written_out_is_found(square):
     (names,) = normalisations(written_out(square))
     kinds = ["ReduceMean_m", "Sub_d", "Pow_q", "ReduceMean_v", "Add_a", "Sqrt_s", "Div_n"]
     assert [name.replace("Mul_q", "Pow_q") for name in names] == kinds
 
 
 @pytest.mark.parametrize("square", ["q = Pow(p, two)", "q = Abs(d)"])
-def test_other_roots_of_means_are_none(square: str) -> None:
+def test_other_roots_of_means_are_none(square):
     assert normalisations(written_out(square)) == ()
 
 
-def test_a_library_that_quantises_by_itself_is_told_to_compute_it_in_float32() -> None:
+def test_a_library_that_quantises_by_itself_is_told_to_compute_it_in_float32():
     model = written_out()
     plan = place(model).plan
     found = quantizable(model, plan)
@@ -49,14 +49,14 @@ def test_a_library_that_quantises_by_itself_is_told_to_compute_it_in_float32() -
     assert not set(found.floating) & set(names)
 
 
-def test_attentions_are_found_in_the_ways_that_exporters_write_them() -> None:
+def test_attentions_are_found_in_the_ways_that_exporters_write_them():
     found = {attention.softmax: attention for attention in attentions(attention_detector())}
     area, encoder = found["/psa/Softmax"], next(one for name, one in found.items() if name != "/psa/Softmax")
     assert area.nodes == ("/psa/scores/MatMul", "/psa/Mul", "/psa/Softmax", "/psa/values/MatMul")
     assert (encoder.scores, encoder.values) == ("/encoder/scores/MatMul", "/encoder/values/MatMul")
 
 
-def test_the_expectation_that_decodes_boxes_is_no_attention() -> None:
+def test_the_expectation_that_decodes_boxes_is_no_attention():
     text = """<ir_version: 8, opset_import: ["" : 13]>
     net (float[1,4,8,16] x, float[1,4,16,8] z) => (float[1,4,8,1] y) {
         a = MatMul(x, z) b = Softmax<axis = -1>(a) y = MatMul(b, steps) }"""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def program() -> Callable[[str], Path]:
+def program():
     """Finds a program by its path in the build folder: ``build/service``, or what TRTDET_SERVICE_BUILD names, such as a
     build with sanitizers."""
     folder = Path(os.environ.get("TRTDET_SERVICE_BUILD", ROOT / "build" / "service"))
@@ -39,7 +38,7 @@ def program() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(tmp_path_factory):
     """Real photographs where there are some, else generated images, both as JPEG, and two bundles with recordings."""
     folder = tmp_path_factory.mktemp("serving")
     data = ROOT.parent / "shared" / "data"
@@ -71,14 +70,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.fixture
-def start(program: Callable[[str], Path], tmp_path: Path) -> Callable[..., Server]:
+def start(program, tmp_path):
     """Makes a service on a bundle, with onnxruntime from its wheel and more options."""
     path = program("serve/trtdet-serve")
     return lambda *arguments: Server(path, [*arguments, "--library-folder", ONNXRUNTIME], tmp_path / "server")
 
 
 @pytest.fixture
-def serve(program: Callable[[str], Path], case: Case, tmp_path: Path) -> Callable[..., Server]:
+def serve(program, case, tmp_path):
     """Makes a service on the first bundle, or on another one, with more options."""
     path = program("serve/trtdet-serve")
     count = itertools.count()

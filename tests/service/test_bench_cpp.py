@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from PIL import Image
-from serving import Case, finished
+from serving import finished
 
 from trtdet.bundle import Bundle
 
 
 @pytest.fixture
-def bench(program: Callable[[str], Path], case: Case) -> Callable[..., str]:
+def bench(program, case):
     path = program("bench/trtdet-bench")
     bundle = case.bundles[0]
     recording = case.recordings / f"{Bundle(bundle).manifest.content_hash}.recording"
@@ -29,7 +27,7 @@ def bench(program: Callable[[str], Path], case: Case) -> Callable[..., str]:
 
 
 @pytest.fixture
-def pictures(case: Case, tmp_path: Path) -> Path:
+def pictures(case, tmp_path):
     """The recorded images in a folder of their own, beside a file that is none."""
     for picture in case.pictures:
         (tmp_path / picture.file.name).write_bytes(picture.data)
@@ -37,7 +35,7 @@ def pictures(case: Case, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_measures_the_engine_and_clients(bench: Callable[..., str], pictures: Path, case: Case) -> None:
+def test_it_measures_the_engine_and_clients(bench, pictures, case):
     given = ("--images", pictures, "--recording-time", 5)
     found = json.loads(bench(*given, "--clients", 1, 8, "--max-batch", 4, "--json"))
     assert found["ran_on"] == f"a recording of {len(case.pictures)} images"
@@ -55,21 +53,19 @@ def test_it_measures_the_engine_and_clients(bench: Callable[..., str], pictures:
     assert 1 < found["clients"][1]["mean_batch"] <= 4
 
 
-def test_it_prints_a_table(bench: Callable[..., str], pictures: Path) -> None:
+def test_it_prints_a_table(bench, pictures):
     table = bench("--images", pictures, "--clients", 2)
     assert "engine alone, copies included" in table
     assert "p99 ms" in table
 
 
-def test_a_recording_is_enough(bench: Callable[..., str], case: Case) -> None:
+def test_a_recording_is_enough(bench, case):
     found = json.loads(bench("--clients", 2, "--json"))
     assert found["images"] == f"{len(case.pictures)} images of the recording, which need no decoding"
     assert [row["clients"] for row in found["clients"]] == [2]
 
 
-def test_what_it_cannot_do_is_one_line(
-    bench: Callable[..., str], program: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_what_it_cannot_do_is_one_line(bench, program, tmp_path):
     assert "has no .jpg, .jpeg or .png files" in bench("--images", tmp_path, code=1)
     # A grey image was not recorded.
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "grey.png")

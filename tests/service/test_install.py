@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ SERVICE = ROOT / "service"
 
 
 @pytest.fixture(scope="session")
-def prefix(program: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prefix(program, tmp_path_factory):
     """Where libtrtdet and its programs are installed, moved to after that."""
     if shutil.which("cmake") is None:
         pytest.skip("needs cmake")
@@ -38,13 +37,13 @@ def configure(source: Path, build: Path, *options: object, code: int = 0) -> sub
     return finished("cmake", "-S", source, "-B", build, *options, code=code)
 
 
-def test_installed_programs_find_their_library_wherever_they_are(prefix: Path) -> None:
+def test_installed_programs_find_their_library_wherever_they_are(prefix):
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     for name in ("trtdet-serve", "trtdet-bench"):
         assert "bundle" in finished(prefix / "bin" / name, "--help", env=environment).stdout
 
 
-def test_only_what_the_headers_declare_is_exported(prefix: Path) -> None:
+def test_only_what_the_headers_declare_is_exported(prefix):
     if shutil.which("nm") is None:
         pytest.skip("needs nm")
     library = next(prefix.glob("lib/**/libtrtdet.so"))
@@ -57,7 +56,7 @@ def test_only_what_the_headers_declare_is_exported(prefix: Path) -> None:
     assert [name for name in names if re.search("printable|in_quotes|4Impl", name)] == []
 
 
-def test_another_minor_version_is_another_library_before_1_0(prefix: Path) -> None:
+def test_another_minor_version_is_another_library_before_1_0(prefix):
     (version,) = re.findall(
         r"^project\(trtdet VERSION (\d+\.\d+)\.\d+ ", (SERVICE / "CMakeLists.txt").read_text(), re.M
     )
@@ -67,7 +66,7 @@ def test_another_minor_version_is_another_library_before_1_0(prefix: Path) -> No
 
 
 @pytest.mark.slow
-def test_its_targets_keep_clear_of_another_projects(tmp_path: Path) -> None:
+def test_its_targets_keep_clear_of_another_projects(tmp_path):
     names = ("options", "serve", "tests", "catch_main", "serve_test", "bench", "fuzz")
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.18)\nproject(other LANGUAGES CXX)\ninclude(CTest)\n"
@@ -77,7 +76,7 @@ def test_its_targets_keep_clear_of_another_projects(tmp_path: Path) -> None:
     configure(tmp_path, tmp_path / "build")
 
 
-def test_the_library_alone_needs_nothing_of_the_programs(tmp_path: Path) -> None:
+def test_the_library_alone_needs_nothing_of_the_programs(tmp_path):
     absent = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("Boost", "spdlog", "CLI11", "prometheus-cpp")]
     configure(SERVICE, tmp_path / "library", "-DTRTDET_PROGRAMS=OFF", *absent)
     errors = configure(SERVICE, tmp_path / "programs", *absent, code=1).stderr
@@ -98,7 +97,7 @@ def build_example(prefix: Path, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_static_library_brings_its_users_what_it_needs(tmp_path: Path) -> None:
+def test_a_static_library_brings_its_users_what_it_needs(tmp_path):
     options = ["-DBUILD_SHARED_LIBS=OFF", "-DTRTDET_PROGRAMS=OFF", "-DBUILD_TESTING=OFF", "-DCMAKE_BUILD_TYPE=Debug"]
     configure(SERVICE, tmp_path / "library", *options)
     finished("cmake", "--build", tmp_path / "library")
@@ -111,7 +110,7 @@ def test_a_static_library_brings_its_users_what_it_needs(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_example_finds_what_python_finds(prefix: Path, tmp_path: Path) -> None:
+def test_the_example_finds_what_python_finds(prefix, tmp_path):
     example = build_example(prefix, tmp_path / "example")
     bundle = shapes_bundle(tmp_path / "bundle", nms=NmsOptions(mode="host"))
     images = find_images(shapes.generate(tmp_path, "val", 3).images)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from models import RCNN
 from numpy.typing import NDArray
 from PIL import Image
-from serving import ONNXRUNTIME, Server, handmade, turned
+from serving import ONNXRUNTIME, handmade, turned
 
 from service.tests.record import record
 from trtdet.building import build
@@ -70,7 +70,7 @@ def pixels_as_masks() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory):
     return handmade(
         tmp_path_factory.mktemp("masks") / "bundle",
         pixels_as_masks(),
@@ -83,7 +83,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
+def images(tmp_path_factory):
     """Of several sizes, smooth, so that masks are shapes."""
     folder, made = tmp_path_factory.mktemp("images"), []
     for seed, (width, height) in enumerate(((SIDE, SIDE), (200, 150), (61, 240))):
@@ -113,9 +113,7 @@ def check_masks(image: Mapping[str, Any], bundle: Path, pixels: NDArray[np.uint8
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_the_service_gives_the_masks_that_python_gives(
-    start: Callable[..., Server], bundle: Path, images: Sequence[Path], tmp_path: Path, recorded: bool
-) -> None:
+def test_the_service_gives_the_masks_that_python_gives(start, bundle, images, tmp_path, recorded):
     recording = tmp_path / "masks.recording"
     if recorded:
         record(bundle, images, recording, runtime="onnxruntime")
@@ -131,7 +129,7 @@ def test_the_service_gives_the_masks_that_python_gives(
 
 
 @pytest.mark.slow
-def test_a_mask_rcnn_is_served_without_python(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_mask_rcnn_is_served_without_python(start, tmp_path):
     """torchvision's own, as its newer exporter writes it: boxes and masks are those of Python."""
     bundle, file = tmp_path / "rcnn", tmp_path / "image.png"
     build(TWO_STAGE / "mask_dynamo.onnx", RCNN, bundle, BuildOptions(precision="fp32", backend="onnxruntime"))
@@ -150,16 +148,14 @@ def test_a_mask_rcnn_is_served_without_python(start: Callable[..., Server], tmp_
         assert "python" not in Path(f"/proc/{server.process.pid}/maps").read_text().replace(str(ONNXRUNTIME), "")
 
 
-def test_masks_are_turned_with_the_image(start: Callable[..., Server], bundle: Path, images: Sequence[Path]) -> None:
+def test_masks_are_turned_with_the_image(start, bundle, images):
     with start(bundle, "--exif-orientation") as server:
         answer = server.detect(turned(images[1]), kind="image/png").json["images"][0]
         assert (answer["width"], answer["height"]) == (200, 150)
         assert check_masks(answer, bundle, read_image(images[1])) > 20
 
 
-def test_tensors_have_masks_as_the_network_gives_them(
-    start: Callable[..., Server], bundle: Path, images: Sequence[Path]
-) -> None:
+def test_tensors_have_masks_as_the_network_gives_them(start, bundle, images):
     triton = pytest.importorskip("tritonclient.http", reason="pip install tritonclient[http]")
     detector = Detector.open(bundle, runtime="onnxruntime")
     inputs = preprocess(read_image(images[1]), detector.input)[0][None]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx.parser
 import onnxruntime
 import pytest
 from PIL import Image
-from serving import PATIENCE, Server, check, finished, handmade, pictured, shapes_bundle
+from serving import PATIENCE, check, finished, handmade, pictured, shapes_bundle
 
 from trtdet.bundle import Bundle
 from trtdet.demo import shapes
@@ -21,7 +19,7 @@ from trtdet.passes.base import PLUGIN_DOMAIN
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
+def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     files = [folder / f"{index}.png" for index in range(4)]
     for index, file in enumerate(files):
@@ -38,14 +36,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
         ("efficient", "int8", ()),
     ],
 )
-def test_the_service_finds_what_python_finds(
-    start: Callable[..., Server],
-    images: Sequence[Path],
-    tmp_path: Path,
-    nms: str,
-    precision: str,
-    options: Sequence[str],
-) -> None:
+def test_the_service_finds_what_python_finds(start, images, tmp_path, nms, precision, options):
     bundle = shapes_bundle(
         tmp_path / "bundle",
         precision=precision,
@@ -68,7 +59,7 @@ def test_the_service_finds_what_python_finds(
         assert found > len(images)
 
 
-def test_every_size_of_a_batch_is_run_before_the_first_request(start: Callable[..., Server], tmp_path: Path) -> None:
+def test_every_size_of_a_batch_is_run_before_the_first_request(start, tmp_path):
     """A network that fails with three images alone does not begin to serve where there may be so many."""
     bundle = shapes_bundle(tmp_path / "bundle", batch=(1, 2, 4))
     manifest = json.loads((bundle / "manifest.json").read_text())
@@ -152,9 +143,7 @@ def crowd(**attributes: float) -> onnx.ModelProto:
     ],
     ids=lambda attributes: "-".join(attributes),
 )
-def test_efficient_nms_is_that_of_python(
-    start: Callable[..., Server], tmp_path: Path, attributes: Mapping[str, float]
-) -> None:
+def test_efficient_nms_is_that_of_python(start, tmp_path, attributes):
     bundle = handmade(tmp_path / "crowd", crowd(**attributes), "efficient", classes=list("abcde"))
     files = [tmp_path / f"{seed}.png" for seed in range(3)]
     for seed, file in enumerate(files):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import Answer, Case, Serve, Server, total
+from serving import Answer, Case, Server, total
 
 from trtdet.data.images import preprocess, read_image
 from trtdet.detection.suppression import Detections
@@ -20,18 +20,18 @@ OUTPUTS = ["num_dets", "boxes", "scores", "classes"]
 
 
 @pytest.fixture(scope="module")
-def triton() -> Any:
+def triton():
     return pytest.importorskip("tritonclient.http", reason="pip install tritonclient[http]")
 
 
 @pytest.fixture
-def server(serve: Serve, case: Case) -> Iterator[Server]:
+def server(serve, case):
     with serve(f"other={case.bundles[1]}") as running:
         yield running
 
 
 @pytest.fixture
-def client(triton: Any, server: Server) -> Iterator[Any]:
+def client(triton, server):
     with triton.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=60.0) as made:
         yield made
 
@@ -63,7 +63,7 @@ def ask(triton: Any, batch: NDArray[np.float32], binary: bool, name: str) -> Any
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_tensors_are_answered_as_by_python(triton: Any, client: Any, case: Case, binary: bool) -> None:
+def test_tensors_are_answered_as_by_python(triton, client, case, binary):
     for bundle, name in zip(case.bundles, (case.bundles[0].name, "other"), strict=True):
         facts = client.get_model_metadata(name)
         (declared,) = facts["inputs"]
@@ -82,7 +82,7 @@ def test_tensors_are_answered_as_by_python(triton: Any, client: Any, case: Case,
         assert response["parameters"]["content_hash"] == facts["parameters"]["content_hash"]
 
 
-def test_outputs_are_those_that_are_asked_for(triton: Any, client: Any, case: Case) -> None:
+def test_outputs_are_those_that_are_asked_for(triton, client, case):
     name = case.bundles[0].name
     batch, expected = tensors(case.bundles[0], case, 2)
     images = ask(triton, batch, True, client.get_model_metadata(name)["inputs"][0]["name"])
@@ -99,7 +99,7 @@ def test_outputs_are_those_that_are_asked_for(triton: Any, client: Any, case: Ca
     same(client.infer(name, [images]).as_numpy, expected)
 
 
-def test_the_server_and_its_models_are_told(client: Any, case: Case) -> None:
+def test_the_server_and_its_models_are_told(client, case):
     names = [case.bundles[0].name, "other"]
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -113,7 +113,7 @@ def test_the_server_and_its_models_are_told(client: Any, case: Case) -> None:
     assert not client.is_model_ready("other", "2")
 
 
-def test_errors_are_told_as_the_protocol_has_them(triton: Any, client: Any, server: Server, case: Case) -> None:
+def test_errors_are_told_as_the_protocol_has_them(triton, client, server, case):
     error = pytest.importorskip("tritonclient.utils").InferenceServerException
     with pytest.raises(error, match='no model "none"; served are'):
         client.get_model_metadata("none")
@@ -144,7 +144,7 @@ def infer(server: Server, name: str, request: Any, tail: bytes = b"", length: st
     return server.call("POST", f"/v2/models/{name}/infer", head + tail, headers)
 
 
-def test_lists_may_be_nested_as_the_shape_is(server: Server, case: Case) -> None:
+def test_lists_may_be_nested_as_the_shape_is(server, case):
     batch, expected = tensors(case.bundles[0], case, 2)
     name = case.bundles[0].name
     (declared,) = server.call("GET", f"/v2/models/{name}").json["inputs"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from trtdet.config import load_config
 from trtdet.data import CocoDataset, evenly
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, changed
-from trtdet.quantization import Precision
 
 IMAGES = 40
 
@@ -111,9 +109,7 @@ FAMILIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_service_finds_what_python_finds(
-    name: str, program: Callable[[str], Path], shared_data: Path, tmp_path: Path
-) -> None:
+def test_the_service_finds_what_python_finds(name, program, shared_data, tmp_path):
     family = FAMILIES[name]
     model = shared_data / "models" / f"{family.model}.onnx"
     if family.form is not None:
@@ -144,9 +140,7 @@ def test_the_service_finds_what_python_finds(
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("name", ["yolox", "yolov5", "dfl"])
-def test_the_service_scores_what_python_scores(
-    name: str, precision: Precision, program: Callable[[str], Path], shared_data: Path, tmp_path: Path
-) -> None:
+def test_the_service_scores_what_python_scores(name, precision, program, shared_data, tmp_path):
     """All photographs, each sent to the service: the same boxes to 0.01 pixels and the same mAP to 0.01 points."""
     family, bundle = FAMILIES[name], tmp_path / "bundle"
     config = load_config(family.config)

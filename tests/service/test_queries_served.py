@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.tensorrt]
 
 
 @pytest.mark.filterwarnings("ignore:INT8 is not faster than FP16:trtdet.errors.TrtdetWarning")
-def test_a_detector_without_nms_from_export_to_service(
-    program: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_detector_without_nms_from_export_to_service(program, tmp_path, capsys):
     pytest.importorskip("tensorrt_rtx", reason="pip install 'trtdet[rtx]'")
 
     def run(*arguments: object) -> Any:

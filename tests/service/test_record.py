@@ -39,16 +39,16 @@ def contents(file: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 @pytest.fixture(scope="module", params=["host", "native"])
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(request, tmp_path_factory):
     return shapes_bundle(tmp_path_factory.mktemp("bundle") / "b", nms=NmsOptions(mode=request.param))
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+def images(tmp_path_factory):
     return find_images(shapes.generate(tmp_path_factory.mktemp("shapes"), "val", 5).images)
 
 
-def test_a_fingerprint_is_the_mean_of_cells() -> None:
+def test_a_fingerprint_is_the_mean_of_cells():
     images = np.random.default_rng(0).normal(size=(2, 3, 37, 10)).astype(np.float32)
     found = fingerprints(images)
     assert found.shape == (2, 3, 16, 10)
@@ -57,7 +57,7 @@ def test_a_fingerprint_is_the_mean_of_cells() -> None:
         np.testing.assert_allclose(found[:, :, row, 4], block.mean(axis=2, dtype=np.float64), rtol=1e-6)
 
 
-def test_a_recording_holds_what_the_bundle_gives(bundle: Path, images: tuple[Path, ...], tmp_path: Path) -> None:
+def test_a_recording_holds_what_the_bundle_gives(bundle, images, tmp_path):
     record(bundle, images, tmp_path / "r")
     about, found = contents(tmp_path / "r")
     detector = Detector.open(bundle)
@@ -72,9 +72,7 @@ def test_a_recording_holds_what_the_bundle_gives(bundle: Path, images: tuple[Pat
             np.testing.assert_array_equal(found[name][index], value[0])
 
 
-def test_two_images_that_are_one_for_the_network_are_refused(
-    bundle: Path, images: tuple[Path, ...], tmp_path: Path
-) -> None:
+def test_two_images_that_are_one_for_the_network_are_refused(bundle, images, tmp_path):
     (tmp_path / "r").write_text("kept")
     twin = Path(shutil.copy(images[0], tmp_path / "twin.png"))
     with pytest.raises(DataError, match=r"twin.png' and .* are the same for the network; record one of them"):
@@ -83,7 +81,7 @@ def test_two_images_that_are_one_for_the_network_are_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r", "twin.png"]
 
 
-def test_what_cannot_be_recorded_or_written(bundle: Path, images: tuple[Path, ...], tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_or_written(bundle, images, tmp_path):
     with pytest.raises(DataError, match="no image to record"):
         record(bundle, [], tmp_path / "r")
     (tmp_path / "bad.jpg").write_bytes(b"no image")
@@ -95,7 +93,7 @@ def test_what_cannot_be_recorded_or_written(bundle: Path, images: tuple[Path, ..
     assert not (tmp_path / "r").exists()
 
 
-def test_the_command(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(bundle, tmp_path, capsys):
     folder = tmp_path / "images"
     folder.mkdir()
     for grey in range(0, 200, 20):

@@ -27,7 +27,7 @@ Program = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def probe(program: Program) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+def probe(program):
     path = program("tests/trtdet-probe")
 
     def call(*arguments: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -60,12 +60,12 @@ def picture(mode: str, size: tuple[int, int] = (67, 45)) -> Image.Image:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
-def test_png_files_are_decoded_as_by_python(probe: Probe, tmp_path: Path, mode: str) -> None:
+def test_png_files_are_decoded_as_by_python(probe, tmp_path, mode):
     picture(mode).save(tmp_path / "a.png")
     np.testing.assert_array_equal(decoded(probe, tmp_path / "a.png"), read_image(tmp_path / "a.png"))
 
 
-def test_palettes_with_few_colours_and_transparency(probe: Probe, tmp_path: Path) -> None:
+def test_palettes_with_few_colours_and_transparency(probe, tmp_path):
     for colours in (2, 4, 16, 256):
         small = picture("RGB").quantize(colours)
         small.save(tmp_path / "a.png", transparency=1, bits={2: 1, 4: 2, 16: 4, 256: 8}[colours])
@@ -73,14 +73,14 @@ def test_palettes_with_few_colours_and_transparency(probe: Probe, tmp_path: Path
 
 
 @pytest.mark.parametrize("shape", [(45, 67), (45, 67, 3), (45, 67, 4)])
-def test_png_files_of_16_bits(probe: Probe, tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_png_files_of_16_bits(probe, tmp_path, shape):
     wide = np.random.default_rng(1).integers(0, 65536, shape, np.uint16)
     assert cv2.imwrite(str(tmp_path / "a.png"), wide)
     np.testing.assert_array_equal(decoded(probe, tmp_path / "a.png"), read_image(tmp_path / "a.png"))
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_grey_png_files_of_few_bits(probe: Probe, tmp_path: Path, bits: int) -> None:
+def test_grey_png_files_of_few_bits(probe, tmp_path, bits):
     rows = b"".join(b"\0" + bytes(range(17, 17 + bits)) for _ in range(2))
     file = tmp_path / "a.png"
     file.write_bytes(png((8, 2), bits, 0, rows))
@@ -90,27 +90,25 @@ def test_grey_png_files_of_few_bits(probe: Probe, tmp_path: Path, bits: int) -> 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_jpeg_files_are_decoded_as_by_python(
-    probe: Probe, tmp_path: Path, mode: str, progressive: bool, subsampling: int
-) -> None:
+def test_jpeg_files_are_decoded_as_by_python(probe, tmp_path, mode, progressive, subsampling):
     picture(mode).save(tmp_path / "a.jpg", quality=80, progressive=progressive, subsampling=subsampling)
     np.testing.assert_array_equal(decoded(probe, tmp_path / "a.jpg"), read_image(tmp_path / "a.jpg"))
 
 
-def test_real_images_are_decoded_as_by_python(probe: Probe, shared_data: Path) -> None:
+def test_real_images_are_decoded_as_by_python(probe, shared_data):
     for path in sorted((shared_data / "coco" / "val2017").glob("*.jpg"))[:40]:
         np.testing.assert_array_equal(decoded(probe, path), read_image(path))
 
 
 @pytest.mark.parametrize("lossless", [True, False])
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_webp_files_are_decoded_as_by_python(probe: Probe, tmp_path: Path, mode: str, lossless: bool) -> None:
+def test_webp_files_are_decoded_as_by_python(probe, tmp_path, mode, lossless):
     file = tmp_path / "a.webp"
     picture(mode).save(file, "WEBP", lossless=lossless, quality=80, exact=True)
     np.testing.assert_array_equal(decoded(probe, file), read_image(file))
 
 
-def test_an_animation_is_refused(probe: Probe, tmp_path: Path) -> None:
+def test_an_animation_is_refused(probe, tmp_path):
     file = tmp_path / "a.webp"
     picture("RGB").save(file, "WEBP", save_all=True, append_images=[Image.new("RGB", picture("RGB").size)], duration=10)
     done = probe("decode", file)
@@ -119,7 +117,7 @@ def test_an_animation_is_refused(probe: Probe, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
-def test_images_are_turned_as_by_pillow(probe: Probe, tmp_path: Path, kind: str) -> None:
+def test_images_are_turned_as_by_pillow(probe, tmp_path, kind):
     file = tmp_path / f"a.{kind}"
     for orientation in range(10):
         exif = Image.Exif()
@@ -138,7 +136,7 @@ def write(data: bytes, file: Path) -> Path:
     return file
 
 
-def test_damaged_exif_data_are_as_good_as_none(probe: Probe, tmp_path: Path) -> None:
+def test_damaged_exif_data_are_as_good_as_none(probe, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     stream = io.BytesIO()
@@ -165,7 +163,7 @@ def test_damaged_exif_data_are_as_good_as_none(probe: Probe, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
-def test_a_truncated_file_is_refused_wherever_it_ends(probe: Probe, tmp_path: Path, kind: str) -> None:
+def test_a_truncated_file_is_refused_wherever_it_ends(probe, tmp_path, kind):
     stream = io.BytesIO()
     picture("RGB").save(stream, {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[kind], quality=90)
     whole, file = stream.getvalue(), tmp_path / f"a.{kind}"
@@ -179,7 +177,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(probe: Probe, tmp_path: Pa
         assert b"cannot be decoded" in done.stderr
 
 
-def test_a_jpeg_file_that_scans_without_end_is_refused(probe: Probe, tmp_path: Path) -> None:
+def test_a_jpeg_file_that_scans_without_end_is_refused(probe, tmp_path):
     stream = io.BytesIO()
     picture("L").save(stream, "JPEG", progressive=True)
     whole = stream.getvalue()
@@ -192,7 +190,7 @@ def test_a_jpeg_file_that_scans_without_end_is_refused(probe: Probe, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_no_memory_is_no_fault_of_the_image(program: Program, tmp_path: Path, kind: str) -> None:
+def test_no_memory_is_no_fault_of_the_image(program, tmp_path, kind):
     """Within less and less address space a good file is decoded, or there is no memory: it is never called damaged."""
     path = program("tests/trtdet-probe")
     if b"__asan_init" in path.read_bytes() or b"__tsan_init" in path.read_bytes():
@@ -219,7 +217,7 @@ Manifests = Callable[[InputConfig], Path]
 
 
 @pytest.fixture(scope="module")
-def write_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifests:
+def write_manifest(tmp_path_factory):
     """Writes the manifest of a bundle of the shipped detector, with another pre-processing."""
     folder = tmp_path_factory.mktemp("manifests")
     bundle = shapes_bundle(folder / "bundle", nms=NmsOptions(mode="host"))
@@ -258,9 +256,7 @@ INTERPOLATIONS = ("nearest", "linear", "cubic", "area")
 
 
 @pytest.mark.parametrize(("resize", "interpolation"), list(itertools.product(RESIZES, INTERPOLATIONS)))
-def test_images_are_placed_as_by_python(
-    probe: Probe, write_manifest: Manifests, tmp_path: Path, resize: str, interpolation: str
-) -> None:
+def test_images_are_placed_as_by_python(probe, write_manifest, tmp_path, resize, interpolation):
     config = InputConfig.model_validate(
         {
             "size": [96, 160],
@@ -279,9 +275,7 @@ def test_images_are_placed_as_by_python(
 
 
 @pytest.mark.parametrize("name", ["yolox", "yolov5", "yolov8", "dfl"])
-def test_real_images_are_placed_as_by_python(
-    probe: Probe, write_manifest: Manifests, shared_data: Path, name: str
-) -> None:
+def test_real_images_are_placed_as_by_python(probe, write_manifest, shared_data, name):
     config = load_config(name).input
     manifest = write_manifest(config)
     for path in sorted((shared_data / "coco" / "val2017").glob("*.jpg"))[:40]:
@@ -317,7 +311,7 @@ def cases() -> list[tuple[NDArray[np.float32], NDArray[np.float32], NmsConfig, b
     return found
 
 
-def test_suppression_is_that_of_python(probe: Probe) -> None:
+def test_suppression_is_that_of_python(probe):
     data, expected = b"", []
     for boxes, scores, config, logits in cases():
         facts = (
@@ -342,7 +336,7 @@ def test_suppression_is_that_of_python(probe: Probe) -> None:
     assert total > 1000
 
 
-def test_manifests_that_python_writes_are_read(probe: Probe, tmp_path: Path) -> None:
+def test_manifests_that_python_writes_are_read(probe, tmp_path):
     for nms in ("host", "native"):
         bundle = shapes_bundle(tmp_path / nms, nms=NmsOptions(mode=nms))
         done = probe("manifest", bundle / "manifest.json")

@@ -9,7 +9,6 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,8 +19,6 @@ from PIL import Image
 from serving import (
     PATIENCE,
     Answer,
-    Case,
-    Serve,
     Server,
     call,
     check,
@@ -42,12 +39,12 @@ UNKNOWN = cv2.imencode(".png", np.full((1, 1, 3), (30, 200, 10), np.uint8))[1].t
 
 
 @pytest.fixture
-def server(serve: Serve) -> Iterator[Server]:
+def server(serve):
     with serve("--log-level", "debug") as running:
         yield running
 
 
-def test_an_image_is_answered_as_by_python(server: Server, case: Case) -> None:
+def test_an_image_is_answered_as_by_python(server, case):
     for picture in case.pictures[:10]:
         answer = server.detect(picture.data)
         assert answer.status == 200
@@ -60,12 +57,12 @@ def test_an_image_is_answered_as_by_python(server: Server, case: Case) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", "IMAGE/jpeg; q=1", ""])
-def test_the_content_says_what_an_image_is(server: Server, case: Case, kind: str) -> None:
+def test_the_content_says_what_an_image_is(server, case, kind):
     answer = server.detect(case.pictures[0].data, kind=kind)
     check(answer.json["images"][0], case.pictures[0], case.hashes[0])
 
 
-def test_several_images_of_a_form_are_answered_in_order(server: Server, case: Case) -> None:
+def test_several_images_of_a_form_are_answered_in_order(server, case):
     pictures = case.pictures[:7]
     body, kind = form([(f"{index} ü.jpg", picture.data) for index, picture in enumerate(pictures)])
     answer = server.detect(body, kind=kind)
@@ -75,7 +72,7 @@ def test_several_images_of_a_form_are_answered_in_order(server: Server, case: Ca
         check(image, picture, case.hashes[0])
 
 
-def test_a_query_narrows_the_answer(server: Server, case: Case) -> None:
+def test_a_query_narrows_the_answer(server, case):
     picture = max(case.pictures, key=lambda one: len(one.found[case.hashes[0]].scores))
     scores = picture.found[case.hashes[0]].scores
     answer = server.detect(picture.data, "?score_threshold=0.45&max_detections=2")
@@ -87,7 +84,7 @@ def test_a_query_narrows_the_answer(server: Server, case: Case) -> None:
     assert "allowed is 0.1 " in server.detect(picture.data, "?score_threshold=0.01").json["error"]["message"]
 
 
-def test_wrong_paths_and_methods(server: Server) -> None:
+def test_wrong_paths_and_methods(server):
     for method, target, status, kind in (
         ("GET", "/v3/detect", 404, "not-found"),
         ("POST", "/", 405, "method-not-allowed"),
@@ -105,7 +102,7 @@ def test_wrong_paths_and_methods(server: Server) -> None:
     assert total(server.metrics(), "trtdet_requests_total", 'path="other"', 'code="404"') >= 1
 
 
-def test_what_is_no_image_is_refused(server: Server, case: Case) -> None:
+def test_what_is_no_image_is_refused(server, case):
     jpeg = case.pictures[0].data
     for data in (b"x", b"\xff\xd8\xff", jpeg[: len(jpeg) // 2], jpeg[:200], png((10, 10), 8, 2, b""), b"GIF89a" + jpeg):
         answer = server.detect(data)
@@ -124,7 +121,7 @@ def test_what_is_no_image_is_refused(server: Server, case: Case) -> None:
     assert server.detect(jpeg).status == 200
 
 
-def test_images_are_turned_where_that_is_wanted(serve: Serve, case: Case) -> None:
+def test_images_are_turned_where_that_is_wanted(serve, case):
     """What was stored lying and says so is answered as if it had been stored upright."""
     picture = case.pictures[0]
     lying = turned(picture.file)
@@ -136,7 +133,7 @@ def test_images_are_turned_where_that_is_wanted(serve: Serve, case: Case) -> Non
         assert server.detect(lying, kind="image/png").error == "engine-failed"
 
 
-def test_webp_is_taken(server: Server, case: Case) -> None:
+def test_webp_is_taken(server, case):
     picture = case.pictures[0]
     stream = io.BytesIO()
     with Image.open(io.BytesIO(picture.data)) as image:
@@ -145,7 +142,7 @@ def test_webp_is_taken(server: Server, case: Case) -> None:
         check(server.detect(stream.getvalue(), kind=kind).json["images"][0], picture, case.hashes[0])
 
 
-def test_one_pixel_is_an_image(serve: Serve, case: Case) -> None:
+def test_one_pixel_is_an_image(serve, case):
     """It is decoded, placed and run: the recording does not know it, which is the engine's error and nobody else's."""
     with serve("--unhealthy-after", 2) as server:
         assert server.call("GET", "/healthz").status == 200
@@ -159,7 +156,7 @@ def test_one_pixel_is_an_image(serve: Serve, case: Case) -> None:
         assert server.log.read_text().count(" error the engine failed reason=") == 2
 
 
-def test_a_decompression_bomb_is_refused_by_its_header(server: Server) -> None:
+def test_a_decompression_bomb_is_refused_by_its_header(server):
     before = server.peak_memory()
     answer = server.detect(png((40000, 40000), 8, 2, b""), kind="image/png")
     assert (answer.status, answer.error) == (413, "image-too-large")
@@ -168,7 +165,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_body_of_100_mb_is_refused_early(server: Server) -> None:
+def test_a_body_of_100_mb_is_refused_early(server):
     before = server.peak_memory()
     size = 100 << 20
     # Before a byte of the body was sent.
@@ -190,7 +187,7 @@ def test_a_body_of_100_mb_is_refused_early(server: Server) -> None:
         assert server.peak_memory() - before < 3 * (32 << 20)
 
 
-def test_chunked_bodies_are_taken(server: Server, case: Case) -> None:
+def test_chunked_bodies_are_taken(server, case):
     jpeg = case.pictures[0].data
     chunks = b"".join(b"%X;a=b\r\n" % len(part) + part + b"\r\n" for part in (jpeg[:1], jpeg[1:1000], jpeg[1000:]))
     head = post(b"", **{"Transfer-Encoding": "chunked"}).replace(b"Content-Length: 0\r\n", b"")
@@ -202,7 +199,7 @@ def test_chunked_bodies_are_taken(server: Server, case: Case) -> None:
         assert read_answer(stream).error == "malformed-http"
 
 
-def test_connections_are_kept_and_requests_may_be_pipelined(server: Server, case: Case) -> None:
+def test_connections_are_kept_and_requests_may_be_pipelined(server, case):
     pictures = case.pictures[:5]
     connection = server.connect()
     for picture in pictures:
@@ -226,7 +223,7 @@ def test_connections_are_kept_and_requests_may_be_pipelined(server: Server, case
         assert stream.recv(1) == b""
 
 
-def test_a_client_that_only_ends_its_sending_is_answered(server: Server, case: Case) -> None:
+def test_a_client_that_only_ends_its_sending_is_answered(server, case):
     with server.raw() as stream:
         stream.sendall(post(case.pictures[0].data))
         stream.shutdown(socket.SHUT_WR)
@@ -234,7 +231,7 @@ def test_a_client_that_only_ends_its_sending_is_answered(server: Server, case: C
         assert stream.recv(1) == b""
 
 
-def test_head_is_get_without_its_body(server: Server) -> None:
+def test_head_is_get_without_its_body(server):
     for target in ("/", "/healthz", "/readyz", "/metrics", "/v1/model"):
         with server.raw() as stream:
             for method in ("HEAD", "GET"):
@@ -245,7 +242,7 @@ def test_head_is_get_without_its_body(server: Server) -> None:
                 assert (answer.body == b"") == (method == "HEAD")
 
 
-def test_leave_to_send_is_given_to_those_who_may(server: Server, case: Case) -> None:
+def test_leave_to_send_is_given_to_those_who_may(server, case):
     jpeg = case.pictures[0].data
     head = post(b"", **{"Content-Length": str(len(jpeg)), "Expect": "100-continue"})
     with server.raw() as stream:
@@ -263,7 +260,7 @@ def test_leave_to_send_is_given_to_those_who_may(server: Server, case: Case) -> 
         assert server.send(wrong).status == status
 
 
-def test_malformed_http_is_refused(server: Server) -> None:
+def test_malformed_http_is_refused(server):
     host = "\r\nHost: x\r\n"
     for request, status in (
         ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
@@ -291,7 +288,7 @@ def test_malformed_http_is_refused(server: Server) -> None:
     assert server.call("GET", "/healthz").status == 200
 
 
-def test_slow_clients_time_out_and_hurt_nobody(serve: Serve, case: Case) -> None:
+def test_slow_clients_time_out_and_hurt_nobody(serve, case):
     jpeg = case.pictures[0].data
     patience = ("--header-timeout", 2, "--body-timeout", 2, "--idle-timeout", 2, "--write-timeout", 2)
     with serve(*patience) as server:
@@ -327,7 +324,7 @@ def test_slow_clients_time_out_and_hurt_nobody(serve: Serve, case: Case) -> None
         assert total(server.metrics(), "trtdet_requests_total", 'code="408"') == 2
 
 
-def test_clients_that_leave_are_noticed(serve: Serve, case: Case) -> None:
+def test_clients_that_leave_are_noticed(serve, case):
     jpeg = case.pictures[0].data
     with serve("--recording-time", 300) as server:
         with server.raw() as stream:
@@ -347,7 +344,7 @@ def test_clients_that_leave_are_noticed(serve: Serve, case: Case) -> None:
         check(server.detect(jpeg).json["images"][0], case.pictures[0], case.hashes[0])
 
 
-def test_a_request_that_takes_too_long_gets_504(serve: Serve, case: Case) -> None:
+def test_a_request_that_takes_too_long_gets_504(serve, case):
     with serve("--recording-time", 3000, "--request-timeout", 0.5) as server:
         connection = server.connect()
         begin = time.monotonic()
@@ -360,7 +357,7 @@ def test_a_request_that_takes_too_long_gets_504(serve: Serve, case: Case) -> Non
         connection.close()
 
 
-def test_too_many_connections_are_told_so(serve: Serve) -> None:
+def test_too_many_connections_are_told_so(serve):
     with serve("--max-connections", 2) as server:
         taken = [server.raw() for _ in range(2)]
         for stream in taken:
@@ -383,7 +380,7 @@ def refused(server: Server) -> Answer | None:
     return answer if answer.status != 200 else None
 
 
-def test_bodies_have_a_limit_together(serve: Serve, case: Case) -> None:
+def test_bodies_have_a_limit_together(serve, case):
     with serve("--max-bodies-mb", 1) as server:
         large = bytes(900_000)
         with server.raw() as stream:
@@ -394,7 +391,7 @@ def test_bodies_have_a_limit_together(serve: Serve, case: Case) -> None:
         until(lambda: server.detect(large).error == "bad-image")
 
 
-def test_the_model_and_the_endpoints_are_told(server: Server, case: Case) -> None:
+def test_the_model_and_the_endpoints_are_told(server, case):
     model = server.call("GET", "/v1/model").json
     assert model["content_hash"] == case.hashes[0]
     assert "recording" in model["runs_on"]
@@ -406,7 +403,7 @@ def test_the_model_and_the_endpoints_are_told(server: Server, case: Case) -> Non
     assert server.call("GET", "/readyz").json == {"status": "ready", "runs_on": {model["served_as"]: model["runs_on"]}}
 
 
-def test_several_models_are_served_by_their_names(serve: Serve, case: Case) -> None:
+def test_several_models_are_served_by_their_names(serve, case):
     first, second = case.bundles
     with serve(f"my model={second}") as server:
         picture = case.pictures[0]
@@ -432,7 +429,7 @@ def test_several_models_are_served_by_their_names(serve: Serve, case: Case) -> N
         assert total(metrics, "trtdet_requests_total", 'path="/v1/models/{model}/detect"', 'code="200"') == 2
 
 
-def test_a_failing_model_is_named(serve: Serve, case: Case) -> None:
+def test_a_failing_model_is_named(serve, case):
     """Although the other one works."""
     with serve(f"other={case.bundles[1]}", "--unhealthy-after", 1) as server:
         headers = {"Content-Type": "image/png"}
@@ -443,7 +440,7 @@ def test_a_failing_model_is_named(serve: Serve, case: Case) -> None:
         assert 'of the model "other"' in health.json["error"]["message"]
 
 
-def test_metrics_add_up(server: Server, case: Case) -> None:
+def test_metrics_add_up(server, case):
     images = 0
     for count in (1, 2, 3):
         body, kind = form([(picture.file.name, picture.data) for picture in case.pictures[:count]])
@@ -470,7 +467,7 @@ def test_metrics_add_up(server: Server, case: Case) -> None:
     assert families["trtdet_detect_seconds"].type == "histogram"
 
 
-def test_waiting_for_others_makes_batches(serve: Serve, case: Case) -> None:
+def test_waiting_for_others_makes_batches(serve, case):
     with serve("--max-delay-us", 2_000_000, "--lanes", 1, "--max-batch", 4, "--workers", 2) as server:
         body, kind = form([(picture.file.name, picture.data) for picture in case.pictures[:8]])
         answer = server.detect(body, kind=kind)
@@ -481,7 +478,7 @@ def test_waiting_for_others_makes_batches(serve: Serve, case: Case) -> None:
         assert server.metrics()['trtdet_batch_images_bucket{le="4"}'] == 2
 
 
-def test_requests_can_be_followed_through_the_log_in_json(serve: Serve, case: Case) -> None:
+def test_requests_can_be_followed_through_the_log_in_json(serve, case):
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     with serve("--log-json", "--log-level", "debug") as server:
         own = {"Content-Type": "image/png", "X-Request-Id": "a/b:1", "traceparent": trace}
@@ -510,7 +507,7 @@ def test_requests_can_be_followed_through_the_log_in_json(serve: Serve, case: Ca
     assert access[1]["traceparent"] == ""
 
 
-def test_thresholds_can_be_set_for_all_requests(serve: Serve, case: Case) -> None:
+def test_thresholds_can_be_set_for_all_requests(serve, case):
     picture = max(case.pictures, key=lambda one: len(one.found[case.hashes[0]].scores))
     scores = picture.found[case.hashes[0]].scores
     few = int((scores > 0.45).sum())
@@ -527,9 +524,7 @@ def test_thresholds_can_be_set_for_all_requests(serve: Serve, case: Case) -> Non
         assert count(server, "?max_detections=2") == 2
 
 
-def test_options_can_come_from_the_environment(
-    server: Server, case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_options_can_come_from_the_environment(server, case, monkeypatch, tmp_path):
     for name, value in {
         "BUNDLE": case.bundles[1],
         "RECORDING": case.recordings,
@@ -553,7 +548,7 @@ def test_options_can_come_from_the_environment(
     } | {"BUNDLE"}
 
 
-def test_lanes_and_the_process_are_measured(serve: Serve, case: Case) -> None:
+def test_lanes_and_the_process_are_measured(serve, case):
     with serve(f"other={case.bundles[1]}", "--lanes", 3, "--recording-time", 1500) as server:
         label = 'served_as="other"'
         with server.raw() as stream:
@@ -580,7 +575,7 @@ def test_lanes_and_the_process_are_measured(serve: Serve, case: Case) -> None:
             stream.close()
 
 
-def test_a_start_that_fails_says_why(server: Server, case: Case, tmp_path: Path) -> None:
+def test_a_start_that_fails_says_why(server, case, tmp_path):
     path, bundle = server.program, case.bundles[0]
     recording = ("--recording", case.recordings)
     taken = failed_start(path, bundle, *recording, "--port", server.port)
@@ -599,7 +594,7 @@ def test_a_start_that_fails_says_why(server: Server, case: Case, tmp_path: Path)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 
 
-def test_the_page_has_every_option_metric_and_endpoint(server: Server) -> None:
+def test_the_page_has_every_option_metric_and_endpoint(server):
     page = PAGE.read_text(encoding="utf-8")
     shown = finished(server.program, "--help").stdout
     table = page.split("\n## Options\n")[1].split("\n## ")[0]
@@ -612,7 +607,7 @@ def test_the_page_has_every_option_metric_and_endpoint(server: Server) -> None:
         assert f"| `{endpoint['path']}` | {endpoint['methods']} |" in page
 
 
-def test_the_page_has_every_type_of_error() -> None:
+def test_the_page_has_every_type_of_error():
     sources = "".join(file.read_text() for file in (PAGE.parents[1] / "service" / "serve").glob("*.cpp"))
     types = set(re.findall(r"(?:error|busy)_response\(\s*(?:\d+,\s*)?\"([a-z-]+)\"", sources))
     assert {"bad-image", "overloaded", "request-timeout"} <= types
@@ -620,7 +615,7 @@ def test_the_page_has_every_type_of_error() -> None:
     assert [kind for kind in sorted(types) if f"`{kind}`" not in page] == []
 
 
-def test_the_requests_on_the_page_work(server: Server, case: Case, tmp_path: Path) -> None:
+def test_the_requests_on_the_page_work(server, case, tmp_path):
     if shutil.which("curl") is None:
         pytest.skip("needs curl: apt-get install curl")
     for name, picture in zip(("image.jpg", "other.jpg"), case.pictures, strict=False):

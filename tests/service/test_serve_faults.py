@@ -16,8 +16,6 @@ import pytest
 from serving import (
     ONNXRUNTIME,
     PATIENCE,
-    Case,
-    Serve,
     call,
     check,
     failed_start,
@@ -31,7 +29,7 @@ from serving import (
 PROBE = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def test_a_log_that_nobody_reads_holds_up_nothing(serve: Serve, case: Case) -> None:
+def test_a_log_that_nobody_reads_holds_up_nothing(serve, case):
     reading, writing = os.pipe()
     server = serve("--log-level", "debug")
     server.stderr = writing
@@ -54,7 +52,7 @@ def test_a_log_that_nobody_reads_holds_up_nothing(serve: Serve, case: Case) -> N
         assert len(lines) + int(dropped[1]) + len(later) - 1 >= 1502
 
 
-def test_requests_before_the_end_of_sending_are_all_answered(serve: Serve, case: Case) -> None:
+def test_requests_before_the_end_of_sending_are_all_answered(serve, case):
     with serve("--recording-time", 200) as server, server.raw() as stream:
         requests = [post(picture.data) for picture in case.pictures[:2]]
         # Those behind the first are here, and the end as well, when the first is answered; the last is cut.
@@ -66,7 +64,7 @@ def test_requests_before_the_end_of_sending_are_all_answered(serve: Serve, case:
         assert stream.recv(1) == b""
 
 
-def test_an_idle_connection_makes_room_for_another(serve: Serve, case: Case) -> None:
+def test_an_idle_connection_makes_room_for_another(serve, case):
     with serve("--max-connections", 8, "--recording-time", 300, "--idle-timeout", 600) as server:
         busy, *idle = (server.raw() for _ in range(8))
         for stream in reversed(idle):
@@ -85,7 +83,7 @@ def test_an_idle_connection_makes_room_for_another(serve: Serve, case: Case) -> 
             stream.close()
 
 
-def test_probes_have_a_port_of_their_own(serve: Serve, case: Case) -> None:
+def test_probes_have_a_port_of_their_own(serve, case):
     with serve("--max-connections", 2, "--admin-port", 0) as server:
         found = until(lambda: re.search(r" listens for probes url=http://127.0.0.1:(\d+)\n", server.log.read_text()))
         taken = [server.raw() for _ in range(2)]
@@ -105,7 +103,7 @@ def test_probes_have_a_port_of_their_own(serve: Serve, case: Case) -> None:
 
 
 @pytest.mark.parametrize("room", range(1, 14, 3))
-def test_too_few_threads_are_an_error_of_one_line(serve: Serve, room: int) -> None:
+def test_too_few_threads_are_an_error_of_one_line(serve, room):
     """Each thread takes 64 MiB of address space for its stack, and there is room for so many more or less."""
     server = serve("--threads", 4, "--workers", 4, "--port", 0)
     if server.sanitized:
@@ -133,7 +131,7 @@ def scans(program: Callable[[str], Path], width: int, height: int, count: int) -
     return subprocess.run(arguments, check=True, capture_output=True).stdout
 
 
-def test_a_small_file_of_many_scans_is_refused(serve: Serve, program: Callable[[str], Path], case: Case) -> None:
+def test_a_small_file_of_many_scans_is_refused(serve, program, case):
     data = scans(program, 7064, 7064, 98)
     assert len(data) < 110_000
     with serve() as server:
@@ -143,7 +141,7 @@ def test_a_small_file_of_many_scans_is_refused(serve: Serve, program: Callable[[
         check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[0])
 
 
-def test_decoding_ends_with_the_time_for_the_answer(serve: Serve, program: Callable[[str], Path], case: Case) -> None:
+def test_decoding_ends_with_the_time_for_the_answer(serve, program, case):
     """Files that each take longer than a request may, and would keep the only worker from all others for long."""
     data = scans(program, 7064, 7064, 20)
     with serve("--request-timeout", 0.2, "--workers", 1) as server:
@@ -153,7 +151,7 @@ def test_decoding_ends_with_the_time_for_the_answer(serve: Serve, program: Calla
         assert server.call("GET", "/healthz").status == 200
 
 
-def test_images_wait_for_the_memory_to_be_decoded_in(serve: Serve, program: Callable[[str], Path]) -> None:
+def test_images_wait_for_the_memory_to_be_decoded_in(serve, program):
     """Each takes 100 MB, and there is room for one at a time."""
     data = scans(program, 4500, 4500, 3)
     with serve("--max-decoded-mb", 120, "--workers", 4, "--request-timeout", PATIENCE) as server:
@@ -164,7 +162,7 @@ def test_images_wait_for_the_memory_to_be_decoded_in(serve: Serve, program: Call
             assert server.peak_memory() - before < 180_000_000
 
 
-def test_an_engine_that_hangs_is_unhealthy(serve: Serve, case: Case) -> None:
+def test_an_engine_that_hangs_is_unhealthy(serve, case):
     timeouts = ("--request-timeout", 0.2, "--engine-timeout", 0.5, "--stop-timeout", 0.2)
     server = serve("--recording-time", 60_000, *timeouts)
     with server:
@@ -179,7 +177,7 @@ def test_an_engine_that_hangs_is_unhealthy(serve: Serve, case: Case) -> None:
         server.process.returncode = 0  # as expected
 
 
-def test_an_engine_that_is_always_too_late_is_unhealthy(serve: Serve, case: Case) -> None:
+def test_an_engine_that_is_always_too_late_is_unhealthy(serve, case):
     options = ("--recording-time", 300, "--request-timeout", 0.1, "--unhealthy-after", 3, "--lanes", 1)
     with serve(*options) as server:
         for _ in range(3):
@@ -187,7 +185,7 @@ def test_an_engine_that_is_always_too_late_is_unhealthy(serve: Serve, case: Case
         assert "or was too late with them" in server.unready().json["error"]["message"]
 
 
-def test_too_many_open_files_change_no_bundle(serve: Serve, case: Case) -> None:
+def test_too_many_open_files_change_no_bundle(serve, case):
     server = serve("--reload-interval", 0.02)
     server.wrapper = ("prlimit", "--nofile=64:64")
     with server:
@@ -203,7 +201,7 @@ def test_too_many_open_files_change_no_bundle(serve: Serve, case: Case) -> None:
         assert total(server.metrics(), "trtdet_reloads_total") == 0
 
 
-def test_a_manifest_without_end_is_refused(serve: Serve, case: Case, tmp_path: Path) -> None:
+def test_a_manifest_without_end_is_refused(serve, case, tmp_path):
     bundle = Path(shutil.copytree(case.bundles[0], tmp_path / "bundle"))
     with (bundle / "manifest.json").open("r+") as manifest:
         manifest.truncate(1 << 40)  # takes no room on the disk
@@ -214,14 +212,7 @@ def test_a_manifest_without_end_is_refused(serve: Serve, case: Case, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("networks", ["replayed", "computed"])
 @pytest.mark.parametrize("megabytes", range(300, 901, 100))
-def test_no_memory_is_no_end(
-    serve: Serve,
-    program: Callable[[str], Path],
-    case: Case,
-    networks: str,
-    megabytes: int,
-    request: pytest.FixtureRequest,
-) -> None:
+def test_no_memory_is_no_end(serve, program, case, networks, megabytes, request):
     """However little there is: the service does not start, and says so, or serves on after requests that had none."""
     options: list[object] = ["--workers", 4, "--threads", 4, "--max-decoded-mb", 4096, "--stop-timeout", 1]
     server = serve(*options)

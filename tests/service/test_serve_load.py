@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ import pytest
 from serving import (
     PATIENCE,
     Case,
-    Serve,
     Server,
     call,
     check,
@@ -106,9 +104,7 @@ class Clients:
 
 
 @pytest.mark.slow
-def test_four_clients_with_500_requests_each(
-    serve: Serve, case: Case, record_property: Callable[[str, object], None]
-) -> None:
+def test_four_clients_with_500_requests_each(serve, case, record_property):
     with serve() as server:
         begin = time.perf_counter()
         clients = Clients(server, case, 4, 500)
@@ -129,7 +125,7 @@ def test_four_clients_with_500_requests_each(
         print(f"{name}: {value:.2f}")
 
 
-def test_a_stop_under_load_loses_nothing(serve: Serve, case: Case) -> None:
+def test_a_stop_under_load_loses_nothing(serve, case):
     with serve("--recording-time", 5) as server:
         clients = Clients(server, case, 4)
         until(lambda: clients.answered() >= 40, server.alive)
@@ -145,7 +141,7 @@ def test_a_stop_under_load_loses_nothing(serve: Serve, case: Case) -> None:
         server.raw()
 
 
-def test_requests_that_have_begun_are_finished(serve: Serve, case: Case) -> None:
+def test_requests_that_have_begun_are_finished(serve, case):
     picture = case.pictures[0]
     with serve("--recording-time", 500) as server:
         idle, reading, running = (server.raw() for _ in range(3))
@@ -168,7 +164,7 @@ def test_requests_that_have_begun_are_finished(serve: Serve, case: Case) -> None
             stream.close()
 
 
-def test_a_stop_waits_for_load_balancers(serve: Serve, case: Case) -> None:
+def test_a_stop_waits_for_load_balancers(serve, case):
     with serve("--drain-delay", 2) as server:
         server.signal()
         assert server.unready("/readyz").error == "stopping"
@@ -178,7 +174,7 @@ def test_a_stop_waits_for_load_balancers(serve: Serve, case: Case) -> None:
         assert server.process.wait(PATIENCE) == 0
 
 
-def test_a_stop_that_takes_too_long_cuts(serve: Serve, case: Case) -> None:
+def test_a_stop_that_takes_too_long_cuts(serve, case):
     server = serve("--recording-time", 60_000, "--request-timeout", 100, "--stop-timeout", 0.5)
     with server:
         stream = server.raw()
@@ -193,7 +189,7 @@ def test_a_stop_that_takes_too_long_cuts(serve: Serve, case: Case) -> None:
         server.process.returncode = 0  # as expected
 
 
-def test_a_second_signal_ends_at_once(serve: Serve) -> None:
+def test_a_second_signal_ends_at_once(serve):
     with serve("--drain-delay", 600) as server:
         server.signal(signal.SIGINT)
         until(lambda: server.call("GET", "/readyz").status == 503)
@@ -217,12 +213,12 @@ def replace(bundle: Path, other: Path) -> None:
 
 
 @pytest.fixture
-def place(case: Case, tmp_path: Path) -> Path:
+def place(case, tmp_path):
     """A bundle that a test may replace or spoil."""
     return Path(shutil.copytree(case.bundles[0], tmp_path / "bundle"))
 
 
-def test_a_bundle_is_replaced_under_load(serve: Serve, case: Case, place: Path) -> None:
+def test_a_bundle_is_replaced_under_load(serve, case, place):
     with serve("--reload-interval", 0.05, bundle=place) as server:
         clients = Clients(server, case, 4)
         for loaded, other in enumerate((1, 0, 1, 0), start=1):
@@ -247,7 +243,7 @@ def test_a_bundle_is_replaced_under_load(serve: Serve, case: Case, place: Path) 
         assert total(metrics, "trtdet_errors_total") == 0
 
 
-def test_a_request_in_work_keeps_its_bundle(serve: Serve, case: Case, place: Path) -> None:
+def test_a_request_in_work_keeps_its_bundle(serve, case, place):
     with serve("--recording-time", 1500, "--reload-interval", 0.05, bundle=place) as server:
         stream = server.raw()
         stream.sendall(post(case.pictures[0].data))
@@ -273,7 +269,7 @@ def flip(file: Path, at: int = -1) -> None:
     change(file, bytes(data))
 
 
-def test_a_bundle_altered_by_one_byte_is_refused(serve: Serve, case: Case, place: Path) -> None:
+def test_a_bundle_altered_by_one_byte_is_refused(serve, case, place):
     names = sorted(Bundle(place).manifest.files)
     with serve("--reload-interval", 0.05, bundle=place) as server:
         for refused, name in enumerate(names, start=1):
@@ -296,7 +292,7 @@ def test_a_bundle_altered_by_one_byte_is_refused(serve: Serve, case: Case, place
         assert "was altered" in server.log.read_text()
 
 
-def test_half_a_bundle_is_refused_until_it_is_whole(serve: Serve, case: Case, place: Path) -> None:
+def test_half_a_bundle_is_refused_until_it_is_whole(serve, case, place):
     with serve("--reload-interval", 0.05, bundle=place) as server:
         # As a copy in place does it, with the manifest first.
         for file in (MANIFEST, *(file.name for file in case.bundles[1].iterdir() if file.name != MANIFEST)):
@@ -314,7 +310,7 @@ def test_half_a_bundle_is_refused_until_it_is_whole(serve: Serve, case: Case, pl
         assert reloads(server, "refused") == refused
 
 
-def test_a_single_recording_follows_its_bundle(serve: Serve, case: Case, place: Path, tmp_path: Path) -> None:
+def test_a_single_recording_follows_its_bundle(serve, case, place, tmp_path):
     recording = Path(shutil.copy(case.recordings / f"{case.hashes[0]}.recording", tmp_path / "the.recording"))
     with serve("--reload-interval", 0.05, bundle=place, recording=recording) as server:
         replace(place, case.bundles[1])
@@ -326,7 +322,7 @@ def test_a_single_recording_follows_its_bundle(serve: Serve, case: Case, place: 
         check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[1])
 
 
-def test_a_signal_reloads_where_nothing_looks(serve: Serve, case: Case, place: Path) -> None:
+def test_a_signal_reloads_where_nothing_looks(serve, case, place):
     with serve("--reload-interval", 0, bundle=place) as server:
         replace(place, case.bundles[1])
         time.sleep(0.2)
@@ -340,7 +336,7 @@ def test_a_signal_reloads_where_nothing_looks(serve: Serve, case: Case, place: P
     [("--queue", 2, "--lanes", 1, "--max-batch", 1), ("--max-requests", 3)],
     ids=["queue", "requests"],
 )
-def test_too_much_is_refused_at_once(serve: Serve, case: Case, options: Sequence[object]) -> None:
+def test_too_much_is_refused_at_once(serve, case, options):
     picture = case.pictures[0]
     with serve("--recording-time", 300, "--max-delay-us", 0, *options) as server:
         begin = time.monotonic()
@@ -365,7 +361,7 @@ def test_too_much_is_refused_at_once(serve: Serve, case: Case, options: Sequence
         assert total(metrics, "trtdet_errors_total", 'type="overloaded"') >= statuses[503]
 
 
-def test_slow_and_leaving_clients_among_others(serve: Serve, case: Case) -> None:
+def test_slow_and_leaving_clients_among_others(serve, case):
     with serve("--body-timeout", 1, "--header-timeout", 1) as server:
         clients = Clients(server, case, 3)
         end = time.monotonic() + 3
@@ -388,9 +384,7 @@ def test_slow_and_leaving_clients_among_others(serve: Serve, case: Case) -> None
 @pytest.mark.parametrize(
     ("requests", "settle", "growth", "good"), [(3000, 1000, 5, True), (3000, 0, -1, False)], ids=["flat", "refused"]
 )
-def test_memory_is_flat_while_bundles_are_replaced(
-    program: Callable[[str], Path], case: Case, tmp_path: Path, requests: int, settle: int, growth: int, good: bool
-) -> None:
+def test_memory_is_flat_while_bundles_are_replaced(program, case, tmp_path, requests, settle, growth, good):
     """The soak of ``benchmarks/soak.py``, a short one; with less growth allowed than there can be it is refused."""
     service = program("serve/trtdet-serve")
     if Server(service, (), tmp_path).sanitized:

@@ -65,14 +65,12 @@ def check_cases(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("version", "sanitizers"), [*((one, MEMORY) for one in VERSIONS), (VERSIONS[-1], THREADS)])
-def test_it_compiles_without_a_warning_links_nothing_of_nvidia_and_does_what_it_says(
-    tmp_path: Path, version: str, sanitizers: str
-) -> None:
+def test_it_compiles_without_a_warning_links_nothing_of_nvidia_and_does_what_it_says(tmp_path, version, sanitizers):
     check_library(tmp_path, headers_of(version), sanitizers, "trtdet_tensorrt_test")
     check_cases(tmp_path)
 
 
-def test_the_engine_of_tensorrt_rtx_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_of_tensorrt_rtx_does_what_it_says(tmp_path, monkeypatch):
     """Against headers with its interface, made from TensorRT's. Where its wheel is installed the library itself is
     loaded and asked for its version, which needs no GPU."""
     headers = tmp_path / "include"
@@ -85,5 +83,5 @@ def test_the_engine_of_tensorrt_rtx_does_what_it_says(tmp_path: Path, monkeypatc
     assert ("asked the library itself" in check_cases(folder)) == (libraries is not None)
 
 
-def test_it_compiles_against_the_headers_of_tensorrt_rtx_itself(tmp_path: Path) -> None:
+def test_it_compiles_against_the_headers_of_tensorrt_rtx_itself(tmp_path):
     check_library(tmp_path, headers_of("rtx"), MEMORY, "trtdet")

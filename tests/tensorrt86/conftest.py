@@ -15,7 +15,7 @@ PLUGINS = Path(__file__).resolve().parent.parent.parent / "plugins"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def trt() -> Any:
+def trt():
     """TensorRT 8.6.0. Its ``Runtime`` is never made here: without a GPU it ends the process."""
     try:
         version = importlib.metadata.version("tensorrt")
@@ -27,7 +27,7 @@ def trt() -> Any:
 
 
 @pytest.fixture(scope="session")
-def log(trt: Any) -> Any:
+def log(trt):
     """The one logger that the library keeps for a process; ``messages`` holds what it was told."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
@@ -42,7 +42,7 @@ def log(trt: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory):
     """The plugin library for TensorRT 8.6, with PTX of one architecture."""
     if TENSORRT_HEADERS not in os.environ:
         pytest.skip(f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h")
@@ -62,7 +62,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def parser(trt: Any, tmp_path_factory: pytest.TempPathFactory) -> Parser:
+def parser(trt, tmp_path_factory):
     """The library's own ONNX parser."""
     try:
         return Parser(trt, tmp_path_factory.mktemp("parser"))

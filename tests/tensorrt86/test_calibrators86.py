@@ -72,7 +72,7 @@ class Asked:
         self._call(10, None, ctypes.c_char_p(data), ctypes.c_size_t(len(data)))
 
 
-def test_the_builder_reads_the_ranges_that_are_given(trt: Any) -> None:
+def test_the_builder_reads_the_ranges_that_are_given(trt):
     text = write(SCALES, version_number(trt.__version__))
     given = CacheCalibration(trt, text)
     assert isinstance(given.calibrator, trt.IInt8EntropyCalibrator2)
@@ -86,7 +86,7 @@ def test_the_builder_reads_the_ranges_that_are_given(trt: Any) -> None:
     assert read(given.written or "") == pytest.approx(SCALES)
 
 
-def test_a_builder_that_asks_for_images_gets_none_and_is_found_out(trt: Any) -> None:
+def test_a_builder_that_asks_for_images_gets_none_and_is_found_out(trt):
     given = CacheCalibration(trt, write(SCALES, 8500))
     assert Asked(given.calibrator).batch("images") is None
     with pytest.raises(CalibrationError, match="refused the ranges"):
@@ -94,7 +94,7 @@ def test_a_builder_that_asks_for_images_gets_none_and_is_found_out(trt: Any) -> 
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_builder_gets_every_batch_and_its_cache_is_kept(trt: Any, rule: str) -> None:
+def test_the_builder_gets_every_batch_and_its_cache_is_kept(trt, rule):
     base, algorithm = RULES[rule]
     copies: list[np.ndarray] = []
 
@@ -117,7 +117,7 @@ def test_the_builder_gets_every_batch_and_its_cache_is_kept(trt: Any, rule: str)
     made.check(True, [])
 
 
-def test_the_percentile_calibrator_says_its_quantile_and_keeps_no_histograms(trt: Any) -> None:
+def test_the_percentile_calibrator_says_its_quantile_and_keeps_no_histograms(trt):
     images = Images("images", (1, 3, 4, 4), [np.zeros((1, 3, 4, 4), np.float32)], lambda batch: 1)
     asked = Asked(ImageCalibration(trt, "percentile", images).calibrator)
     assert (asked.quantile(), asked.regression_cutoff()) == (0.9999, 1.0)
@@ -125,7 +125,7 @@ def test_the_percentile_calibrator_says_its_quantile_and_keeps_no_histograms(trt
     assert asked.histograms() is None
 
 
-def test_the_bindings_take_an_error_for_the_end_of_the_images_and_it_is_raised_afterwards(trt: Any) -> None:
+def test_the_bindings_take_an_error_for_the_end_of_the_images_and_it_is_raised_afterwards(trt):
     def upload(batch: np.ndarray) -> int:
         raise MemoryError("out of memory")
 
@@ -136,9 +136,7 @@ def test_the_bindings_take_an_error_for_the_end_of_the_images_and_it_is_raised_a
         made.check(True, [])
 
 
-def test_a_network_with_another_input_ends_the_images_and_is_found_out(
-    trt: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_network_with_another_input_ends_the_images_and_is_found_out(trt, capfd):
     images = Images("images", (1, 3, 4, 4), [np.zeros((1, 3, 4, 4), np.float32)], lambda batch: 1)
     made = ImageCalibration(trt, "minmax", images)
     assert Asked(made.calibrator).batch("images", "scale") is None

@@ -124,12 +124,12 @@ def found(trt: Any, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", names(PRESENT))
-def test_it_has(trt: Any, name: str) -> None:
+def test_it_has(trt, name):
     assert found(trt, name)
 
 
 @pytest.mark.parametrize("name", names(ABSENT))
-def test_it_has_not(trt: Any, name: str) -> None:
+def test_it_has_not(trt, name):
     assert not found(trt, name)
 
 
@@ -148,7 +148,7 @@ def used(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", BACKEND_FILES, ids=lambda path: path.name)
-def test_every_name_that_a_backend_uses_is_there(trt: Any, path: Path) -> None:
+def test_every_name_that_a_backend_uses_is_there(trt, path):
     missing = []
     for name in sorted(used(path)):
         first, rest = name.split(".", 1)
@@ -158,13 +158,13 @@ def test_every_name_that_a_backend_uses_is_there(trt: Any, path: Path) -> None:
     assert missing == []
 
 
-def test_names_are_found_in_the_file_that_asks_the_builder() -> None:
+def test_names_are_found_in_the_file_that_asks_the_builder():
     asked = used(Path(tensorrt.__file__).with_name("build_process.py"))
     assert {"trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS", "config.profiling_verbosity"} <= asked
     assert asked & set(ELSEWHERE)
 
 
-def test_the_flags_that_the_capabilities_name_are_there(trt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flags_that_the_capabilities_name_are_there(trt, monkeypatch):
     made = TensorRT.__new__(TensorRT)
     monkeypatch.setattr(made, "_trt", trt, raising=False)
     caps = made.capabilities
@@ -176,11 +176,11 @@ def test_the_flags_that_the_capabilities_name_are_there(trt: Any, monkeypatch: p
     assert caps.preview_features and all(found(trt, f"PreviewFeature.{name}") for name in caps.preview_features)
 
 
-def test_the_version_in_the_heading_of_a_cache_is_the_librarys(trt: Any) -> None:
+def test_the_version_in_the_heading_of_a_cache_is_the_librarys(trt):
     assert ctypes.CDLL("libnvinfer.so.8").getInferLibVersion() == version_number(trt.__version__) == 8600
 
 
-def test_the_library_knows_the_algorithm_and_the_words_that_are_looked_for(trt: Any) -> None:
+def test_the_library_knows_the_algorithm_and_the_words_that_are_looked_for(trt):
     with (
         (Path(trt.__file__).parent / "libnvinfer.so.8").open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,

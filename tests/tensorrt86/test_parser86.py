@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx_parser import Layer, Parsed, Parser
+from onnx_parser import Layer, Parsed
 
 from trtdet.backends import BuildRequest, Capabilities, cuda
 from trtdet.backends.tensorrt import build_process, messages
@@ -104,12 +103,12 @@ def handed_over(model: Path, config: Config, images: Path, place: Path, options:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     return shapes.generate(tmp_path_factory.mktemp("images"), "calibration", 2).images
 
 
 @pytest.fixture(scope="module")
-def handed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path, BuildOptions], Handed]:
+def handed(images, tmp_path_factory):
     """Gives what trtdet hands over for a model, by its name and path; the last ones are remembered."""
     place = tmp_path_factory.mktemp("build")
 
@@ -121,7 +120,7 @@ def handed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 @pytest.fixture
-def path(request: pytest.FixtureRequest, name: str) -> Path:
+def path(request, name):
     """The model of a name."""
     if name == "shapes":
         return SHAPES_MODEL
@@ -172,15 +171,13 @@ def layers_of(parsed: Parsed, kind: str) -> list[str]:
     return [layer.name for layer in parsed.layers if layer.type == kind]
 
 
-def test_the_program_compiles_without_a_warning(parser: Parser) -> None:
+def test_the_program_compiles_without_a_warning(parser):
     assert parser.said == ""
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_parser_reads_what_is_handed_over(
-    trt: Any, parser: Parser, handed: Any, name: str, path: Path, variant: str
-) -> None:
+def test_the_parser_reads_what_is_handed_over(trt, parser, handed, name, path, variant):
     given = handed(name, path, VARIANTS[variant])
     assert given.caps.version == "8.6.0"
     model = given.request.model
@@ -202,9 +199,7 @@ def test_the_parser_reads_what_is_handed_over(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_parser_reads_a_weight_scale_a_tensor(
-    parser: Parser, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, path: Path
-) -> None:
+def test_the_parser_reads_a_weight_scale_a_tensor(parser, images, tmp_path, monkeypatch, name, path):
     """The form for other versions, in operators that 8.6 has too."""
     monkeypatch.setattr(tensorrt, "DataFlow", lambda **flow: DataFlow(weights=("tensor",)))
     model = handed_over(path, load_config(CONFIGS[name]), images, tmp_path, HOST).request.model
@@ -260,9 +255,7 @@ TYPES = {plugin_ops.SAME: "FLOAT", 0: "FLOAT", plugin_ops.INT8: "INT8"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_parser_makes_the_plugins_of_what_their_nodes_say(
-    trt: Any, parser: Parser, library: Path, handed: Any, name: str, path: Path
-) -> None:
+def test_the_parser_makes_the_plugins_of_what_their_nodes_say(trt, parser, library, handed, name, path):
     given = handed(name, path, changed(HOST, silu="plugin", plugins=(library,)))
     nodes = {node.name: node for node in plugin_ops.plugin_nodes(given.request.model.graph)}
     parsed = parser(given.request.model, library)
@@ -286,9 +279,7 @@ def test_the_parser_makes_the_plugins_of_what_their_nodes_say(
     assert kinds >= {("INT8", True), ("INT8", False), ("FLOAT", True)}
 
 
-def test_without_the_library_the_parser_refuses_in_words_that_have_advice(
-    parser: Parser, library: Path, handed: Any
-) -> None:
+def test_without_the_library_the_parser_refuses_in_words_that_have_advice(parser, library, handed):
     given = handed("shapes", SHAPES_MODEL, changed(HOST, silu="plugin", plugins=(library,)))
     parsed = parser(given.request.model)
     assert not parsed.ok and PLUGIN_MISSING in parsed.errors[0]["words"]
@@ -313,7 +304,7 @@ DATA_DEPENDENT = {"NON_ZERO", "NMS"}
 
 
 @pytest.fixture(scope="module")
-def regions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def regions(tmp_path_factory):
     """In the place of the library that the wheel lacks, of which the parser only wants the path."""
     library = tmp_path_factory.mktemp("regions") / "libnvinfer_vc_plugin.so.8"
     command = ["g++", "-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{library.name}", "-o", library]
@@ -333,14 +324,8 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_parser_reads_both_routes_of_a_two_stage_model(
-    parser: Parser,
-    images: Path,
-    regions: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    variant: str,
-) -> None:
+    parser, images, regions, tmp_path, monkeypatch, name, variant
+):
     def hand_over(place: str) -> onnx.ModelProto:
         options = replace(VARIANTS[variant], nms="auto")
         return handed_over(TWO_STAGE / f"{name}.onnx", BOXES, images, tmp_path / place, options).request.model
@@ -406,13 +391,13 @@ REFUSED = {
 }
 
 
-def test_the_parser_reads_a_convolution_in_int8(parser: Parser) -> None:
+def test_the_parser_reads_a_convolution_in_int8(parser):
     parsed = parser(quantized())
     assert (parsed.ok, parsed.findings, layers_of(parsed, "CONVOLUTION")) == (True, (), ["conv"])
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_the_parser_says_why_it_refuses(parser: Parser, case: str) -> None:
+def test_the_parser_says_why_it_refuses(parser, case):
     model, words = REFUSED[case]
     parsed = parser(model)
     assert (parsed.ok, parsed.layers) == (False, ())
@@ -421,9 +406,7 @@ def test_the_parser_says_why_it_refuses(parser: Parser, case: str) -> None:
     assert not any(words in message for message in parsed.messages)
 
 
-def test_the_building_process_passes_the_reason_on(
-    trt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: Parser
-) -> None:
+def test_the_building_process_passes_the_reason_on(trt, tmp_path, monkeypatch, parser):
     model, words = REFUSED["a plugin that nobody has"]
     (error,) = parser(model).errors
     said = {"code": error["code"], "desc": error["words"], "file": "", "func": "", "line": 0, "node": error["node"]}
@@ -444,9 +427,7 @@ def test_the_building_process_passes_the_reason_on(
     assert words in str(refused.value) and model.graph.node[0].name in str(refused.value)
 
 
-def test_a_convolution_in_int8_must_say_its_kernel_which_trtdet_makes_it_do(
-    parser: Parser, images: Path, tmp_path: Path
-) -> None:
+def test_a_convolution_in_int8_must_say_its_kernel_which_trtdet_makes_it_do(parser, images, tmp_path):
     refused = parser(quantized(kernel=""))
     assert not refused.ok and "input tensor shape misaligns with the input kernel shape" in refused.errors[0]["words"]
     model, count = onnx.load(SHAPES_MODEL), 0
@@ -460,7 +441,7 @@ def test_a_convolution_in_int8_must_say_its_kernel_which_trtdet_makes_it_do(
     check(request.model, parser(request.model))
 
 
-def test_the_row_of_missing_operators_is_the_parsers_own(parser: Parser, handed: Any) -> None:
+def test_the_row_of_missing_operators_is_the_parsers_own(parser, handed):
     caps = handed("shapes", SHAPES_MODEL, HOST).caps
     schemas = onnx.defs.get_all_schemas_with_history()
     known = {one.name for one in schemas if not one.domain and one.since_version <= caps.max_opset}
@@ -470,19 +451,19 @@ def test_the_row_of_missing_operators_is_the_parsers_own(parser: Parser, handed:
     assert parser.unknown(caps.missing_ops) == list(caps.missing_ops)
 
 
-def test_the_package_lacks_the_library_for_roi_align(parser: Parser) -> None:
+def test_the_package_lacks_the_library_for_roi_align(parser):
     text = """(float[1,3,4,4] x, float[2,4] r) => (float[2,3,2,2] y) {
         y = RoiAlign<output_height = 2, output_width = 2, coordinate_transformation_mode = "half_pixel">(x, r, b) }"""
     parsed = parser(net(text, 16, b=np.zeros(2, np.int64)))
     assert not parsed.ok and "Unable to open library: libnvinfer_vc_plugin.so.8" in parsed.errors[0]["words"]
 
 
-def test_trtdet_refuses_swish_before_the_parser_does(images: Path, tmp_path: Path) -> None:
+def test_trtdet_refuses_swish_before_the_parser_does(images, tmp_path):
     with pytest.raises(BackendError, match="cannot take --silu swish: its parser knows the operator from TensorRT 11"):
         handed_over(SHAPES_MODEL, load_config("shapes"), images, tmp_path, changed(HOST, silu="swish"))
 
 
-def test_what_the_stand_in_has_not_is_named(parser: Parser) -> None:
+def test_what_the_stand_in_has_not_is_named(parser):
     text = "(float[1,4,4,4] x) => (float[1,4,4,4] y) { y = GroupNormalization<num_groups = 2>(x, s, b) }"
     parsed = parser(net(text, 18, s=np.ones(2, np.float32), b=np.zeros(2, np.float32)))
     assert (parsed.ok, parsed.lacks) == (False, "VNetworkDefinition::addNormalization")
@@ -492,9 +473,7 @@ def test_what_the_stand_in_has_not_is_named(parser: Parser) -> None:
 
 
 @pytest.mark.parametrize("opset", [18, 19, 20, 21])
-def test_a_newer_model_is_handed_over_in_an_opset_that_the_parser_reads(
-    parser: Parser, images: Path, tmp_path: Path, opset: int
-) -> None:
+def test_a_newer_model_is_handed_over_in_an_opset_that_the_parser_reads(parser, images, tmp_path, opset):
     newer = onnx.version_converter.convert_version(onnx.load(SHAPES_MODEL), opset)
     newer.ir_version = 10
     onnx.save(newer, tmp_path / "model.onnx")
@@ -505,7 +484,7 @@ def test_a_newer_model_is_handed_over_in_an_opset_that_the_parser_reads(
     assert layers_of(parsed, "CONVOLUTION") == convolutions(given.request.model)
 
 
-def test_the_parser_misreads_a_newer_form_and_reads_the_lowered_one(parser: Parser) -> None:
+def test_the_parser_misreads_a_newer_form_and_reads_the_lowered_one(parser):
     text = "(float[1,8,4,4] x) => (float[1,8,1,1] y) { y = ReduceMean(x, axes) }"
     model = net(text, 18, axes=np.array([2, 3]))
     assert [one.shape for one in parser(model).outputs] == [(1, 1, 1, 1)]

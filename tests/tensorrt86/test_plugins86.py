@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,20 +52,20 @@ def state(plugin: Any) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def efficient(trt: Any, log: Any) -> Any:
+def efficient(trt, log):
     assert trt.init_libnvinfer_plugins(log, "")
     return trt.get_plugin_registry().get_plugin_creator("EfficientNMS_TRT", "1", "")
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[str, Any]:
+def written():
     """The attributes of the node as they stand in a model that trtdet rewrote."""
     graph = rewrite(load_model(SHAPES_MODEL), Options(load_config("shapes"), "efficient")).model.graph
     (node,) = (node for node in graph.node if node.op_type == "EfficientNMS_TRT")
     return {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
 
 
-def test_efficient_nms_has_the_attributes_that_trtdet_writes_but_class_agnostic(efficient: Any, written: Any) -> None:
+def test_efficient_nms_has_the_attributes_that_trtdet_writes_but_class_agnostic(efficient, written):
     names = {"float": "FLOAT32", "int": "INT32"}
     ours = {field.name: names[str(field.type)] for field in fields(EfficientNms)}
     assert set(written) == {*ours, "plugin_version"} and written["plugin_version"] == b"1"
@@ -74,9 +73,7 @@ def test_efficient_nms_has_the_attributes_that_trtdet_writes_but_class_agnostic(
     assert types(efficient) == {name: kind for name, kind in ours.items() if name != "class_agnostic"}
 
 
-def test_efficient_nms_is_made_from_what_trtdet_writes_and_survives_its_own_state(
-    trt: Any, efficient: Any, written: Any
-) -> None:
+def test_efficient_nms_is_made_from_what_trtdet_writes_and_survives_its_own_state(trt, efficient, written):
     values = {name: value for name, value in written.items() if name != "plugin_version"}
     plugin = create(trt, efficient, **values)
     assert (plugin.plugin_type, plugin.plugin_version, plugin.num_outputs) == ("EfficientNMS_TRT", "1", 4)
@@ -91,7 +88,7 @@ def test_efficient_nms_is_made_from_what_trtdet_writes_and_survives_its_own_stat
         assert one.serialization_size == len(state(one)) == 72
 
 
-def test_class_agnostic_changes_nothing_in_8_6_0(trt: Any, efficient: Any, written: Any) -> None:
+def test_class_agnostic_changes_nothing_in_8_6_0(trt, efficient, written):
     values = {name: value for name, value in written.items() if name != "plugin_version"}
 
     def varying(name: str, *settings: int) -> int:
@@ -108,14 +105,14 @@ def test_class_agnostic_changes_nothing_in_8_6_0(trt: Any, efficient: Any, writt
 
 
 @pytest.fixture(scope="module")
-def creators(trt: Any, library: Path) -> dict[str, Any]:
+def creators(trt, library):
     registry = trt.get_plugin_registry()
     assert registry.load_library(str(library)) is not None
     return {name: registry.get_plugin_creator(name, "1", NAMESPACE) for name in PLUGIN_ACTIVATIONS}
 
 
 @pytest.mark.parametrize("name", PLUGIN_ACTIVATIONS)
-def test_the_registry_finds_an_activation_with_its_attributes(creators: Any, name: str) -> None:
+def test_the_registry_finds_an_activation_with_its_attributes(creators, name):
     creator = creators[name]
     assert (creator.name, creator.plugin_version, creator.plugin_namespace) == (name, "1", NAMESPACE)
     written = [one for one in attributes() if not one.startswith("plugin_")]
@@ -123,9 +120,7 @@ def test_the_registry_finds_an_activation_with_its_attributes(creators: Any, nam
 
 
 @pytest.mark.parametrize("name", PLUGIN_ACTIVATIONS)
-def test_an_activation_is_made_from_its_attributes_and_survives_its_own_state(
-    trt: Any, creators: Any, name: str
-) -> None:
+def test_an_activation_is_made_from_its_attributes_and_survives_its_own_state(trt, creators, name):
     values = {"output_type": INT8, "input_scale": [0.5], "factor": [1.0, 2.0, 3.0], "offset": [0.0]}
     plugin = create(trt, creators[name], **values)
     assert (plugin.plugin_type, plugin.plugin_version, plugin.plugin_namespace) == (name, "1", NAMESPACE)
@@ -137,9 +132,7 @@ def test_an_activation_is_made_from_its_attributes_and_survives_its_own_state(
 
 
 @pytest.mark.parametrize("name", PLUGIN_ACTIVATIONS)
-def test_wrong_attributes_and_a_cut_state_are_refused_with_a_reason(
-    trt: Any, creators: Any, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_attributes_and_a_cut_state_are_refused_with_a_reason(trt, creators, name, capfd):
     assert create(trt, creators[name], input_scale=[0.0]) is None
     assert (
         f"{NAMESPACE}::{name}: input_scale holds 0.000000; every value must be finite and above 0"
@@ -151,7 +144,7 @@ def test_wrong_attributes_and_a_cut_state_are_refused_with_a_reason(
 
 
 @pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device")
-def test_an_activation_without_a_device_says_so(trt: Any, creators: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_activation_without_a_device_says_so(trt, creators, capfd):
     assert create(trt, creators["TRT_SiLU"], output_type=INT8).initialize() != 0
     assert "trtdet::TRT_SiLU: finding the current device failed" in capfd.readouterr().err
 
@@ -159,9 +152,7 @@ def test_an_activation_without_a_device_says_so(trt: Any, creators: Any, capfd: 
 @pytest.mark.parametrize(
     ("first", "known"), [("", False), ("ctypes.CDLL('libnvinfer.so.8', ctypes.RTLD_GLOBAL)", True)]
 )
-def test_opening_the_library_registers_it_only_where_libnvinfer_is_open_to_all(
-    library: Path, first: str, known: bool
-) -> None:
+def test_opening_the_library_registers_it_only_where_libnvinfer_is_open_to_all(library, first, known):
     """Python loads the bindings, and libnvinfer with them, for themselves alone; the plugin library looks for it among
     what is open to all. ``load_library`` of the registry needs none of that."""
     program = (

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from onnx_parser import TENSORRT_HEADERS
@@ -32,7 +31,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(tmp_path_factory):
     """trtdet-bench, built with the headers of 8.6."""
     if TENSORRT_HEADERS not in os.environ:
         pytest.skip(f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h")
@@ -52,7 +51,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver(tmp_path_factory):
     """A folder with the stand-in for the driver."""
     folder = tmp_path_factory.mktemp("driver")
     compile_library(FOLDER / "cuda.c", folder / "libcuda.so.1")
@@ -60,7 +59,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
+def bundle(tmp_path):
     """A bundle for TensorRT 8.6.0 and compute capability 8.9, with words for an engine."""
     options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode="host"))
     build(SHAPES_MODEL, load_config("shapes"), tmp_path / "bundle", options)
@@ -77,7 +76,7 @@ def change(bundle: Path, version: str, engine: bytes) -> None:
 
 
 @pytest.fixture
-def refusal(trt: Any, program: Path, bundle: Path) -> Any:
+def refusal(trt, program, bundle):
     """Runs the program with the libraries of the installed TensorRT, and gives the line in which it refuses.
 
     The engine alone is asked for, as else its network would be run by onnxruntime instead.
@@ -101,7 +100,7 @@ def refusal(trt: Any, program: Path, bundle: Path) -> Any:
     return call
 
 
-def test_no_driver_is_said_and_nothing_crashes(refusal: Any) -> None:
+def test_no_driver_is_said_and_nothing_crashes(refusal):
     assert re.fullmatch(
         r"the engine cannot be run here, as this machine has no CUDA driver \(libcuda\.so\.1: .*\); run this on a "
         r"machine with a CUDA device and NVIDIA's driver",
@@ -109,7 +108,7 @@ def test_no_driver_is_said_and_nothing_crashes(refusal: Any) -> None:
     )
 
 
-def test_the_library_is_loaded_and_tells_its_version(refusal: Any, driver: Path, bundle: Path) -> None:
+def test_the_library_is_loaded_and_tells_its_version(refusal, driver, bundle):
     change(bundle, version="8.6.1", engine=b"not an engine")
     assert refusal(driver) == (
         "the engine cannot be run here, as it was built with tensorrt 8.6.1, and 8.6.0 is installed here; build it "
@@ -117,13 +116,13 @@ def test_the_library_is_loaded_and_tells_its_version(refusal: Any, driver: Path,
     )
 
 
-def test_a_device_that_does_not_fit_is_refused(refusal: Any, driver: Path) -> None:
+def test_a_device_that_does_not_fit_is_refused(refusal, driver):
     assert refusal(driver, sm=75) == (
         "the engine cannot be run here, as it was built for compute capability 8.9, and this machine has Stand-in GPU "
         "with 7.5; build it again here"
     )
 
 
-def test_what_is_no_engine_is_refused_before_a_runtime_is_made(refusal: Any, driver: Path, bundle: Path) -> None:
+def test_what_is_no_engine_is_refused_before_a_runtime_is_made(refusal, driver, bundle):
     change(bundle, version="8.6.0", engine=b"vtrt")
     assert refusal(driver) == "the engine is none of TensorRT: it does not start as one; build it again"

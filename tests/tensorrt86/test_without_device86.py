@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,19 +26,19 @@ def trtdet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-def test_the_builder_itself_only_raises_a_type_error(trt: Any, log: Any) -> None:
+def test_the_builder_itself_only_raises_a_type_error(trt, log):
     with pytest.raises(TypeError, match="factory function returned nullptr"):
         trt.Builder(log)
 
 
-def test_the_backend_says_what_to_do_instead() -> None:
+def test_the_backend_says_what_to_do_instead():
     with pytest.raises(
         BackendError, match=f"{SAID}; build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
     ):
         choose("tensorrt")
 
 
-def test_the_doctor_lists_it_as_missing_with_the_reason() -> None:
+def test_the_doctor_lists_it_as_missing_with_the_reason():
     done = trtdet("doctor", "--json")
     assert done.returncode == 0, done.stderr
     (found,) = (one for one in json.loads(done.stdout)["backends"] if one["name"] == "tensorrt")
@@ -47,7 +46,7 @@ def test_the_doctor_lists_it_as_missing_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("precision", ["--int8", "--fp16"])
-def test_a_build_ends_with_one_line_and_leaves_nothing(tmp_path: Path, precision: str) -> None:
+def test_a_build_ends_with_one_line_and_leaves_nothing(tmp_path, precision):
     output = tmp_path / "bundle"
     arguments = [SHAPES_MODEL, "--config", "shapes", precision, "--backend", "tensorrt", "-o", output]
     images = ["--images", tmp_path] if precision == "--int8" else []

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream
 from trtdet.passes import Decoded
-from trtdet.quantization import HeadError, QdqPlacement, Sources, place
+from trtdet.quantization import HeadError, Sources, place
 from trtdet.quantization.corrections.base import RoundedLayer
 from trtdet.quantization.encoding import ChannelMap, weight_scales
 from trtdet.quantization.windows import Moments, Window
@@ -29,13 +27,13 @@ NET = """(float[1,3,32,32] x) => (float[1,64,4] boxes, float[1,64,2] scores) {
 
 
 @pytest.fixture
-def model(net: Any, normal: Any) -> onnx.ModelProto:
+def model(net, normal):
     """A detector of five convolutions; the first channel of tensor ``c`` is an outlier that one range has to cover."""
     return net(NET, **constants(normal))
 
 
 @pytest.fixture
-def choosing(net: Any, normal: Any) -> onnx.ModelProto:
+def choosing(net, normal):
     """The same, which gives only the half of its rows with the best scores, from the best down."""
     top = """all = Mul(l, wide) each = Sigmoid(m) best = ReduceMax<axes = [2], keepdims = 0>(each)
         p, q = TopK(best, half) r = Reshape(q, half) boxes = Gather<axis = 1>(all, r)
@@ -63,7 +61,7 @@ def constants(normal: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Callable[[int], Sources]:
+def sources(tmp_path):
     """Images of noise, as the model above reads them."""
 
     def sources(count: int = 8) -> Sources:
@@ -78,7 +76,7 @@ def sources(tmp_path: Path) -> Callable[[int], Sources]:
 
 
 @pytest.fixture
-def chosen() -> Callable[..., dict[str, Ranges]]:
+def chosen():
     """The ranges of a model by rule."""
 
     def chosen(model: onnx.ModelProto, sources: Sources, *rules: str) -> dict[str, Ranges]:
@@ -92,14 +90,14 @@ def chosen() -> Callable[..., dict[str, Ranges]]:
 
 
 @pytest.fixture
-def case(model: onnx.ModelProto, sources: Any, chosen: Any) -> tuple[Sources, QdqPlacement, dict[str, Ranges]]:
+def case(model, sources, chosen):
     """Eight images of noise, the placement of the model, and its ranges by the largest value."""
     given = sources()
     return given, place(model), chosen(model, given, "minmax")
 
 
 @pytest.fixture
-def distance() -> Callable[[onnx.ModelProto, onnx.ModelProto, Sources], float]:
+def distance():
     """How far the detections of a model are from another's on the held-back images, measured here."""
 
     def distance(model: onnx.ModelProto, int8: onnx.ModelProto, sources: Sources, chosen: bool = False) -> float:
@@ -115,7 +113,7 @@ def distance() -> Callable[[onnx.ModelProto, onnx.ModelProto, Sources], float]:
 
 
 @pytest.fixture
-def layer(net: Any) -> Callable[..., RoundedLayer]:
+def layer(net):
     """A 1x1 convolution whose input had the samples float32 (C, places)."""
 
     def layer(weight: np.ndarray, samples: np.ndarray, map: ChannelMap, covariance: bool = True) -> RoundedLayer:

@@ -46,14 +46,14 @@ def parts(plan: PrecisionPlan) -> set[str]:
     return {name for entry in plan.entries.values() for step in entry.corrections for name in step.name.split(", ")}
 
 
-def test_the_names_are_those_of_the_registry() -> None:
+def test_the_names_are_those_of_the_registry():
     assert CORRECTIONS == ("range", "smooth", "round", "bias", "reconstruct")
     assert tuple(correction.name for correction in corrections.REGISTRY) == CORRECTIONS
     assert tuple(name for name in CORRECTIONS if name != "reconstruct") == DEFAULT_CORRECTIONS
     assert corrections.EFFORTS["thorough"] == CORRECTIONS
 
 
-def test_a_planted_outlier_is_put_right(model: Any, case: Any, distance: Any) -> None:
+def test_a_planted_outlier_is_put_right(model, case, distance):
     given, placement, candidates = case
     found = correct(model, placement, candidates, LAYERWISE, given)
     int8 = insert_qdq(model, placement, found.ranges, found.corrections)
@@ -74,7 +74,7 @@ def test_a_planted_outlier_is_put_right(model: Any, case: Any, distance: Any) ->
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in LAYERWISE), ("smooth", "bias")])
-def test_some_of_the_corrections(model: Any, case: Any, distance: Any, names: tuple[str, ...]) -> None:
+def test_some_of_the_corrections(model, case, distance, names):
     given, placement, candidates = case
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # in a net this small a single correction need not help
@@ -89,7 +89,7 @@ def test_some_of_the_corrections(model: Any, case: Any, distance: Any, names: tu
     assert lint(int8) == ()
 
 
-def test_the_best_rule_of_each_tensor(model: Any, case: Any, distance: Any) -> None:
+def test_the_best_rule_of_each_tensor(model, case, distance):
     """Each of two rules has every other range thirty times too wide."""
     given, placement, candidates = case
     ranges = candidates["minmax"]
@@ -118,9 +118,7 @@ BRIGHT = """(float[1,3,32,32] x) => (float[1,1024,4] boxes, float[1,1024,2] scor
     g = Mul(l, wide) boxes = Add(g, corners) scores = Sigmoid(m) }"""
 
 
-def test_biases_do_not_make_up_for_what_no_detection_needs(
-    net: Any, normal: Any, sources: Any, chosen: Any, distance: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_biases_do_not_make_up_for_what_no_detection_needs(net, normal, sources, chosen, distance, monkeypatch):
     """Half of each image is bright, and where it is nothing is detected: its range is cut off, and so is its mean."""
     given = sources(12)
     for path in given.images:
@@ -163,7 +161,7 @@ def assert_same(first: Any, second: Any) -> None:
         np.testing.assert_array_equal(rounded.bias, second.corrections.weights[name].bias)
 
 
-def test_neither_repeating_nor_the_order_of_the_images_changes_anything(model: Any, sources: Any, chosen: Any) -> None:
+def test_neither_repeating_nor_the_order_of_the_images_changes_anything(model, sources, chosen):
     given, placement = sources(), place(model)
     candidates = chosen(model, given, "percentile")
     first = correct(model, placement, candidates, LAYERWISE, given)
@@ -172,7 +170,7 @@ def test_neither_repeating_nor_the_order_of_the_images_changes_anything(model: A
     assert_same(first, correct(model, placement, candidates, LAYERWISE, shuffled))
 
 
-def test_what_does_not_help_is_left_out(model: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_help_is_left_out(model, case, monkeypatch):
     monkeypatch.setattr(gate, "head_errors", judged_by(0.1, 0.2, 0.3, 0.4))
     given, placement, candidates = case
     with pytest.warns(TrtdetWarning, match=r"error at the head 0.1000 -> 0.2000 .* the plain rule 'minmax' stands"):
@@ -181,7 +179,7 @@ def test_what_does_not_help_is_left_out(model: Any, case: Any, monkeypatch: pyte
     assert found.plan == placement.plan
 
 
-def test_where_nothing_is_detected_the_layers_decide(model: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_detected_the_layers_decide(model, case, monkeypatch):
     monkeypatch.setattr(gate, "head_errors", judged_by(0, 0, 0, 0, weight=0.01))
     seeds = []
     measure = Site.add_moments
@@ -194,7 +192,7 @@ def test_where_nothing_is_detected_the_layers_decide(model: Any, case: Any, monk
     assert seeds[::5] == [0, 1, 2, 3, 4, 5, None, None]
 
 
-def test_no_node_is_spent_on_what_may_be_chance(model: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_node_is_spent_on_what_may_be_chance(model, case, monkeypatch):
     """The corrected form has Muls that the plain one lacks."""
     monkeypatch.setattr(gate, "head_errors", judged_by(0.2, 0.196, 0.2, 0.2))
     given, placement, candidates = case
@@ -206,7 +204,7 @@ def test_no_node_is_spent_on_what_may_be_chance(model: Any, case: Any, monkeypat
     assert kept.startswith("none kept: error at the head 0.2000 -> 0.1960 on 2 images held back, lower on 2 of 2")
 
 
-def test_few_images_are_told_of_once_and_how_many_would_do(model: Any, sources: Any, chosen: Any) -> None:
+def test_few_images_are_told_of_once_and_how_many_would_do(model, sources, chosen):
     """Five of five images in favour are the fewest that chance alone gives in less than one case of twenty."""
 
     def told(count: int) -> list[str]:
@@ -225,9 +223,7 @@ def test_few_images_are_told_of_once_and_how_many_would_do(model: Any, sources: 
 
 
 @pytest.mark.parametrize("policy", range(3))
-def test_the_head_decides_how_the_layers_are_put_together(
-    model: Any, case: Any, monkeypatch: pytest.MonkeyPatch, policy: int
-) -> None:
+def test_the_head_decides_how_the_layers_are_put_together(model, case, monkeypatch, policy):
     errors = [0.5, 0.3, 0.3, 0.3]
     errors[1 + policy] = 0.2
     monkeypatch.setattr(gate, "head_errors", judged_by(*errors))
@@ -244,7 +240,7 @@ def test_the_head_decides_how_the_layers_are_put_together(
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(model: Any, case: Any, distance: Any, fused: bool) -> None:
+def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(model, case, distance, fused):
     """Those of the input and after a SiLU and a sum need one; where a sum reads the tensor, it needs one back."""
     given, placement, candidates = case
     start = Start(parted=placement.activations if fused else ())
@@ -263,7 +259,7 @@ def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(model: Any, case: Any
     assert distance(model, int8, given) < distance(model, insert_qdq(model, placement, candidates["minmax"]), given)
 
 
-def test_what_is_refused(model: Any, sources: Any, chosen: Any) -> None:
+def test_what_is_refused(model, sources, chosen):
     candidates = chosen(model, sources(2), "minmax")
     with pytest.raises(ConfigError, match="at least 2 calibration images, one of them to judge by, got 1"):
         correct(model, place(model), candidates, LAYERWISE, sources(1))
@@ -277,7 +273,7 @@ def test_what_is_refused(model: Any, sources: Any, chosen: Any) -> None:
         correct(model, place(model), candidates, LAYERWISE, sources(2))
 
 
-def test_images_are_split_once(sources: Any) -> None:
+def test_images_are_split_once(sources):
     fit, held = sources(9).split()
     assert [path.name for path in held] == ["3.png", "7.png"]
     assert not set(fit) & set(held)
@@ -321,7 +317,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, *added: Correction) -> None:
     monkeypatch.setattr(corrections, "REGISTRY", (*SHIPPED, *added))
 
 
-def test_a_learned_rounding_is_one_more_line(model: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learned_rounding_is_one_more_line(model, case, monkeypatch):
     registered(monkeypatch, Learned())
     given, placement, candidates = case
     found = correct(model, placement, candidates, ("smooth", "learned", "bias"), given)
@@ -332,7 +328,7 @@ def test_a_learned_rounding_is_one_more_line(model: Any, case: Any, monkeypatch:
     assert any(sentence.startswith("learned: ") for sentence in found.summary)
 
 
-def test_what_harms_is_kept_out_by_the_gate(model: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_harms_is_kept_out_by_the_gate(model, case, monkeypatch):
     registered(monkeypatch, Harmful())
     given, placement, candidates = case
     found = correct(model, placement, candidates, (*LAYERWISE, "harmful"), given)
@@ -340,9 +336,7 @@ def test_what_harms_is_kept_out_by_the_gate(model: Any, case: Any, monkeypatch: 
     assert "harmful: 0 of 5 convs" in found.summary
 
 
-def test_a_reconstruction_sees_the_network_but_no_image_held_back(
-    model: Any, case: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reconstruction_sees_the_network_but_no_image_held_back(model, case, monkeypatch):
     given, placement, candidates = case
     better = correct(model, placement, candidates, LAYERWISE, given)
     reconstructed = Reconstructed(better.corrections)
@@ -361,7 +355,7 @@ def test_a_reconstruction_sees_the_network_but_no_image_held_back(
     assert "reconstructed: 0 of 5 convs" in left.summary
 
 
-def test_a_reconstruction_that_cannot_be_is_told(model: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reconstruction_that_cannot_be_is_told(model, case, monkeypatch):
     monkeypatch.setattr("trtdet.quantization.corrections.reconstruct.available", lambda: False)
     given, placement, candidates = case
     found = correct(model, placement, candidates, ("bias", "reconstruct"), given)
@@ -378,9 +372,7 @@ STILL = """(float[1,3,32,32] x) => (float[1,1024,4] boxes, float[1,1024,2] score
 
 
 @pytest.mark.parametrize("names", [LAYERWISE, ("round",)])
-def test_a_layer_that_hardly_varies_is_corrected(
-    net: Any, normal: Any, sources: Any, chosen: Any, names: tuple[str, ...]
-) -> None:
+def test_a_layer_that_hardly_varies_is_corrected(net, normal, sources, chosen, names):
     """Its second moments, summed in float32, are no covariance: rounding by them ended in a LinAlgError."""
     model = net(
         STILL,
@@ -404,9 +396,7 @@ def test_a_layer_that_hardly_varies_is_corrected(
         assert np.abs(got[name] - expected[name]).max() < 0.05 * np.abs(expected[name]).max()
 
 
-def test_weights_over_the_most_columns_are_rounded_to_nearest(
-    model: Any, case: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_over_the_most_columns_are_rounded_to_nearest(model, case, monkeypatch):
     """The convolution of 3x3x3 columns is left, those of 8 and 16 are not."""
     monkeypatch.setattr("trtdet.quantization.windows.MOST_COLUMNS", 26)
     monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.4, 0.3))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -22,7 +20,7 @@ NET = """(float[1,3,32,32] x) => (float[1,64,4] boxes, float[1,64,2] scores) {
 
 
 @pytest.fixture
-def products(net: Any, normal: Any) -> onnx.ModelProto:
+def products(net, normal):
     """A detector of a convolution and two products, the second without a sum that could hold a bias."""
     made = net(
         NET,
@@ -45,7 +43,7 @@ def is_e4m3(values: np.ndarray) -> bool:
     return bool(np.array_equal(values.astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(values.dtype), values))
 
 
-def test_compensated_rounding_to_e4m3_lowers_the_error_of_the_output() -> None:
+def test_compensated_rounding_to_e4m3_lowers_the_error_of_the_output():
     rng = np.random.default_rng(0)
     mixing = rng.normal(0, 1, (1, 96, 32))
     covariance = mixing @ mixing.transpose(0, 2, 1) + 0.01 * np.eye(96)
@@ -60,9 +58,7 @@ def test_compensated_rounding_to_e4m3_lowers_the_error_of_the_output() -> None:
     assert errors[1] < 0.4 * errors[0]
 
 
-def test_products_in_fp8_are_corrected_and_judged_with_the_rest(
-    products: onnx.ModelProto, sources: Any, chosen: Any, distance: Any
-) -> None:
+def test_products_in_fp8_are_corrected_and_judged_with_the_rest(products, sources, chosen, distance):
     placement, given = place(products, fp8=True), sources()
     candidates = chosen(products, given, "minmax")
     with pytest.warns(match="too few to tell a gain from chance"):
@@ -90,7 +86,7 @@ def test_products_in_fp8_are_corrected_and_judged_with_the_rest(
     assert len(sums) == 2 and sums[-1].output[0] == "h"
 
 
-def test_what_both_formats_read_is_a_site_of_each(net: Any, normal: Any) -> None:
+def test_what_both_formats_read_is_a_site_of_each(net, normal):
     text = """(float[1,16,4,16] x) => (float[1,16,4,16] y, float[1,16,4,16] z) {
         a = Relu(x) y = Conv(a, w) z = MatMul(a, m) }"""
     model = net(text, w=normal(16, 16, 1, 1), m=normal(16, 16))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from trtdet.quantization.head_error import fewest_images, lower_on, sureness
 
 
 @pytest.fixture
-def task(model: Any, sources: Any, chosen: Any) -> Task:
+def task(model, sources, chosen):
     given = sources()
     candidates = chosen(model, given, "minmax")
     return Task(model, place(model), candidates, (), *given.split(), given)
@@ -34,7 +33,7 @@ def wholes(task: Task, *factors: float) -> list[QuantizedForm]:
     ]
 
 
-def test_any_wholes_are_judged_by_what_they_do_to_detections(task: Task, distance: Any) -> None:
+def test_any_wholes_are_judged_by_what_they_do_to_detections(task, distance):
     given = wholes(task, 30, 1, 4)
     verdict = compare(task, given)
     assert given[verdict.kept] is given[1]
@@ -54,9 +53,7 @@ def test_any_wholes_are_judged_by_what_they_do_to_detections(task: Task, distanc
         ((0.1,), 0, "0.1000 -> 0.1000 on 6 images held back, lower"),
     ],
 )
-def test_the_least_error_is_kept(
-    task: Task, monkeypatch: pytest.MonkeyPatch, distances: tuple[float, ...], kept: int, said: str
-) -> None:
+def test_the_least_error_is_kept(task, monkeypatch, distances, kept, said):
     monkeypatch.setattr(gate, "head_errors", judged_by(*distances, images=6))
     verdict = compare(task, wholes(task, *distances))
     assert verdict.kept == kept
@@ -83,9 +80,7 @@ PLAIN = QuantizedForm("plain", None)  # type: ignore[arg-type]
         pytest.param([[0.3] * 4, [0.2] * 4, [0.198] * 4, [0.196] * 4], [10, 13, 12, 14], 2, id="simplest of the close"),
     ],
 )
-def test_of_two_that_the_images_cannot_tell_apart_the_simpler_is_kept(
-    by_image: list[list[float]], nodes: list[int], kept: int
-) -> None:
+def test_of_two_that_the_images_cannot_tell_apart_the_simpler_is_kept(by_image, nodes, kept):
     errors = [head_error(*errors) for errors in by_image]
     verdict = Verdict((PLAIN,) * len(errors), tuple(errors), tuple(nodes))
     assert verdict.kept == kept
@@ -95,7 +90,7 @@ def test_of_two_that_the_images_cannot_tell_apart_the_simpler_is_kept(
         assert verdict.sentences()[0].startswith(f"left out: plain, error {errors[least].distance:.4f} for ")
 
 
-def test_as_many_images_make_it_as_sure_as_chance_allows() -> None:
+def test_as_many_images_make_it_as_sure_as_chance_allows():
     for count in (1, 2, 3, 5, 7):
         assert sureness(head_error(*[0.1] * count), head_error(*[0.2] * count)) == pytest.approx(1 - 0.5**count)
     assert sureness(head_error(*[0.1] * 40), head_error(*[0.2] * 40)) > 0.999
@@ -103,7 +98,7 @@ def test_as_many_images_make_it_as_sure_as_chance_allows() -> None:
     assert lower_on(head_error(0.1, 0.1, 0.3), head_error(0.2, 0.2, 0.2)) == (2, 3)
 
 
-def test_sureness_is_that_of_the_pooled_error() -> None:
+def test_sureness_is_that_of_the_pooled_error():
     first, other = head_error(0.1, 0.1, 0.1, 0.3), head_error(0.2, 0.2, 0.2, 0.2)
     # All scores weigh the same, so that the sums of the squares say it all.
     pooled = []
@@ -119,7 +114,7 @@ def test_sureness_is_that_of_the_pooled_error() -> None:
     assert sureness(other, first) == pytest.approx(1 - np.mean([-gain >= -pooled[0] - 1e-9 for gain in pooled]))
 
 
-def test_images_on_which_nothing_is_detected_say_nothing() -> None:
+def test_images_on_which_nothing_is_detected_say_nothing():
     quiet = head_error(0.0, 0.0, weight=0.01)
     assert sureness(quiet, quiet) == 0
     assert lower_on(quiet, quiet) == (0, 0)
@@ -131,6 +126,6 @@ def test_images_on_which_nothing_is_detected_say_nothing() -> None:
     assert lower_on(*few) == (2, 2)
 
 
-def test_other_images_cannot_be_compared() -> None:
+def test_other_images_cannot_be_compared():
     with pytest.raises(ValueError, match="2 and 3 images are not the same images"):
         sureness(head_error(0.1, 0.1), head_error(0.1, 0.1, 0.1))

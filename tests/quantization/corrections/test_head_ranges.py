@@ -30,7 +30,7 @@ def only(model: Any, name: str) -> Any:
     return replace(placement, activations=(name,), readers={name: placement.readers[name]})
 
 
-def test_clipping_is_added_up_with_its_signs_and_for_each_channel_weighed_by_the_gradients_of_its_place() -> None:
+def test_clipping_is_added_up_with_its_signs_and_for_each_channel_weighed_by_the_gradients_of_its_place():
     import torch
 
     rng = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def test_clipping_is_added_up_with_its_signs_and_for_each_channel_weighed_by_the
         np.testing.assert_allclose(cut, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_noise_of_rounding_is_that_of_the_error_at_the_head(model: Any, sources: Any, chosen: Any) -> None:
+def test_the_noise_of_rounding_is_that_of_the_error_at_the_head(model, sources, chosen):
     """Every activation alone, at its whole range: within a factor of three of what is measured, tensor by tensor.
 
     The input is left out: pixels are whole numbers, whose rounding errors are not spread evenly.
@@ -89,7 +89,7 @@ def rounded_alone(model: onnx.ModelProto, placement: Any, ranges: Ranges) -> onn
     return to_model(graph)
 
 
-def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(model: Any, case: Any) -> None:
+def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(model, case):
     given, placement, candidates = case
     ranges = candidates["minmax"]
     noise = head_noise(model, placement, ranges, given)
@@ -114,7 +114,7 @@ def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(model:
     assert CLIPPING > 1
 
 
-def test_a_channel_map_is_judged_as_it_is_written(model: Any, case: Any) -> None:
+def test_a_channel_map_is_judged_as_it_is_written(model, case):
     """A map that only scales every channel alike changes nothing but the unit."""
     given, placement, candidates = case
     ranges = candidates["minmax"]
@@ -129,9 +129,7 @@ def test_a_channel_map_is_judged_as_it_is_written(model: Any, case: Any) -> None
 
 
 @pytest.mark.parametrize("why", ["torch", "operator", "nothing"])
-def test_without_gradients_the_rule_stands_and_the_summary_says_why(
-    model: Any, case: Any, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_without_gradients_the_rule_stands_and_the_summary_says_why(model, case, monkeypatch, why):
     given, placement, candidates = case
     ranges = candidates["minmax"]
     if why == "torch":
@@ -152,7 +150,7 @@ def test_without_gradients_the_rule_stands_and_the_summary_says_why(
     assert f"range not tried: {start.reason}" in done.summary
 
 
-def test_with_gradients_few_maps_are_among_the_forms_that_are_compared(model: Any, case: Any, distance: Any) -> None:
+def test_with_gradients_few_maps_are_among_the_forms_that_are_compared(model, case, distance):
     """The outlier of tensor ``c`` is what a map puts right; whatever is kept is better than the rule by far."""
     given, placement, candidates = case
     ranges = candidates["minmax"]

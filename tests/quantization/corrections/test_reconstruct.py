@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,19 +32,17 @@ def networked(model: onnx.ModelProto, given: Sources, chosen: Any) -> Network:
 
 
 @pytest.fixture
-def network(model: Any, sources: Any, chosen: Any) -> Network:
+def network(model, sources, chosen):
     return networked(model, sources(16), chosen)
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch):
     monkeypatch.setattr(reconstruction, "Schedule", lambda: Schedule(passes=4))
 
 
 @pytest.mark.parametrize("names", [(), ("smooth", "round", "bias")])
-def test_what_is_learned_starts_as_the_written_network(
-    model: Any, case: Any, normal: Any, names: tuple[str, ...]
-) -> None:
+def test_what_is_learned_starts_as_the_written_network(model, case, normal, names):
     given, placement, candidates = case
     ranges = candidates["minmax"]
     corrections = correct(model, placement, {"minmax": ranges}, names, given).corrections if names else Corrections()
@@ -83,7 +80,7 @@ def written(network: Network) -> onnx.ModelProto:
     return insert_qdq(network.model, network.placement, network.ranges, network.corrections)
 
 
-def test_learning_lowers_the_error_on_images_held_back_and_adds_no_node(network: Network, distance: Any) -> None:
+def test_learning_lowers_the_error_on_images_held_back_and_adds_no_node(network, distance):
     start = spoiled(network)
     ranges, corrections = Reconstruct().reconstruct(start)
     before, after = written(start), written(replace(start, ranges=ranges, corrections=corrections))
@@ -91,9 +88,7 @@ def test_learning_lowers_the_error_on_images_held_back_and_adds_no_node(network:
     assert distance(network.model, after, network.sources) < 0.7 * distance(network.model, before, network.sources)
 
 
-def test_rows_that_a_model_chooses_are_learned_beside_those_that_detect_the_same(
-    choosing: Any, sources: Any, chosen: Any, distance: Any
-) -> None:
+def test_rows_that_a_model_chooses_are_learned_beside_those_that_detect_the_same(choosing, sources, chosen, distance):
     start = spoiled(networked(choosing, sources(16), chosen))
     ranges, corrections = Reconstruct().reconstruct(start)
     after = written(replace(start, ranges=ranges, corrections=corrections))
@@ -101,7 +96,7 @@ def test_rows_that_a_model_chooses_are_learned_beside_those_that_detect_the_same
     assert learned < 0.8 * worse
 
 
-def test_tensors_that_share_a_range_share_it_after(network: Network) -> None:
+def test_tensors_that_share_a_range_share_it_after(network):
     first, other = network.placement.activations[1:3]
     wide = max(network.ranges.tensors[name].amax for name in (first, other))
     tensors = {
@@ -126,7 +121,7 @@ def stopping(at: int) -> Progress:
     return progress
 
 
-def test_a_stopped_reconstruction_goes_on_to_the_same_result(network: Network, short: None, tmp_path: Path) -> None:
+def test_a_stopped_reconstruction_goes_on_to_the_same_result(network, short, tmp_path):
     whole = Reconstruct().reconstruct(network)
     told: list[int] = []
     kept = replace(network.sources, unfinished=tmp_path / "unfinished")
@@ -144,7 +139,7 @@ def test_a_stopped_reconstruction_goes_on_to_the_same_result(network: Network, s
     assert told[0] < count
 
 
-def test_a_file_that_keeps_nothing_is_told_and_replaced(network: Network, short: None, tmp_path: Path) -> None:
+def test_a_file_that_keeps_nothing_is_told_and_replaced(network, short, tmp_path):
     path = tmp_path / "unfinished"
     path.write_bytes(b"not a state")
     given = replace(network, sources=replace(network.sources, unfinished=path))
@@ -154,7 +149,7 @@ def test_a_file_that_keeps_nothing_is_told_and_replaced(network: Network, short:
     assert path.read_bytes() != b"not a state"
 
 
-def test_a_view_is_an_image_of_the_same_size_and_repeatable() -> None:
+def test_a_view_is_an_image_of_the_same_size_and_repeatable():
     row = torch.linspace(0, 1, 40).expand(1, 3, 30, 40)
     seen = [Views(seed)(row) for seed in range(40)]
     assert all(view.shape == row.shape and float(view.min()) >= 0 and float(view.max()) <= 1 for view in seen)

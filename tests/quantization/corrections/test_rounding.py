@@ -13,7 +13,7 @@ from trtdet.quantization.encoding import ChannelMap, half_step, nearest, weight_
 
 
 @pytest.mark.parametrize("width", [9, 150])
-def test_compensated_rounding_lowers_the_error_of_the_output(width: int) -> None:
+def test_compensated_rounding_lowers_the_error_of_the_output(width):
     rng = np.random.default_rng(0)
     mixing = rng.normal(0, 1, (2, width, width // 3))
     covariance = mixing @ mixing.transpose(0, 2, 1) + 0.01 * np.eye(width)
@@ -29,7 +29,7 @@ def test_compensated_rounding_lowers_the_error_of_the_output(width: int) -> None
     assert (errors[1] < errors[0]).mean() > 0.9
 
 
-def test_with_independent_inputs_nearest_is_best() -> None:
+def test_with_independent_inputs_nearest_is_best():
     rng = np.random.default_rng(1)
     rows = rng.normal(0, 1, (1, 5, 20))
     rows[0, 2] = 0
@@ -39,12 +39,12 @@ def test_with_independent_inputs_nearest_is_best() -> None:
     np.testing.assert_array_equal(compensated(rows, scales, covariance), nearest(rows, scales))
 
 
-def test_a_silent_input_is_no_trouble() -> None:
+def test_a_silent_input_is_no_trouble():
     rows = np.ones((1, 2, 4))
     np.testing.assert_array_equal(compensated(rows, np.full((1, 2), 0.5, np.float32), np.zeros((1, 4, 4))), 2)
 
 
-def test_the_covariance_is_that_of_the_mapped_and_quantised_input(layer: Any) -> None:
+def test_the_covariance_is_that_of_the_mapped_and_quantised_input(layer):
     """Rounding adds a twelfth of a squared step to each variance, and nothing between channels."""
     rng = np.random.default_rng(2)
     samples = rng.normal(0, 1, (4, 4)) @ rng.uniform(-1, 1, (4, 5000))
@@ -56,9 +56,7 @@ def test_the_covariance_is_that_of_the_mapped_and_quantised_input(layer: Any) ->
     np.testing.assert_allclose(found - exact, np.eye(4) * step**2 / 12, atol=1e-6 * step**2)
 
 
-def test_a_covariance_that_cannot_be_factored_leaves_nearest_with_a_warning(
-    layer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_covariance_that_cannot_be_factored_leaves_nearest_with_a_warning(layer, monkeypatch):
     def fails(*_: Any, **named: Any) -> None:
         raise np.linalg.LinAlgError("Matrix is not positive definite")
 
@@ -68,7 +66,7 @@ def test_a_covariance_that_cannot_be_factored_leaves_nearest_with_a_warning(
         assert Round().round(given) is None
 
 
-def test_the_mean_of_the_output_becomes_that_of_the_float_model() -> None:
+def test_the_mean_of_the_output_becomes_that_of_the_float_model():
     rng = np.random.default_rng(0)
     bias, wanted, got = rng.normal(0, 1, (3, 2, 5))
     np.testing.assert_allclose(got + Bias().offset(bias, wanted, got), wanted + bias)

@@ -29,7 +29,7 @@ def chosen(
     return channels.scale, channels.amax
 
 
-def test_the_scale_beats_both_extremes() -> None:
+def test_the_scale_beats_both_extremes():
     x = RNG.uniform(-1, 1, (6, 4000)) * REACH[:, None]
     weight = WEIGHT[:, :, :1, :1]
     reader = Reader.of(weight, 1, np.ones(8))
@@ -41,14 +41,14 @@ def test_the_scale_beats_both_extremes() -> None:
     assert best < output_noise(x, weight, 1 / REACH)
 
 
-def test_depthwise_weights_do_not_mind() -> None:
+def test_depthwise_weights_do_not_mind():
     reader = Reader.of(RNG.normal(0, 1, (6, 1, 3, 3)), 6, np.ones(6))
     scale, _ = chosen(REACH, REACH**2, reader)
     product = scale * REACH
     assert product.max() / product.min() < 0.02 * REACH.max() / REACH.min()
 
 
-def test_the_gradient_is_that_of_the_noise() -> None:
+def test_the_gradient_is_that_of_the_noise():
     readers = [Reader.of(WEIGHT, 1, RNG.uniform(1, 2, 8)), Reader.of(WEIGHT[:6, :1], 6, np.ones(6))]
     variance = REACH**2 / 3
     at = RNG.normal(0, 1, 6)
@@ -73,7 +73,7 @@ def expected_noise(
 
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_the_noise_is_that_of_the_definition(kernel: int, share: float) -> None:
+def test_the_noise_is_that_of_the_definition(kernel, share):
     weight, variance = WEIGHT[:, :, :kernel, :kernel], REACH**2 / 3
     reader = Reader.of(weight, 1, np.ones(8))
     at = RNG.normal(0, 0.1, 6)  # the first channel is by far the widest, so that the smooth maximum is the maximum
@@ -82,7 +82,7 @@ def test_the_noise_is_that_of_the_definition(kernel: int, share: float) -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_no_other_scale_leaves_much_less_noise(share: float) -> None:
+def test_no_other_scale_leaves_much_less_noise(share):
     variance = REACH**2 / 3
     scale, _ = chosen(REACH, variance, Reader.of(WEIGHT, 1, np.ones(8)), share)
     found = expected_noise(scale, variance, WEIGHT, share)
@@ -92,7 +92,7 @@ def test_no_other_scale_leaves_much_less_noise(share: float) -> None:
     assert found < 1.1 * min(expected_noise(other, variance, WEIGHT, share) for other in others)
 
 
-def test_a_silent_channel_counts_as_a_ten_thousandth_of_the_widest() -> None:
+def test_a_silent_channel_counts_as_a_ten_thousandth_of_the_widest():
     """It gets a scale of its own, but none that leaves its weights nothing of the integers."""
     reach = np.array([4.0, 0.0, 2.0])
     reader = Reader.of(RNG.normal(0, 1, (3, 1, 3, 3)), 3, np.ones(3))

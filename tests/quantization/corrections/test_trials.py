@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ RANGES = Ranges("minmax", None, {}, "", 1, "")
 
 
 @pytest.fixture
-def conv(net: Any, normal: Any) -> Callable[..., onnx.ModelProto]:
+def conv(net, normal):
     def conv(weight: np.ndarray | None = None) -> onnx.ModelProto:
         weight = normal(6, 4, 1, 1, seed=1) if weight is None else weight
         return net(
@@ -35,7 +35,7 @@ def conv(net: Any, normal: Any) -> Callable[..., onnx.ModelProto]:
 
 
 @pytest.fixture
-def measured_site(conv: Any, normal: Any) -> Callable[..., Site]:
+def measured_site(conv, normal):
     """The site of one convolution, judged on the last of four images."""
 
     def measured_site(*corrections: Correction, parted: bool = False, **changes: Any) -> Site:
@@ -63,7 +63,7 @@ def judged(model: onnx.ModelProto, site: Site, fit: list[np.ndarray], held: list
     site.settle()
 
 
-def test_the_error_is_the_root_of_the_mean_fourth_power_as_a_share_of_the_variance(conv: Any, normal: Any) -> None:
+def test_the_error_is_the_root_of_the_mean_fourth_power_as_a_share_of_the_variance(conv, normal):
     weight = normal(6, 4, 1, 1, seed=1)
     weight[5] *= 1e-3  # an output that hardly varies counts as if it had a hundredth of the median variance
     model = conv(weight)
@@ -94,7 +94,7 @@ def test_the_error_is_the_root_of_the_mean_fourth_power_as_a_share_of_the_varian
     assert trial.offsets == ("", "bias")
 
 
-def test_rare_saturation_weighs_more_than_steps_that_are_a_little_coarser(conv: Any) -> None:
+def test_rare_saturation_weighs_more_than_steps_that_are_a_little_coarser(conv):
     """By the mean square the range that saturates would win, by the fourth power the wider does."""
     model = conv(np.eye(4, dtype=np.float32).reshape(4, 4, 1, 1))
     (site,) = find_sites(model, place(model), ())
@@ -113,9 +113,7 @@ def test_rare_saturation_weighs_more_than_steps_that_are_a_little_coarser(conv: 
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_bias_makes_up_for_what_is_clipped_only_as_far_as_the_head_sees_it(
-    conv: Any, normal: Any, scaled: bool
-) -> None:
+def test_a_bias_makes_up_for_what_is_clipped_only_as_far_as_the_head_sees_it(conv, normal, scaled):
     model = conv()
     weight = onnx.numpy_helper.to_array(model.graph.initializer[0])[:, :, 0, 0].astype(np.float64)
     bias = onnx.numpy_helper.to_array(model.graph.initializer[1])
@@ -147,7 +145,7 @@ def test_a_bias_makes_up_for_what_is_clipped_only_as_far_as_the_head_sees_it(
     assert np.abs(offset[0] - bias).max() < 5
 
 
-def test_a_policy_takes_the_least_error_or_everything(measured_site: Any) -> None:
+def test_a_policy_takes_the_least_error_or_everything(measured_site):
     site = measured_site(Round(), Bias())
     errors = site.trials[0].errors["Conv_0"]
     assert errors.shape == (2, 2)
@@ -160,12 +158,12 @@ def test_a_policy_takes_the_least_error_or_everything(measured_site: Any) -> Non
     }
 
 
-def test_convolutions_over_an_unknown_number_of_places_are_left_alone(net: Any, normal: Any) -> None:
+def test_convolutions_over_an_unknown_number_of_places_are_left_alone(net, normal):
     model = net("(float[1,4,9] x) => (float[N,8,H] y) { y = Conv(x, w) }", w=normal(8, 4, 3))
     assert find_sites(model, place(model), ()) == []
 
 
-def test_moments_are_held_in_runs_that_fit_into_memory(net: Any, normal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_are_held_in_runs_that_fit_into_memory(net, normal, monkeypatch):
     model = net(
         "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv(x, w) b = Conv(a, w) y = Conv(b, w) }",
         w=normal(4, 4, 1, 1),
@@ -198,7 +196,7 @@ OTHER = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
 
 
 @pytest.mark.parametrize("text", [TWO, OTHER])
-def test_a_map_is_chosen_for_all_readers_and_for_the_zeros_of_padding(net: Any, normal: Any, text: str) -> None:
+def test_a_map_is_chosen_for_all_readers_and_for_the_zeros_of_padding(net, normal, text):
     model = net(text, w3=normal(4, 4, 3, 3), w1=normal(4, 4, 1, 1))
     spy = Spy()
     (site,) = find_sites(model, place(model), (spy,))
@@ -211,13 +209,13 @@ def test_a_map_is_chosen_for_all_readers_and_for_the_zeros_of_padding(net: Any, 
     assert (variance > 2 * np.var(np.stack(images[:2]), axis=(0, 2, 3))).all()
 
 
-def test_the_plain_form_is_rounded_to_nearest_where_a_map_competes(measured_site: Any) -> None:
+def test_the_plain_form_is_rounded_to_nearest_where_a_map_competes(measured_site):
     for corrections, counts in (((Round(),), [2]), ((Spy(), Round()), [1, 2])):
         site = measured_site(*corrections)
         assert [len(trial.roundings["Conv_0"]) for trial in site.trials] == counts
 
 
-def test_other_places_are_looked_at_in_every_image(conv: Any, normal: Any) -> None:
+def test_other_places_are_looked_at_in_every_image(conv, normal):
     model = conv()
     (site,) = find_sites(model, place(model), ())
     (window,) = site.windows.values()
@@ -243,9 +241,7 @@ COSTS = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
         (True, {"x": (4 * 4 + 4 * 256) / (2 * 256 + 32), "r": 0, "s": (4 * 4 + 4 * 256) / (2 * 256 + 16)}),
     ],
 )
-def test_a_mul_costs_its_constants_and_where_it_parts_kernels_its_values(
-    net: Any, normal: Any, fused: bool, prices: dict[str, float]
-) -> None:
+def test_a_mul_costs_its_constants_and_where_it_parts_kernels_its_values(net, normal, fused, prices):
     weights = {name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w", "w1", "w2", "w3"))}
     model = net(COSTS, **weights)
     sites = find_sites(model, place(model), (Round(),), place(model).activations if fused else ())
@@ -263,9 +259,7 @@ def test_a_mul_costs_its_constants_and_where_it_parts_kernels_its_values(
         (1, True, 0.6, False),
     ],
 )
-def test_a_map_is_taken_where_it_buys_more_for_its_bytes_than_fp16(
-    measured_site: Any, left: int, fused: bool, mapped: float, worthwhile: bool
-) -> None:
+def test_a_map_is_taken_where_it_buys_more_for_its_bytes_than_fp16(measured_site, left, fused, mapped, worthwhile):
     site = measured_site(Spy(), parted=fused, multiplied=left)
     rule, other = site.trials
     rule.errors["Conv_0"][:], other.errors["Conv_0"][:] = 1.0, mapped
@@ -279,7 +273,7 @@ def test_a_map_is_taken_where_it_buys_more_for_its_bytes_than_fp16(
     }
 
 
-def test_a_map_that_costs_more_than_fp16_is_not_tried(measured_site: Any) -> None:
+def test_a_map_that_costs_more_than_fp16_is_not_tried(measured_site):
     """FP16 takes all of the error away, so that nothing that costs as much can buy more."""
     site = measured_site(Spy(), Round(), parted=True)
     (rule,) = site.trials
@@ -287,7 +281,7 @@ def test_a_map_that_costs_more_than_fp16_is_not_tried(measured_site: Any) -> Non
     assert rule.rule == "minmax" and len(rule.roundings["Conv_0"]) == 2
 
 
-def test_beside_a_map_that_may_be_left_out_the_plain_form_is_rounded_as_well_as_it_can_be(measured_site: Any) -> None:
+def test_beside_a_map_that_may_be_left_out_the_plain_form_is_rounded_as_well_as_it_can_be(measured_site):
     site = measured_site(Spy(), Round(), parted=True, multiplied=1)
     assert 0.1 < site.mul_price < 1
     assert [len(trial.roundings["Conv_0"]) for trial in site.trials] == [2, 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +94,7 @@ NODES = {
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_an_operator_computes_what_onnxruntime_does(node: str, net: Any, normal: Any) -> None:
+def test_an_operator_computes_what_onnxruntime_does(node, net, normal):
     constants = {
         "w": normal(6, 2, 3, 3),
         "w4": normal(4, 4, 3, 3),
@@ -152,7 +151,7 @@ def test_an_operator_computes_what_onnxruntime_does(node: str, net: Any, normal:
         assert (str(made.device), tuple(made.shape)) == ("meta", expected.shape)
 
 
-def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(normal: Any) -> None:
+def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(normal):
     model = small_detector()
     names = [output.name for output in model.graph.output]
     size = [dim.dim_value or 1 for dim in model.graph.input[0].type.tensor_type.shape.dim]
@@ -169,7 +168,7 @@ def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(no
     assert any(not np.allclose(silent[name].numpy(), expected[name]) for name in names)
 
 
-def test_an_operator_without_a_gradient_is_named(net: Any, normal: Any) -> None:
+def test_an_operator_without_a_gradient_is_named(net, normal):
     model = net("(float[1,4,6,8] x) => (float y) { a = CumSum(x, k) y = Relu(a) }", k=np.array(2, np.int64))
     model.graph.node[0].name = "best"
     network = TorchNetwork(model, ["y"], {})
