@@ -32,14 +32,14 @@ def decoders() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> tuple[Path, ...]:
+def images(tmp_path):
     return tuple(save(tmp_path / f"{i:03}.png", i) for i in range(25))
 
 
 # Finding images
 
 
-def test_folder_is_flat_and_sorted_by_name(tmp_path: Path) -> None:
+def test_folder_is_flat_and_sorted_by_name(tmp_path):
     for name in ("b.JPG", "a.png", "notes.md"):
         (tmp_path / name).touch()
     (tmp_path / "sub").mkdir()
@@ -47,7 +47,7 @@ def test_folder_is_flat_and_sorted_by_name(tmp_path: Path) -> None:
     assert [path.name for path in find_images(tmp_path)] == ["a.png", "b.JPG"]
 
 
-def test_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
+def test_folder_without_images_says_what_it_has(tmp_path):
     for name in ("a.md", "b.md", "c.npy", "Makefile"):
         (tmp_path / name).touch()
     (tmp_path / "sub" / "deep").mkdir(parents=True)
@@ -58,7 +58,7 @@ def test_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
         find_images(tmp_path / "sub")
 
 
-def test_empty_folder_missing_source_and_wrong_kind(tmp_path: Path) -> None:
+def test_empty_folder_missing_source_and_wrong_kind(tmp_path):
     with pytest.raises(DataError, match="it has nothing"):
         find_images(tmp_path)
     with pytest.raises(DataError, match=r"none' does not exist; give a folder of images or a \.txt list"):
@@ -67,7 +67,7 @@ def test_empty_folder_missing_source_and_wrong_kind(tmp_path: Path) -> None:
         find_images(save(tmp_path / "a.png"))
 
 
-def test_list_keeps_its_order_and_comments_say_nothing(tmp_path: Path) -> None:
+def test_list_keeps_its_order_and_comments_say_nothing(tmp_path):
     (tmp_path / "pictures").mkdir()
     for name in ("a.png", "b.png"):
         (tmp_path / "pictures" / name).touch()
@@ -78,7 +78,7 @@ def test_list_keeps_its_order_and_comments_say_nothing(tmp_path: Path) -> None:
     assert find_images(pinned, tmp_path / "pictures")[0] == tmp_path / "pictures" / "b.png"
 
 
-def test_list_errors(tmp_path: Path) -> None:
+def test_list_errors(tmp_path):
     pinned = tmp_path / "list.txt"
     pinned.write_text("a.png\nb.png\nc.png\nd.png\n")
     (tmp_path / "a.png").touch()
@@ -100,7 +100,7 @@ def test_list_errors(tmp_path: Path) -> None:
         find_images(pinned)
 
 
-def test_shipped_calibration_list(shared_data: Path) -> None:
+def test_shipped_calibration_list(shared_data):
     pinned = Path(__file__).resolve().parents[2] / "calib" / "coco-train2017-128.txt"
     found = find_images(pinned, shared_data / "coco" / "train2017")
     assert found == find_images(shared_data / "coco" / "train2017")
@@ -111,14 +111,14 @@ def test_shipped_calibration_list(shared_data: Path) -> None:
     ("count", "chosen"),
     [(1, "a"), (2, "ae"), (3, "adg"), (4, "aceg"), (9, "abcdefghi"), (10, "abcdefghi"), (12, "abcdefghi")],
 )
-def test_items_are_chosen_evenly_from_the_first_on(count: int, chosen: str) -> None:
+def test_items_are_chosen_evenly_from_the_first_on(count, chosen):
     assert evenly("abcdefghi", count) == tuple(chosen)
 
 
 # Hashing
 
 
-def test_content_hash_sees_names_bytes_and_order(tmp_path: Path) -> None:
+def test_content_hash_sees_names_bytes_and_order(tmp_path):
     a, b = tmp_path / "a.png", tmp_path / "b.png"
     a.write_bytes(b"one")
     b.write_bytes(b"two")
@@ -141,7 +141,7 @@ def test_content_hash_sees_names_bytes_and_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_stream_keeps_the_order_and_the_pixels(images: tuple[Path, ...], workers: int) -> None:
+def test_stream_keeps_the_order_and_the_pixels(images, workers):
     stream = ImageStream(images, CONFIG, batch_size=4, workers=workers)
     batches = list(stream)
     assert [len(batch) for batch in batches] == [4] * 6 + [1]
@@ -159,7 +159,7 @@ def test_stream_keeps_the_order_and_the_pixels(images: tuple[Path, ...], workers
     assert not decoders()
 
 
-def test_stream_reads_only_a_few_ahead(images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_reads_only_a_few_ahead(images, monkeypatch):
     started: list[Path] = []
 
     def counted(path: Path) -> Any:
@@ -172,7 +172,7 @@ def test_stream_reads_only_a_few_ahead(images: tuple[Path, ...], monkeypatch: py
     assert len(started) == 25
 
 
-def test_stream_ends_cleanly_when_left_early(images: tuple[Path, ...]) -> None:
+def test_stream_ends_cleanly_when_left_early(images):
     for _ in ImageStream(images, CONFIG):
         break
     assert not decoders()
@@ -182,7 +182,7 @@ def test_stream_ends_cleanly_when_left_early(images: tuple[Path, ...]) -> None:
     assert not decoders()
 
 
-def test_bad_image_is_skipped_named_and_counted(images: tuple[Path, ...]) -> None:
+def test_bad_image_is_skipped_named_and_counted(images):
     images[3].write_bytes(b"broken")
     stream = ImageStream(images, CONFIG, batch_size=10)
     with pytest.warns(TrtdetWarning, match=r"skipped: image '.*003\.png' cannot be decoded"):
@@ -193,7 +193,7 @@ def test_bad_image_is_skipped_named_and_counted(images: tuple[Path, ...]) -> Non
     assert path == images[3] and "cannot be decoded" in reason
 
 
-def test_a_tenth_of_bad_images_is_allowed_and_more_are_an_error(images: tuple[Path, ...]) -> None:
+def test_a_tenth_of_bad_images_is_allowed_and_more_are_an_error(images):
     for path in images[3:5]:
         path.write_bytes(b"broken")
     with pytest.warns(TrtdetWarning, match="skipped"):
@@ -207,7 +207,7 @@ def test_a_tenth_of_bad_images_is_allowed_and_more_are_an_error(images: tuple[Pa
     assert not decoders()
 
 
-def test_stream_options() -> None:
+def test_stream_options():
     with pytest.raises(ValueError, match="at least 1, got 0 and 2"):
         ImageStream([], CONFIG, batch_size=0, workers=2)
     with pytest.raises(ValueError, match="at least 1, got 1 and 0"):
@@ -224,9 +224,7 @@ def test_stream_options() -> None:
         ((200, 201), r"each of the 3 images has a single colour"),
     ],
 )
-def test_check_pixels_refuses_0_to_1_and_only_constant_images(
-    tmp_path: Path, values: tuple[int, int], message: str
-) -> None:
+def test_check_pixels_refuses_0_to_1_and_only_constant_images(tmp_path, values, message):
     stream = ImageStream([save(tmp_path / f"{i}.png", i, *values) for i in range(3)], CONFIG)
     with pytest.raises(DataError, match="iterate the stream first"):
         stream.check_pixels()
@@ -236,7 +234,7 @@ def test_check_pixels_refuses_0_to_1_and_only_constant_images(
         stream.check_pixels()
 
 
-def test_check_pixels_warns_of_some_constant_images(images: tuple[Path, ...]) -> None:
+def test_check_pixels_warns_of_some_constant_images(images):
     Image.new("RGB", (20, 20), (255, 0, 0)).save(images[2])
     stream = ImageStream(images, CONFIG)
     list(stream)
@@ -249,7 +247,7 @@ def test_check_pixels_warns_of_some_constant_images(images: tuple[Path, ...]) ->
 
 
 @pytest.fixture
-def coco(tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
+def coco(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
     for i in range(5):
@@ -267,7 +265,7 @@ def coco(tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
     return path, folder, document
 
 
-def test_coco_is_matched_by_name_and_sorted_by_id(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_coco_is_matched_by_name_and_sorted_by_id(coco):
     path, folder, _ = coco
     dataset = CocoDataset.load(path, folder, ("dog", "cat"))
     assert dataset.category_ids == (7, 2) and dataset.annotations == path
@@ -284,7 +282,7 @@ def change(path: Path, document: dict[str, Any], key: str, value: Any) -> None:
     path.write_text(json.dumps(document | {key: value}))
 
 
-def test_coco_broken_files(coco: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_coco_broken_files(coco, tmp_path):
     path, folder, document = coco
 
     def fails(match: str) -> None:
@@ -340,7 +338,7 @@ def test_coco_broken_files(coco: tuple[Path, Path, dict[str, Any]], tmp_path: Pa
     fails("cannot be read: No such file")
 
 
-def test_coco_fields_that_are_absent_or_of_another_kind_of_number(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_coco_fields_that_are_absent_or_of_another_kind_of_number(coco):
     path, folder, document = coco
     plain = {"image_id": 10, "category_id": 7, "bbox": [1, 2, 3, 4]}
     boxes = [plain, plain | {"area": None, "iscrowd": None}, plain | {"area": float("nan"), "iscrowd": True}]
@@ -352,7 +350,7 @@ def test_coco_fields_that_are_absent_or_of_another_kind_of_number(coco: tuple[Pa
     assert CocoDataset.load(path, folder, ("dog", "0")).category_ids == (7, 2)
 
 
-def test_some_of_the_images_with_their_boxes(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_some_of_the_images_with_their_boxes(coco):
     dataset = CocoDataset.load(coco[0], coco[1], ("cat", "dog"))
     part = dataset.first(2)
     assert [image.id for image in part.images] == [0, 20] and part.truth.image_ids.tolist() == [0]
@@ -363,7 +361,7 @@ def test_some_of_the_images_with_their_boxes(coco: tuple[Path, Path, dict[str, A
         moved.first(2)
 
 
-def test_coco_classes_must_match_both_ways(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_coco_classes_must_match_both_ways(coco):
     path, folder, _ = coco
     with pytest.raises(DataError, match=r"1 of the 3 classes are no category \(horse\); 'classes' must name"):
         CocoDataset.load(path, folder, ("cat", "dog", "horse"))
@@ -373,7 +371,7 @@ def test_coco_classes_must_match_both_ways(coco: tuple[Path, Path, dict[str, Any
         CocoDataset.load(path, folder, ("Cat", "dog"))
 
 
-def test_coco_missing_images(coco: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_coco_missing_images(coco):
     path, folder, _ = coco
     for i in range(4):
         (folder / f"{i}.png").unlink()
@@ -383,7 +381,7 @@ def test_coco_missing_images(coco: tuple[Path, Path, dict[str, Any]]) -> None:
         CocoDataset.load(path, folder / "none", ("cat", "dog"))
 
 
-def test_coco_subset(shared_data: Path) -> None:
+def test_coco_subset(shared_data):
     root = shared_data / "coco"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -23,7 +23,7 @@ PIXELS = 3 * 24 * 16
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> tuple[Path, ...]:
+def images(tmp_path):
     paths = [tmp_path / f"{number}.png" for number in range(7)]
     for number, path in enumerate(paths):
         pixels = np.random.default_rng(number).integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -32,7 +32,7 @@ def images(tmp_path: Path) -> tuple[Path, ...]:
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def decoded(monkeypatch):
     """How often each image has been decoded."""
     counts: Counter[str] = Counter()
 
@@ -52,9 +52,7 @@ def equal(first: list[ImageBatch], second: list[ImageBatch]) -> bool:
 
 
 @pytest.mark.parametrize("budget", [None, 0, 3 * PIXELS, 3 * PIXELS + PIXELS // 2])
-def test_passes_with_a_cache_are_those_without(
-    images: tuple[Path, ...], decoded: Counter[str], budget: int | None
-) -> None:
+def test_passes_with_a_cache_are_those_without(images, decoded, budget):
     plain = list(ImageStream(images, CONFIG, batch_size=2))
     decoded.clear()
     cache = ImageCache(budget)
@@ -68,7 +66,7 @@ def test_passes_with_a_cache_are_those_without(
         assert sorted(decoded.values()) == [1] * kept + [number] * (7 - kept)
 
 
-def test_streams_over_other_files_in_other_order_share_it(images: tuple[Path, ...], decoded: Counter[str]) -> None:
+def test_streams_over_other_files_in_other_order_share_it(images, decoded):
     cache = ImageCache()
     list(ImageStream(images[::2], CONFIG, cache=cache))
     turned = images[::-1]
@@ -89,9 +87,7 @@ def test_streams_over_other_files_in_other_order_share_it(images: tuple[Path, ..
         ({"std": (1.0, 1.0, 1.0)}, False),
     ],
 )
-def test_another_configuration_gets_its_own_pixels(
-    images: tuple[Path, ...], decoded: Counter[str], change: dict[str, Any], again: bool
-) -> None:
+def test_another_configuration_gets_its_own_pixels(images, decoded, change, again):
     cache, other = ImageCache(), CONFIG.model_copy(update=change)
     list(ImageStream(images, CONFIG, cache=cache))
     found = list(ImageStream(images, other, cache=cache))
@@ -100,7 +96,7 @@ def test_another_configuration_gets_its_own_pixels(
     assert not equal(found, list(ImageStream(images, CONFIG)))
 
 
-def test_facts_about_the_pixels_are_those_of_the_file_and_kept(tmp_path: Path) -> None:
+def test_facts_about_the_pixels_are_those_of_the_file_and_kept(tmp_path):
     """An image that is only nearly of one colour, and one value, are gone once it is small."""
     pixels = np.full((64, 64, 3), 7, np.uint8)
     Image.fromarray(pixels).save(tmp_path / "constant.png")
@@ -115,7 +111,7 @@ def test_facts_about_the_pixels_are_those_of_the_file_and_kept(tmp_path: Path) -
         assert [path.name for path in stream.constant] == ["constant.png"]
 
 
-def test_an_unreadable_image_is_skipped_in_every_pass(images: tuple[Path, ...], decoded: Counter[str]) -> None:
+def test_an_unreadable_image_is_skipped_in_every_pass(images, decoded):
     images[3].write_bytes(b"broken")
     cache = ImageCache()
     for _ in range(2):
@@ -127,9 +123,7 @@ def test_an_unreadable_image_is_skipped_in_every_pass(images: tuple[Path, ...], 
     assert len(cache) == 6 and decoded["2.png"] == 1
 
 
-def test_an_image_that_two_threads_decode_at_once_counts_once(
-    images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_that_two_threads_decode_at_once_counts_once(images, monkeypatch):
     both = threading.Barrier(2)
 
     def together(path: Path) -> Any:
@@ -142,7 +136,7 @@ def test_an_image_that_two_threads_decode_at_once_counts_once(
     assert (len(cache), cache.bytes) == (1, PIXELS)
 
 
-def test_a_pickled_cache_is_empty_and_stays_so(images: tuple[Path, ...]) -> None:
+def test_a_pickled_cache_is_empty_and_stays_so(images):
     cache = ImageCache(10**6)
     cache.read(images[0], CONFIG)
     other = pickle.loads(pickle.dumps(cache))
@@ -150,15 +144,13 @@ def test_a_pickled_cache_is_empty_and_stays_so(images: tuple[Path, ...]) -> None
     assert (other.budget, len(other), len(cache)) == (0, 0, 1)
 
 
-def test_what_is_kept_cannot_be_altered(images: tuple[Path, ...]) -> None:
+def test_what_is_kept_cannot_be_altered(images):
     with pytest.raises(ValueError, match="read-only"):
         ImageCache().read(images[0], CONFIG).pixels[0] = 0
 
 
 @pytest.mark.parametrize(("available", "kept"), [(4 * 3 * PIXELS, 3), (1 << 60, 7), (0, 0)])
-def test_the_default_budget_is_a_quarter_of_the_memory_available(
-    images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, available: int, kept: int
-) -> None:
+def test_the_default_budget_is_a_quarter_of_the_memory_available(images, monkeypatch, available, kept):
     monkeypatch.setattr(trtdet.data.stream, "available_memory", lambda: available)
     cache = ImageCache()
     list(ImageStream(images, CONFIG, cache=cache))
@@ -166,7 +158,7 @@ def test_the_default_budget_is_a_quarter_of_the_memory_available(
     assert cache._limit is not None and cache._limit <= 1 << 30
 
 
-def test_available_memory_is_the_systems_or_what_the_control_group_leaves(tmp_path: Path) -> None:
+def test_available_memory_is_the_systems_or_what_the_control_group_leaves(tmp_path):
     meminfo, group = tmp_path / "meminfo", tmp_path / "group"
     assert available_memory(meminfo, group) == 0
     meminfo.write_text("MemTotal:       8000 kB\nMemFree:   500 kB\nMemAvailable:    2000 kB\n")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,9 +72,7 @@ def repeated(dataset: CocoDataset, found: Found, weights: np.ndarray) -> CocoMet
 @pytest.mark.parametrize("engine", ENGINES)
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 40), st.data())
 @settings(max_examples=40, deadline=None)
-def test_weights_of_one_give_what_the_evaluator_computes(
-    engine: Any, seed: int, images: int, boxes: int, data: st.DataObject
-) -> None:
+def test_weights_of_one_give_what_the_evaluator_computes(engine, seed, images, boxes, data):
     dataset = make_dataset(seed, images, boxes)
     noise, stray = data.draw(st.sampled_from([0.0, 3.0, 20.0])), data.draw(st.integers(0, 40))
     metric = collected(dataset, detect(dataset, seed, noise, stray), engine)
@@ -85,7 +82,7 @@ def test_weights_of_one_give_what_the_evaluator_computes(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_no_more_than_100_detections_of_a_class_and_image_count(engine: Any) -> None:
+def test_no_more_than_100_detections_of_a_class_and_image_count(engine):
     dataset = make_dataset(1, images=2, boxes=12, classes=("cat",))
     metric = collected(dataset, detect(dataset, 1, stray=250), engine)
     matches = metric.matches()
@@ -96,7 +93,7 @@ def test_no_more_than_100_detections_of_a_class_and_image_count(engine: Any) -> 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(2, 6), data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_an_image_that_is_drawn_twice_counts_as_two(seed: int, images: int, data: st.DataObject) -> None:
+def test_an_image_that_is_drawn_twice_counts_as_two(seed, images, data):
     dataset = make_dataset(seed, images, 20)
     # Scores that differ: where an image's own are equal, its copies may be sorted otherwise than its weight is.
     found = detect(dataset, seed, digits=12)
@@ -107,7 +104,7 @@ def test_an_image_that_is_drawn_twice_counts_as_two(seed: int, images: int, data
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_images_without_detections_and_classes_without_boxes(engine: Any) -> None:
+def test_images_without_detections_and_classes_without_boxes(engine):
     dataset = make_dataset(3)
     found = detect(dataset, 3)
     empty = np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64)
@@ -130,7 +127,7 @@ def pair(noise: float = 12.0) -> tuple[Evaluation, Evaluation]:
     return evaluation(worse, "int8.onnx"), evaluation(better, "fp32.onnx")
 
 
-def test_a_loss_and_seen_from_the_other_side_a_gain() -> None:
+def test_a_loss_and_seen_from_the_other_side_a_gain():
     worse, better = pair()
     loss, gain = compare(worse, better), compare(better, worse)
     assert loss.verdict == "a loss"
@@ -140,7 +137,7 @@ def test_a_loss_and_seen_from_the_other_side_a_gain() -> None:
     assert (gain.low, gain.high) == pytest.approx((-loss.high, -loss.low))
 
 
-def test_only_an_interval_without_zero_shows_a_loss_or_a_gain() -> None:
+def test_only_an_interval_without_zero_shows_a_loss_or_a_gain():
     verdicts = {(-2.0, -1.0): "a loss", (1.0, 2.0): "a gain"}
     verdicts |= dict.fromkeys([(-2.0, 0.0), (-1.0, 1.0), (0.0, 2.0)], "no loss shown")
     reference = pair()[0]
@@ -148,12 +145,12 @@ def test_only_an_interval_without_zero_shows_a_loss_or_a_gain() -> None:
         assert Comparison(reference, (low + high) / 2, low, high, 30, Bootstrap()).verdict == verdict
 
 
-def test_a_detector_against_itself() -> None:
+def test_a_detector_against_itself():
     same = compare(pair()[0], pair()[0])
     assert (same.difference, same.low, same.high, same.verdict) == (0, 0, 0, "no loss shown")
 
 
-def test_the_interval_is_that_of_the_same_draws_for_both() -> None:
+def test_the_interval_is_that_of_the_same_draws_for_both():
     """The percentiles of the differences of data sets that are drawn and scored one by one."""
     dataset = make_dataset(6, images=8)
     found = [detect(dataset, 6, noise, digits=12) for noise in (8.0, 3.0)]
@@ -168,7 +165,7 @@ def test_the_interval_is_that_of_the_same_draws_for_both() -> None:
 
 
 @pytest.mark.slow
-def test_the_seed_decides_and_the_blocks_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_decides_and_the_blocks_do_not(monkeypatch):
     worse, better = pair(4.0)
     told: list[tuple[int, int]] = []
     first = compare(worse, better, Bootstrap(250), lambda done, total: told.append((done, total)))
@@ -179,14 +176,14 @@ def test_the_seed_decides_and_the_blocks_do_not(monkeypatch: pytest.MonkeyPatch)
     assert (again.low, again.high) == (first.low, first.high) != (other.low, other.high)
 
 
-def test_a_wider_confidence_is_a_wider_interval() -> None:
+def test_a_wider_confidence_is_a_wider_interval():
     worse, better = pair(4.0)
     narrow, wide = (compare(worse, better, Bootstrap(200, confidence)) for confidence in (0.5, 0.95))
     assert wide.low < narrow.low < narrow.high < wide.high
     assert "(95 % interval" in str(wide)
 
 
-def test_the_sentence_and_the_json() -> None:
+def test_the_sentence_and_the_json():
     done = compare(*pair(), Bootstrap(100))
     low, high = (f"{100 * bound:+.2f}" for bound in (done.low, done.high))
     assert str(done) == (
@@ -198,7 +195,7 @@ def test_the_sentence_and_the_json() -> None:
     assert {"file", "map", "low", "high", "confidence", "resamples", "seed", "images", "verdict"} <= set(data)
 
 
-def test_thresholds_that_differ_are_named() -> None:
+def test_thresholds_that_differ_are_named():
     worse, better = pair()
     other = dataclasses.replace(better, thresholds=NmsConfig(iou_threshold=0.5, candidates="best-class"))
     with pytest.warns(TrtdetWarning) as warned:
@@ -207,7 +204,7 @@ def test_thresholds_that_differ_are_named() -> None:
     assert "iou_threshold 0.65 against 0.5, candidates all-classes against best-class" in str(warning.message)
 
 
-def test_what_cannot_be_compared() -> None:
+def test_what_cannot_be_compared():
     worse, better = pair()
     dataset = better.metric.dataset
     found = detect(dataset, 1)
@@ -226,7 +223,7 @@ def test_what_cannot_be_compared() -> None:
         compare(lost, lost)
 
 
-def test_classes_in_another_order_are_the_same_classes() -> None:
+def test_classes_in_another_order_are_the_same_classes():
     worse, better = pair()
     dataset = better.metric.dataset
     turned = dataclasses.replace(
@@ -243,7 +240,7 @@ def test_classes_in_another_order_are_the_same_classes() -> None:
     )
 
 
-def test_matches_that_do_not_give_the_score_are_refused() -> None:
+def test_matches_that_do_not_give_the_score_are_refused():
     worse, better = pair()
     wrong = dataclasses.replace(better, result=dataclasses.replace(better.result, map=better.result.map + 0.01))
     with pytest.raises(DataError, match="of 'fp32.onnx' give mAP .* faster-coco-eval computes .* cannot be used"):
@@ -258,6 +255,6 @@ def test_matches_that_do_not_give_the_score_are_refused() -> None:
         ({"confidence": 1.0}, "above 0 and below 1"),
     ],
 )
-def test_options_out_of_range(options: dict[str, Any], match: str) -> None:
+def test_options_out_of_range(options, match):
     with pytest.raises(ConfigError, match=match):
         Bootstrap(**options)

@@ -33,7 +33,7 @@ def numbers(part: CocoDataset) -> list[int]:
 
 @settings(deadline=None, max_examples=25)
 @given(st.sets(st.integers(1, 9999), min_size=2, max_size=60), st.randoms())
-def test_choosing_and_reporting_images_are_disjoint_and_all_are_used(found: set[int], rng: object) -> None:
+def test_choosing_and_reporting_images_are_disjoint_and_all_are_used(found, rng):
     listed = list(found)
     rng.shuffle(listed)  # type: ignore[attr-defined]
     choosing, reporting = halves(dataset(listed, listed))
@@ -46,20 +46,20 @@ def test_choosing_and_reporting_images_are_disjoint_and_all_are_used(found: set[
     assert [numbers(part) for part in again] == [numbers(choosing), numbers(reporting)]
 
 
-def test_neighbours_in_a_video_are_on_both_sides() -> None:
+def test_neighbours_in_a_video_are_on_both_sides():
     choosing, reporting = halves(dataset(list(range(100)), list(range(100))))
     runs = np.diff(np.isin(np.arange(100), numbers(choosing)).astype(int))
     assert np.count_nonzero(runs) > 30 and len(reporting.images) == 50
 
 
-def test_too_few_images_are_refused() -> None:
+def test_too_few_images_are_refused():
     with pytest.raises(ConfigError, match="needs annotated images to choose by and others to report on"):
         halves(dataset([1], [1]))
     with pytest.raises(DataError, match="none of 1 images of 'a.json' has a box"):
         halves(dataset([1, 2], [1]))
 
 
-def test_how_many_images_would_do() -> None:
+def test_how_many_images_would_do():
     assert images_needed(0.1, 0.3, 100, 0.3) == 100
     # Half the width takes four times the images.
     assert images_needed(0.1, 0.5, 100, 0.3) == 400
@@ -72,12 +72,12 @@ CLASSES = load_config("shapes").classes
 
 
 @pytest.fixture(scope="module")
-def shapes_images(tmp_path_factory: pytest.TempPathFactory) -> CocoDataset:
+def shapes_images(tmp_path_factory):
     split = shapes.generate(tmp_path_factory.mktemp("apart"), "val", 4)
     return CocoDataset.load(split.annotations, split.images, CLASSES)
 
 
-def test_what_nobody_chose_with_stays_as_it_is(shapes_images: CocoDataset, tmp_path: Path) -> None:
+def test_what_nobody_chose_with_stays_as_it_is(shapes_images, tmp_path):
     assert apart_from(shapes_images, []) is shapes_images
     other = tmp_path / shapes_images.images[0].path.name
     other.write_bytes(shapes_images.images[0].path.read_bytes()[:-1] + b"?")
@@ -85,9 +85,7 @@ def test_what_nobody_chose_with_stays_as_it_is(shapes_images: CocoDataset, tmp_p
 
 
 @pytest.mark.parametrize("annotated", [True, False])
-def test_the_same_bytes_under_another_name_are_left_out_with_their_boxes(
-    shapes_images: CocoDataset, tmp_path: Path, annotated: bool
-) -> None:
+def test_the_same_bytes_under_another_name_are_left_out_with_their_boxes(shapes_images, tmp_path, annotated):
     given = shapes_images if annotated else CocoDataset.unannotated(shapes_images.images[0].path.parent, CLASSES)
     first = given.images[0]
     shutil.copy(first.path, tmp_path / "renamed.jpg")
@@ -97,11 +95,11 @@ def test_the_same_bytes_under_another_name_are_left_out_with_their_boxes(
     assert left.annotated is annotated
 
 
-def test_where_none_is_left_it_is_an_error(shapes_images: CocoDataset) -> None:
+def test_where_none_is_left_it_is_an_error(shapes_images):
     with pytest.raises(DataError, match="all 4 images of .* are calibration images too"):
         apart_from(shapes_images, [image.path for image in shapes_images.images])
 
 
-def test_a_file_that_cannot_be_read_is_named(shapes_images: CocoDataset, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(shapes_images, tmp_path):
     with pytest.raises(DataError, match="gone.jpg' cannot be read: No such file"):
         same_files([image.path for image in shapes_images.images], [tmp_path / "gone.jpg"])

@@ -53,7 +53,7 @@ def moved(found: dict[int, Found], noise: float, seed: int = 1) -> dict[int, Fou
     return changed
 
 
-def test_a_detector_agrees_with_itself_whatever_its_scores() -> None:
+def test_a_detector_agrees_with_itself_whatever_its_scores():
     dataset = plain()
     found = drawn(dataset)
     same = agreement_of(collected(dataset, found), collected(dataset, found), FEW)
@@ -65,7 +65,7 @@ def test_a_detector_agrees_with_itself_whatever_its_scores() -> None:
     assert agreement_of(collected(dataset, compressed), collected(dataset, found), FEW).ap == pytest.approx(1)
 
 
-def test_boxes_that_move_and_boxes_that_are_missing_cost_agreement() -> None:
+def test_boxes_that_move_and_boxes_that_are_missing_cost_agreement():
     dataset = plain()
     found = drawn(dataset)
     reference = collected(dataset, found)
@@ -82,7 +82,7 @@ def test_boxes_that_move_and_boxes_that_are_missing_cost_agreement() -> None:
     assert agreement_of(collected(dataset, nothing), reference, FEW).ap == 0
 
 
-def test_it_is_the_score_with_the_references_detections_as_annotations(tmp_path: Path) -> None:
+def test_it_is_the_score_with_the_references_detections_as_annotations(tmp_path):
     """By way of an instances file, as any evaluator would be given it."""
     dataset = plain()
     theirs = drawn(dataset)
@@ -109,7 +109,7 @@ def test_it_is_the_score_with_the_references_detections_as_annotations(tmp_path:
     assert got.per_class == pytest.approx(expected.per_class, abs=1e-12)
 
 
-def test_the_classes_are_taken_together() -> None:
+def test_the_classes_are_taken_together():
     """As with one class and an image for each class of an image: what an evaluator gives then."""
     dataset = plain()
     theirs = drawn(dataset)
@@ -137,14 +137,14 @@ def test_the_classes_are_taken_together() -> None:
     assert got.map != pytest.approx(got.ap, abs=1e-6)
 
 
-def test_classes_in_another_order_are_the_same_classes() -> None:
+def test_classes_in_another_order_are_the_same_classes():
     dataset, turned = plain(), plain(classes=CLASSES[::-1])
     found = drawn(dataset)
     other = {image: (boxes, scores, 2 - classes) for image, (boxes, scores, classes) in found.items()}
     assert agreement_of(collected(dataset, found), collected(turned, other), FEW).ap == pytest.approx(1)
 
 
-def test_boxes_without_an_area_find_nothing_and_are_not_to_be_found() -> None:
+def test_boxes_without_an_area_find_nothing_and_are_not_to_be_found():
     dataset = plain()
     found = drawn(dataset)
     for boxes, scores, _ in found.values():
@@ -153,7 +153,7 @@ def test_boxes_without_an_area_find_nothing_and_are_not_to_be_found() -> None:
     assert same.ap == pytest.approx(1)
 
 
-def test_a_reference_that_finds_nothing_is_told_and_not_a_number() -> None:
+def test_a_reference_that_finds_nothing_is_told_and_not_a_number():
     dataset = plain()
     found = drawn(dataset)
     low = {image: (boxes, scores / 10, classes) for image, (boxes, scores, classes) in found.items()}
@@ -168,7 +168,7 @@ def test_a_reference_that_finds_nothing_is_told_and_not_a_number() -> None:
     assert agree(late, late, AgreementOptions(0.3, Bootstrap(100))).ap == pytest.approx(1)
 
 
-def test_what_cannot_be_compared() -> None:
+def test_what_cannot_be_compared():
     dataset = plain()
     found = drawn(dataset)
     ours = evaluation(collected(dataset, found))
@@ -184,7 +184,7 @@ def test_what_cannot_be_compared() -> None:
         AgreementOptions(25)
 
 
-def test_thresholds_that_differ_are_named() -> None:
+def test_thresholds_that_differ_are_named():
     dataset = plain()
     ours = evaluation(collected(dataset, drawn(dataset)))
     other = dataclasses.replace(ours, thresholds=NmsConfig(iou_threshold=0.5))
@@ -192,7 +192,7 @@ def test_thresholds_that_differ_are_named() -> None:
         agree(ours, other, FEW)
 
 
-def test_the_sentence_and_the_json() -> None:
+def test_the_sentence_and_the_json():
     dataset = plain()
     found = drawn(dataset)
     done = agreement_of(collected(dataset, moved(found, 2.0)), collected(dataset, found), FEW)
@@ -207,7 +207,7 @@ def test_the_sentence_and_the_json() -> None:
     assert {"ap50", "ap75", "low", "high", "confidence", "resamples", "seed", "threshold", "boxes"} <= set(data)
 
 
-def test_images_without_annotations(tmp_path: Path) -> None:
+def test_images_without_annotations(tmp_path):
     for name in ("b.png", "a.png"):
         Image.new("RGB", (8, 8)).save(tmp_path / name)
     dataset = CocoDataset.unannotated(tmp_path, CLASSES)
@@ -220,9 +220,7 @@ def test_images_without_annotations(tmp_path: Path) -> None:
         CocoDataset.unannotated(Path(__file__).parent, CLASSES)
 
 
-def test_scores_are_those_of_the_model_as_it_is_written(
-    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_those_of_the_model_as_it_is_written(small_model, tmp_path, monkeypatch):
     Image.new("RGB", (64, 64), (10, 200, 90)).save(tmp_path / "a.png")
     detector = Detector.open(small_model, load_config("shapes"))
     written: list[OnnxRunner] = []

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from once import Once
 from onnx import helper, numpy_helper
 
 from trtdet.cli import main
@@ -23,7 +22,7 @@ from trtdet.exporter import SHAPES_MODEL
 
 
 @pytest.fixture(scope="module")
-def images(once: Once) -> tuple[Path, ...]:
+def images(once):
     folder = once("guessing", lambda path: shapes.generate(path, "calibration", 16))
     return find_images(folder / "calibration")
 
@@ -44,7 +43,7 @@ def unit(path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("input_check")
-def test_what_the_detections_tell_replaces_what_is_usual(images: tuple[Path, ...], tmp_path: Path) -> None:
+def test_what_the_detections_tell_replaces_what_is_usual(images, tmp_path):
     found = guess_config(unit(tmp_path / "odd.onnx"), images)
     assert found.looks is not None and not found.looks.warning
     assert found.config.input.scale == pytest.approx(1 / 255)
@@ -54,7 +53,7 @@ def test_what_the_detections_tell_replaces_what_is_usual(images: tuple[Path, ...
     assert load_config(str(tmp_path / "odd.yaml")) == found.config
 
 
-def test_without_images_what_is_usual_stands_and_says_so(tmp_path: Path) -> None:
+def test_without_images_what_is_usual_stands_and_says_so(tmp_path):
     found = guess_config(SHAPES_MODEL)
     shipped = load_config("shapes")
     assert found.looks is None and "classes" in found.unknown
@@ -65,7 +64,7 @@ def test_without_images_what_is_usual_stands_and_says_so(tmp_path: Path) -> None
     assert all("#" in line for line in found.text().splitlines() if not line.endswith(":"))
 
 
-def test_expressions_are_written_in_their_order(tmp_path: Path) -> None:
+def test_expressions_are_written_in_their_order(tmp_path):
     weights = np.random.default_rng(0).normal(0, 0.01, (12, 3, 16, 16)).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["raw"], strides=[16, 16]),
@@ -84,7 +83,7 @@ def test_expressions_are_written_in_their_order(tmp_path: Path) -> None:
     assert list(compute.items()) == list(shipped.items()) and len(found.config.classes) == 7
 
 
-def test_names_are_as_many_as_the_models_classes() -> None:
+def test_names_are_as_many_as_the_models_classes():
     shipped = load_config("shapes")
     found = guess_config(SHAPES_MODEL, classes=shipped.classes)
     assert found.config.classes == shipped.classes and not found.unknown
@@ -92,9 +91,7 @@ def test_names_are_as_many_as_the_models_classes() -> None:
         guess_config(SHAPES_MODEL, classes=("a", "b"))
 
 
-def test_the_command_writes_draws_and_refuses_to_replace(
-    images: tuple[Path, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_draws_and_refuses_to_replace(images, tmp_path, capsys):
     (tmp_path / "names.txt").write_text("\n".join(load_config("shapes").classes))
     output = tmp_path / "own.yaml"
     command = ["init", str(SHAPES_MODEL), "--images", str(images[0].parent), "--num-images", "4", "-o", str(output)]
@@ -110,7 +107,7 @@ def test_the_command_writes_draws_and_refuses_to_replace(
     assert output.read_bytes() == before
 
 
-def test_the_command_without_a_terminal_asks_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_without_a_terminal_asks_nothing(tmp_path, capsys):
     assert main(["init", str(SHAPES_MODEL), "-o", str(tmp_path / "own.yaml")]) == 0
     said = capsys.readouterr()
     assert "give --images to try others" in said.out and "the model does not hold them" in said.err
@@ -118,9 +115,7 @@ def test_the_command_without_a_terminal_asks_nothing(tmp_path: Path, capsys: pyt
     assert "must end in .yaml or .yml" in capsys.readouterr().err
 
 
-def test_of_an_unknown_head_a_draft_is_written_that_works_once_it_is_finished(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_an_unknown_head_a_draft_is_written_that_works_once_it_is_finished(tmp_path, capsys):
     # Corners, three classes and the size of a face, which no shipped head has.
     rows = helper.make_tensor_value_info("rows", onnx.TensorProto.FLOAT, [1, 40, 8])
     image = helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, [1, 3, 16, 20])

@@ -62,7 +62,7 @@ def check(boxes: np.ndarray, scores: np.ndarray, truth: ImageTruth | None) -> tu
     return got.hits, got.ignored
 
 
-def test_the_thresholds_are_pycocotools() -> None:
+def test_the_thresholds_are_pycocotools():
     np.testing.assert_array_equal(IOU_THRESHOLDS, COCOeval(iouType="bbox").params.iouThrs)
 
 
@@ -74,7 +74,7 @@ boxes_on_a_grid = st.lists(st.tuples(coordinate, coordinate, side, side), max_si
 
 @given(found=boxes_on_a_grid, wanted=boxes_on_a_grid, data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_every_match_is_pycocotools(found: list[Any], wanted: list[Any], data: st.DataObject) -> None:
+def test_every_match_is_pycocotools(found, wanted, data):
     boxes, truths = (np.array(rows, np.float64).reshape(-1, 4) for rows in (found, wanted))
     scores = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(boxes), max_size=len(boxes)))) / 4
     crowd = data.draw(st.lists(st.booleans(), min_size=len(truths), max_size=len(truths)))
@@ -85,7 +85,7 @@ def test_every_match_is_pycocotools(found: list[Any], wanted: list[Any], data: s
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_crowded_image_and_more_than_100_detections(seed: int) -> None:
+def test_a_crowded_image_and_more_than_100_detections(seed):
     rng = np.random.default_rng(seed)
     truths = np.concatenate([rng.uniform(0, 200, (30, 2)), rng.uniform(8, 140, (30, 2))], axis=1)
     near = np.repeat(truths, 5, axis=0) + rng.normal(0, 4, (150, 4))
@@ -94,14 +94,14 @@ def test_a_crowded_image_and_more_than_100_detections(seed: int) -> None:
     assert hits.shape == (10, 100) and hits.any() and ignored.any()
 
 
-def test_boxes_outside_of_cocos_areas_are_neither_right_nor_wrong() -> None:
+def test_boxes_outside_of_cocos_areas_are_neither_right_nor_wrong():
     boxes = np.array([[0, 0, 10, 10], [0, 0, 10, -10], [0, 0, 1e6, 1e6]], np.float64)
     hits, ignored = check(boxes, np.array([0.9, 0.8, 0.7]), truth_of(np.array([[0, 0, 10, 10.0]])))
     assert hits[:, 0].all() and not ignored[:, 0].any() and ignored[:, 1:].all()
     assert check(boxes, np.array([0.9, 0.8, 0.7]), None)[1].tolist() == [[False, True, True]] * 10
 
 
-def test_a_crowd_takes_any_number_and_a_box_that_counts_comes_first() -> None:
+def test_a_crowd_takes_any_number_and_a_box_that_counts_comes_first():
     boxes = np.array([[0, 0, 10, 10.0]] * 3)
     truth = truth_of(np.array([[0, 0, 10, 10.0], [0, 0, 8, 10.0]]), [True, False])
     hits, ignored, found = match(boxes, truth)
@@ -113,7 +113,7 @@ def test_a_crowd_takes_any_number_and_a_box_that_counts_comes_first() -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_boxes_of_equal_iou_the_last_is_taken(turned: bool) -> None:
+def test_of_boxes_of_equal_iou_the_last_is_taken(turned):
     beside, below = [2, 0, 10, 10.0], [0, 2, 10, 10.0]
     truth = truth_of(np.array([below, beside] if turned else [beside, below]))
     hits, _ = check(np.array([[0, 0, 10, 10.0], [4, 0, 10, 10.0]]), np.array([0.9, 0.8]), truth)
@@ -121,7 +121,7 @@ def test_of_boxes_of_equal_iou_the_last_is_taken(turned: bool) -> None:
     assert hits[0].tolist() == [True, not turned]
 
 
-def test_iou_is_that_of_pycocotools_to_the_bit() -> None:
+def test_iou_is_that_of_pycocotools_to_the_bit():
     from pycocotools import mask
 
     rng = np.random.default_rng(0)
@@ -131,7 +131,7 @@ def test_iou_is_that_of_pycocotools_to_the_bit() -> None:
     np.testing.assert_array_equal(iou(found, truths, crowd), expected)
 
 
-def test_images_are_ordered_by_score_and_equal_scores_by_image() -> None:
+def test_images_are_ordered_by_score_and_equal_scores_by_image():
     matcher = ClassMatcher(3)
     square = np.array([[0, 0, 10, 10.0]])
     for image, score in enumerate((0.5, 0.9, 0.5)):

@@ -39,12 +39,12 @@ def box(image: int, category: int, x: float, y: float, w: float, h: float, **mor
 
 
 @pytest.fixture
-def one_dog(tmp_path: Path) -> CocoDataset:
+def one_dog(tmp_path):
     return make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, id=0)])
 
 
 @pytest.fixture
-def crowded(tmp_path: Path) -> CocoDataset:
+def crowded(tmp_path):
     rng = np.random.default_rng(1)
     annotations = []
     for i in range(60):
@@ -64,7 +64,7 @@ def noisy(metric: CocoMetric) -> CocoMetric:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_perfect_detection_scores_one(one_dog: CocoDataset, engine: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_perfect_detection_scores_one(one_dog, engine, capfd):
     metric = CocoMetric(one_dog, engine)
     assert metric.update(0, np.array([[10, 20, 110, 70]], np.float32), [0.9], [1]) is metric
     result = metric.compute()
@@ -77,7 +77,7 @@ def test_a_perfect_detection_scores_one(one_dog: CocoDataset, engine: Any, capfd
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_no_detections_and_no_truth(one_dog: CocoDataset, engine: Any) -> None:
+def test_no_detections_and_no_truth(one_dog, engine):
     result = CocoMetric(one_dog, engine).update(0, [], [], []).update(1, np.zeros((0, 4)), [], []).compute()
     assert (result.map, result.images, result.detections) == (0, 2, 0)
     assert CocoMetric(one_dog, engine).update(1, [[0, 0, 9, 9]], [1], [0]).compute().map == -1
@@ -85,7 +85,7 @@ def test_no_detections_and_no_truth(one_dog: CocoDataset, engine: Any) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("area", "size"), [(31.0**2, "small"), (33.0**2, "medium"), (97.0**2, "large")])
-def test_a_box_is_as_large_as_its_annotated_area(tmp_path: Path, engine: Any, area: float, size: str) -> None:
+def test_a_box_is_as_large_as_its_annotated_area(tmp_path, engine, area, size):
     """That of the object's mask, which a box of 100 x 50 does not tell; a box of each other size is not there."""
     dataset = make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, area=area)])
     result = CocoMetric(dataset, engine).update(0, [[10, 20, 110, 70]], [0.9], [1]).compute()
@@ -96,7 +96,7 @@ def test_a_box_is_as_large_as_its_annotated_area(tmp_path: Path, engine: Any, ar
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_detection_that_finds_nothing_is_as_large_as_its_box(tmp_path: Path, engine: Any) -> None:
+def test_a_detection_that_finds_nothing_is_as_large_as_its_box(tmp_path, engine):
     """It is wrong among boxes of its own size, and says nothing about the others."""
     dataset = make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, area=100), box(1, 5, 0, 0, 200, 200)])
     stray, small, large = [200, 200, 300, 250], [10, 20, 110, 70], [0, 0, 200, 200]  # the stray one is medium
@@ -106,12 +106,12 @@ def test_a_detection_that_finds_nothing_is_as_large_as_its_box(tmp_path: Path, e
     assert result.map_medium == -1 and result.map < 0.99
 
 
-def test_wrong_class_or_place_scores_zero(one_dog: CocoDataset) -> None:
+def test_wrong_class_or_place_scores_zero(one_dog):
     assert CocoMetric(one_dog).update(0, [[10, 20, 110, 70]], [0.9], [0]).compute().map == 0
     assert CocoMetric(one_dog).update(0, [[200, 20, 300, 70]], [0.9], [1]).compute().map == 0
 
 
-def test_only_the_images_given_are_scored(crowded: CocoDataset) -> None:
+def test_only_the_images_given_are_scored(crowded):
     full, part = noisy(CocoMetric(crowded)), CocoMetric(crowded)
     boxes, scores, classes = full._found[2]
     part.update(2, boxes, scores, classes)
@@ -119,7 +119,7 @@ def test_only_the_images_given_are_scored(crowded: CocoDataset) -> None:
     assert part.compute() == part.compute() != full.compute()
 
 
-def test_the_engines_agree(crowded: CocoDataset) -> None:
+def test_the_engines_agree(crowded):
     first, second = (noisy(CocoMetric(crowded, engine)).compute() for engine in ENGINES)
     assert 0.01 < first.map < 1 and first.detections > 700
     for name, value in first.as_dict().items():
@@ -128,7 +128,7 @@ def test_the_engines_agree(crowded: CocoDataset) -> None:
 
 
 @pytest.fixture
-def masked(tmp_path: Path) -> CocoDataset:
+def masked(tmp_path):
     """Masks in each of COCO's three forms."""
     from pycocotools import mask as coco
 
@@ -156,7 +156,7 @@ def masks_near(metric: CocoMetric, share: float = 0.5) -> CocoMetric:
     return metric
 
 
-def test_masks_score_as_pycocotools_scores_them(masked: CocoDataset) -> None:
+def test_masks_score_as_pycocotools_scores_them(masked):
     assert masked.has_masks and masked.first(3).has_masks
     results = []
     for engine in ENGINES:
@@ -172,7 +172,7 @@ def test_masks_score_as_pycocotools_scores_them(masked: CocoDataset) -> None:
         assert value == pytest.approx(second.as_dict()[name], abs=1e-9), name
 
 
-def test_detectors_are_compared_by_their_masks(masked: CocoDataset) -> None:
+def test_detectors_are_compared_by_their_masks(masked):
     metrics = [masks_near(CocoMetric(masked), share) for share in (0.9, 0.1)]
     pair = [evaluation(metric, "m.onnx") for metric in metrics]
     boxes, masks = (compare(*pair, Bootstrap(100), of=kind) for kind in ("boxes", "masks"))
@@ -190,7 +190,7 @@ def test_detectors_are_compared_by_their_masks(masked: CocoDataset) -> None:
         compare(pair[0], dataclasses.replace(pair[1], masks=None), of="masks")
 
 
-def test_masks_are_scored_where_both_sides_have_them(masked: CocoDataset, one_dog: CocoDataset) -> None:
+def test_masks_are_scored_where_both_sides_have_them(masked, one_dog):
     whole = run_lengths(np.ones((300, 400), bool))
     assert not one_dog.has_masks
     assert CocoMetric(one_dog).update(0, [[0, 0, 9, 9]], [1], [1], [whole]).compute_masks() is None
@@ -201,7 +201,7 @@ def test_masks_are_scored_where_both_sides_have_them(masked: CocoDataset, one_do
     assert none is not None and none.map == 0
 
 
-def test_a_segmentation_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_a_segmentation_that_is_none_is_an_error(tmp_path):
     dataset = make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, id=1, segmentation={"counts": 5})])
     whole = run_lengths(np.ones((300, 400), bool))
     with pytest.raises(DataError, match=r"segmentations of '.*a\.json' cannot be read"):
@@ -209,7 +209,7 @@ def test_a_segmentation_that_is_none_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_recall_is_that_of_boxes_of_any_class(crowded: CocoDataset, one_dog: CocoDataset, engine: Any) -> None:
+def test_recall_is_that_of_boxes_of_any_class(crowded, one_dog, engine):
     perfect = CocoMetric(one_dog, engine).update(0, [[0, 0, 9, 9], [10, 20, 110, 70]], [0.9, 0.8], [0, 2])
     assert perfect.recall(1, 2) == (0, 1)
     few, many = noisy(CocoMetric(crowded, engine)).recall(1, 1000)
@@ -219,7 +219,7 @@ def test_recall_is_that_of_boxes_of_any_class(crowded: CocoDataset, one_dog: Coc
     assert 0 < few < many < 1
 
 
-def test_prints_as_pycocotools_does(crowded: CocoDataset, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_as_pycocotools_does(crowded, capsys):
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -239,7 +239,7 @@ def test_prints_as_pycocotools_does(crowded: CocoDataset, capsys: pytest.Capture
     assert str(metric.compute()) == capsys.readouterr().out.rstrip("\n")
 
 
-def test_as_dict_is_json_and_absent_is_none(one_dog: CocoDataset) -> None:
+def test_as_dict_is_json_and_absent_is_none(one_dog):
     result = CocoMetric(one_dog).update(0, [[10, 20, 110, 70]], [0.9], [1]).compute()
     data = json.loads(json.dumps(result.as_dict()))
     assert data["map_small"] is None and data["per_class"]["cat"] is None and data["images"] == 1
@@ -260,19 +260,19 @@ def test_as_dict_is_json_and_absent_is_none(one_dog: CocoDataset) -> None:
         (0, [[0, 0, 1, 1]], [0.5], [1.0], "are float64, expected integers"),
     ],
 )
-def test_update_refuses(one_dog: CocoDataset, image: int, boxes: Any, scores: Any, classes: Any, match: str) -> None:
+def test_update_refuses(one_dog, image, boxes, scores, classes, match):
     with pytest.raises(DataError, match=match):
         CocoMetric(one_dog).update(image, boxes, scores, classes)
 
 
-def test_update_refuses_an_image_twice_and_compute_refuses_none(one_dog: CocoDataset) -> None:
+def test_update_refuses_an_image_twice_and_compute_refuses_none(one_dog):
     with pytest.raises(DataError, match="image id 0 was given before"):
         CocoMetric(one_dog).update(0, [], [], []).update(0, [], [], [])
     with pytest.raises(DataError, match="no image was given"):
         CocoMetric(one_dog).compute()
 
 
-def test_engine_choice(one_dog: CocoDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_choice(one_dog, monkeypatch):
     assert CocoMetric(one_dog).engine == "faster-coco-eval"
     with pytest.raises(DataError, match="unknown mAP engine 'torch'; allowed are auto, faster-coco-eval, pycocotools"):
         CocoMetric(one_dog, "torch")  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ UNIT = 1 / 255
 
 
 @pytest.fixture(scope="module")
-def drawn_images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+def drawn_images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
     shapes.generate(folder, "calibration", 9)
     return find_images(folder / "calibration")
@@ -52,7 +52,7 @@ def seen(config: Config, images: tuple[Path, ...], **options: Any) -> Plausibili
 
 
 @pytest.mark.parametrize("batch", [1, 4, None])
-def test_the_right_configuration_is_silent(drawn_images: tuple[Path, ...], batch: int | None) -> None:
+def test_the_right_configuration_is_silent(drawn_images, batch):
     model, _ = raw_outputs(load_model(SHAPES_MODEL), Options(SHAPES, batch="n"))
     found = examine_model(model, Options(SHAPES, batch=batch), drawn_images)
     assert found.warning == "" and found.obstacle == ""
@@ -83,7 +83,7 @@ MISTAKES: list[tuple[Config, dict[str, Any]]] = [
         for number, (wrong, right) in enumerate(MISTAKES)
     ],
 )
-def test_a_mistake_is_named(drawn_images: tuple[Path, ...], wrong: Config, right: dict[str, Any]) -> None:
+def test_a_mistake_is_named(drawn_images, wrong, right):
     found = seen(wrong, drawn_images)
     assert found.better == right
     assert found.gain > 20
@@ -94,9 +94,7 @@ def test_a_mistake_is_named(drawn_images: tuple[Path, ...], wrong: Config, right
         warn_of(found.warning)
 
 
-def test_no_image_is_looked_at_twice_in_the_same_way(
-    drawn_images: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_image_is_looked_at_twice_in_the_same_way(drawn_images, monkeypatch):
     looked: Counter[tuple[str, bytes]] = Counter()
     found = plausibility._Subject.found
 
@@ -112,7 +110,7 @@ def test_no_image_is_looked_at_twice_in_the_same_way(
     assert len(looked) > 2 * 9 and set(looked.values()) == {1}
 
 
-def test_a_model_that_finds_nothing_is_told_of(drawn_images: tuple[Path, ...]) -> None:
+def test_a_model_that_finds_nothing_is_told_of(drawn_images):
     model = small_detector()
     for tensor in model.graph.initializer:
         if tensor.name.startswith("/head") and tensor.name.endswith(".bias") and "boxes" not in tensor.name:
@@ -153,7 +151,7 @@ def everywhere(score: float) -> onnx.ModelProto:
 BOXES = changed(SHAPES, "head", decode="boxes", outputs=("boxes", "scores"))
 
 
-def test_a_model_that_finds_all_its_boxes_everywhere_is_told_of(drawn_images: tuple[Path, ...]) -> None:
+def test_a_model_that_finds_all_its_boxes_everywhere_is_told_of(drawn_images):
     found = examine_model(everywhere(0.9), Options(BOXES), drawn_images)
     assert found.boxes == 100 and found.agreement < 0.1
     assert "in mirror images it finds 0% of the same" in found.symptoms
@@ -162,7 +160,7 @@ def test_a_model_that_finds_all_its_boxes_everywhere_is_told_of(drawn_images: tu
     assert "does not look like a working detector" in found.warning
 
 
-def test_boxes_outside_the_image_are_told_of(drawn_images: tuple[Path, ...]) -> None:
+def test_boxes_outside_the_image_are_told_of(drawn_images):
     model = everywhere(0.9)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "constant_boxes")
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(500), tensor.name))
@@ -170,13 +168,13 @@ def test_boxes_outside_the_image_are_told_of(drawn_images: tuple[Path, ...]) -> 
     assert "most boxes over 0.3 have no area or lie outside the image" in found.symptoms
 
 
-def test_scores_that_are_no_probabilities_are_told_of(drawn_images: tuple[Path, ...]) -> None:
+def test_scores_that_are_no_probabilities_are_told_of(drawn_images):
     found = examine_model(everywhere(3.0), Options(BOXES), drawn_images)
     assert any("head.scores is probabilities" in said for said in found.symptoms)
 
 
 @pytest.mark.slow
-def test_a_few_images_and_unreadable_ones_are_no_trouble(drawn_images: tuple[Path, ...], tmp_path: Path) -> None:
+def test_a_few_images_and_unreadable_ones_are_no_trouble(drawn_images, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     wrong = changed(SHAPES, "input", scale=UNIT)
@@ -187,7 +185,7 @@ def test_a_few_images_and_unreadable_ones_are_no_trouble(drawn_images: tuple[Pat
     assert enough.images == 8 and enough.better == {"input.scale": 1.0}
 
 
-def test_a_failure_is_said_and_not_raised(drawn_images: tuple[Path, ...]) -> None:
+def test_a_failure_is_said_and_not_raised(drawn_images):
     found = seen(changed(SHAPES, "head", outputs=("nowhere",)), drawn_images)
     assert found.images == 0 and found.warning == ""
     assert "nowhere" in found.obstacle
@@ -195,7 +193,7 @@ def test_a_failure_is_said_and_not_raised(drawn_images: tuple[Path, ...]) -> Non
 
 
 @pytest.mark.slow
-def test_of_a_decoded_detector_the_input_alone_is_read_in_other_ways(drawn_images: tuple[Path, ...]) -> None:
+def test_of_a_decoded_detector_the_input_alone_is_read_in_other_ways(drawn_images):
     wrong = changed(SHAPES, "input", scale=UNIT)
     detector = Detector.open(SHAPES_MODEL, wrong, "native")
     assert examine_detector(detector, wrong, drawn_images).better == {"input.scale": 1.0}
@@ -204,14 +202,14 @@ def test_of_a_decoded_detector_the_input_alone_is_read_in_other_ways(drawn_image
 
 
 @pytest.mark.slow
-def test_what_is_evaluated_is_looked_at(drawn_images: tuple[Path, ...]) -> None:
+def test_what_is_evaluated_is_looked_at(drawn_images):
     wrong = changed(SHAPES, "head", decode="yolov5")
     with pytest.warns(ImplausibleDetections, match="head.decode: yolox"):
         found = examine_target(SHAPES_MODEL, Detector.open(SHAPES_MODEL, wrong), wrong, drawn_images)
     assert found["better"] == {"head.decode": "yolox"} and found["gain"] is None
 
 
-def test_one_key_at_a_time_is_read_otherwise() -> None:
+def test_one_key_at_a_time_is_read_otherwise():
     given = Reading(load_config("dfl"), load_config("dfl"))
     assert given.changes == {}
     texts = [reading.text for reading in input_readings(given)]
@@ -223,13 +221,13 @@ def test_one_key_at_a_time_is_read_otherwise() -> None:
     assert [reading.text for reading in head_readings(given)] == ["head.cell_offset: 0", "head.scores: logits"]
 
 
-def test_mean_and_standard_deviation_follow_the_order_of_the_channels() -> None:
+def test_mean_and_standard_deviation_follow_the_order_of_the_channels():
     given = load_config("yolox")
     texts = [reading.text for reading in input_readings(Reading(given, given))]
     assert f"input.scale: {UNIT:.6g}, input.mean: [0.406, 0.456, 0.485], input.std: [0.225, 0.224, 0.229]" in texts
 
 
-def test_images_of_one_colour_are_no_trouble(tmp_path: Path) -> None:
+def test_images_of_one_colour_are_no_trouble(tmp_path):
     for number in range(8):
         Image.new("RGB", (40, 30), (number, 0, 0)).save(tmp_path / f"{number}.png")
     found = seen(SHAPES, find_images(tmp_path))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -35,14 +33,14 @@ HARMLESS = {"yolox_nano": ("`letterbox-centre`", "`stretch`"), "yolov5n": ("`let
 
 
 @pytest.fixture
-def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def readings(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield importlib.import_module("input_check")
     for name in ("input_check", "corrections"):
         sys.modules.pop(name, None)
 
 
-def test_every_mistake_is_known_of(readings: ModuleType) -> None:
+def test_every_mistake_is_known_of(readings):
     for name, config in CONFIGS.items():
         found = {reading.mistake for reading in readings.readings(load_config(config))}
         assert found == {"", *NAMED[name], *HARMLESS[name]}
@@ -52,9 +50,7 @@ def test_every_mistake_is_known_of(readings: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("name", "mistake"), [(name, mistake) for name, mistakes in NAMED.items() for mistake in ("", *mistakes)]
 )
-def test_a_mistake_is_named_and_the_right_configuration_is_silent(
-    shared_data: Path, readings: ModuleType, name: str, mistake: str
-) -> None:
+def test_a_mistake_is_named_and_the_right_configuration_is_silent(shared_data, readings, name, mistake):
     (reading,) = (one for one in readings.readings(load_config(CONFIGS[name])) if one.mistake == mistake)
     images = find_images(shared_data / "coco" / "train2017")
     found = examine_model(load_model(shared_data / "models" / f"{name}.onnx"), Options(reading.config), images)

@@ -70,7 +70,7 @@ def of_all(shift: ScoreShift) -> list[float | None]:
 
 
 @pytest.mark.parametrize("annotated", [True, False])
-def test_a_detector_has_its_own_thresholds(annotated: bool) -> None:
+def test_a_detector_has_its_own_thresholds(annotated):
     same = evaluation(*scene(annotated))
     shift = score_shift(same, same, FEW)
     assert shift.basis == ("precision" if annotated else "detections")
@@ -81,7 +81,7 @@ def test_a_detector_has_its_own_thresholds(annotated: bool) -> None:
 
 
 @pytest.mark.parametrize("annotated", [True, False])
-def test_scores_that_are_compressed_need_lower_thresholds(annotated: bool) -> None:
+def test_scores_that_are_compressed_need_lower_thresholds(annotated):
     dataset, found = scene(annotated)
     shift = score_shift(evaluation(dataset, scaled(found, 0.8, 0.8, 0.8)), evaluation(dataset, found), FEW)
     # Scores are some 0.003 apart.
@@ -94,7 +94,7 @@ def test_scores_that_are_compressed_need_lower_thresholds(annotated: bool) -> No
 
 
 @pytest.mark.parametrize("annotated", [True, False])
-def test_each_class_has_a_shift_of_its_own(annotated: bool) -> None:
+def test_each_class_has_a_shift_of_its_own(annotated):
     dataset, found = scene(annotated)
     shift = score_shift(evaluation(dataset, scaled(found, 0.6, 1.2, 1)), evaluation(dataset, found), FEW)
     cats, dogs = ([entry.threshold for entry in shift.per_class[name]] for name in ("cat", "dog"))
@@ -105,7 +105,7 @@ def test_each_class_has_a_shift_of_its_own(annotated: bool) -> None:
         assert entry.problem == f"{entry.detections} detections, under 20" and entry.detections <= BIRDS
 
 
-def test_precision_is_that_of_the_reference_and_not_its_number_of_detections() -> None:
+def test_precision_is_that_of_the_reference_and_not_its_number_of_detections():
     """Detections that are wrong are added: equal precision needs a higher threshold than equal numbers do."""
     dataset, found = scene(True)
     theirs = evaluation(dataset, found)
@@ -142,7 +142,7 @@ def test_precision_is_that_of_the_reference_and_not_its_number_of_detections() -
     assert precision(more, low) == pytest.approx(wanted, abs=0.01)
 
 
-def test_the_interval_is_that_of_images_drawn_anew() -> None:
+def test_the_interval_is_that_of_images_drawn_anew():
     """By drawing data sets one by one: the number of detections decides the threshold."""
     dataset, found = scene(False, images=12)
     rng = np.random.default_rng(5)
@@ -167,7 +167,7 @@ def test_the_interval_is_that_of_images_drawn_anew() -> None:
     assert (entry.low, entry.high) == pytest.approx(tuple(np.percentile(values, [10, 90])), abs=1e-9)
 
 
-def test_where_there_is_no_threshold_a_reason_stands() -> None:
+def test_where_there_is_no_threshold_a_reason_stands():
     dataset, found = scene(False)
     reference = evaluation(dataset, found)
     nothing = {image: (boxes[:0], scores[:0], classes[:0]) for image, (boxes, scores, classes) in found.items()}
@@ -190,7 +190,7 @@ def test_where_there_is_no_threshold_a_reason_stands() -> None:
     assert [entry.problem[:7] for entry in useless.overall] == ["none of"] * 2
 
 
-def test_blocks_of_resamples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_resamples_change_nothing(monkeypatch):
     dataset, found = scene(True)
     pair = evaluation(dataset, scaled(found, 0.7, 1, 1)), evaluation(dataset, found)
     whole = score_shift(*pair, FEW)
@@ -198,7 +198,7 @@ def test_blocks_of_resamples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert score_shift(*pair, FEW) == whole
 
 
-def test_the_table_and_the_json() -> None:
+def test_the_table_and_the_json():
     dataset, found = scene(True)
     told: list[tuple[int, int]] = []
     pair = evaluation(dataset, scaled(found, 0.7, 1, 1)), evaluation(dataset, found)
@@ -218,7 +218,7 @@ def test_the_table_and_the_json() -> None:
     assert data["score_ratio"]["pairs"] == shift.ratio.pairs
 
 
-def test_what_cannot_be_compared() -> None:
+def test_what_cannot_be_compared():
     dataset, found = scene(False)
     ours = evaluation(dataset, found)
     with pytest.raises(ConfigError, match="only detectors of the same classes"):

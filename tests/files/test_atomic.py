@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,14 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def full_disk(monkeypatch):
     def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     return lambda: monkeypatch.setattr(os, "fsync", fail)
 
 
-def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
+def test_a_file_is_written_with_its_folders(tmp_path):
     path = tmp_path / "a" / "b" / "file.json"
     write_atomically(path, b"one")
     write_atomically(path, b"two")
@@ -35,7 +34,7 @@ def test_a_file_is_written_with_its_folders(tmp_path: Path) -> None:
     assert names(path.parent) == ["file.json"]
 
 
-def test_a_file_on_a_full_disk_keeps_its_old_content(tmp_path: Path, full_disk: Callable[[], None]) -> None:
+def test_a_file_on_a_full_disk_keeps_its_old_content(tmp_path, full_disk):
     path = tmp_path / "file.json"
     write_atomically(path, b"old")
     full_disk()
@@ -45,9 +44,7 @@ def test_a_file_on_a_full_disk_keeps_its_old_content(tmp_path: Path, full_disk: 
 
 
 @pytest.mark.parametrize("moment", ["writing", "chmod", "replace"])
-def test_a_file_stopped_by_ctrl_c_keeps_its_old_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_a_file_stopped_by_ctrl_c_keeps_its_old_content(tmp_path, monkeypatch, moment):
     path = tmp_path / "file.json"
     write_atomically(path, b"old")
 
@@ -63,7 +60,7 @@ def test_a_file_stopped_by_ctrl_c_keeps_its_old_content(
     assert path.read_bytes() == b"old" and names(tmp_path) == ["file.json"]
 
 
-def test_a_file_over_a_folder_or_under_a_file_is_an_error(tmp_path: Path) -> None:
+def test_a_file_over_a_folder_or_under_a_file_is_an_error(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"x")
     for path in (tmp_path / "folder", tmp_path / "file" / "under"):
@@ -98,9 +95,7 @@ def link_to_pipe(path: Path) -> str:
 
 
 @pytest.mark.parametrize("make", [pipe, listening, device, link_to_pipe])
-def test_only_files_and_folders_are_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], str]
-) -> None:
+def test_only_files_and_folders_are_replaced(tmp_path, monkeypatch, make):
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     path = Path("place")
     kind = make(path)
@@ -116,13 +111,13 @@ def test_only_files_and_folders_are_replaced(
     assert not [name for name in names(tmp_path) if name.endswith(SUFFIX)]
 
 
-def test_a_device_itself_is_refused() -> None:
+def test_a_device_itself_is_refused():
     with pytest.raises(OutputError, match="'/dev/full' cannot be written: it is a device"):
         write_atomically(Path("/dev/full"), b"data")
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_link_of_the_system_is_refused_wherever_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_of_the_system_is_refused_wherever_it_leads(tmp_path, monkeypatch):
     """/dev/stdout is one, and leads to a regular file where the output is redirected."""
     (tmp_path / "log").touch()
     link = tmp_path / "stdout"
@@ -134,7 +129,7 @@ def test_a_link_of_the_system_is_refused_wherever_it_leads(tmp_path: Path, monke
     assert link.is_symlink()
 
 
-def test_a_link_of_the_users_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
+def test_a_link_of_the_users_is_replaced_and_its_target_kept(tmp_path):
     (tmp_path / "target").write_bytes(b"old")
     (tmp_path / "link").symlink_to("target")
     write_atomically(tmp_path / "link", b"new")

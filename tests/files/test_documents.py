@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -21,7 +20,7 @@ class Paper:
 ADAPTER = TypeAdapter(Paper)
 
 
-def test_a_document_is_read_as_its_type(tmp_path: Path) -> None:
+def test_a_document_is_read_as_its_type(tmp_path):
     (tmp_path / "p.json").write_text('{"schema": 1, "pages": {"a": [1, 2]}}')
     assert read_document(tmp_path / "p.json", ADAPTER) == Paper(1, {"a": (1, 2)})
 
@@ -39,7 +38,7 @@ def test_a_document_is_read_as_its_type(tmp_path: Path) -> None:
         (b'{"schema": 1, "pages": {"a\\nb": 3}}', "pages.a b", "'pages.a b': input should be a valid array, got 3"),
     ],
 )
-def test_the_first_thing_that_does_not_fit_is_named_in_one_line(text: bytes, place: str, message: str) -> None:
+def test_the_first_thing_that_does_not_fit_is_named_in_one_line(text, place, message):
     with pytest.raises(DocumentError) as caught:
         parse_document(text, ADAPTER)
     assert str(caught.value).startswith(message)

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import resource
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from trtdet.files.journal import Rows
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_rows_are_on_disk_at_once_and_found_again(tmp_path: Path, empty: bool) -> None:
+def test_rows_are_on_disk_at_once_and_found_again(tmp_path, empty):
     path = tmp_path / "deep" / "rows.jsonl"
     if empty:
         path.parent.mkdir()
@@ -30,7 +29,7 @@ def test_rows_are_on_disk_at_once_and_found_again(tmp_path: Path, empty: bool) -
 
 
 @pytest.mark.parametrize("cut", [1, 5, 12])
-def test_a_row_that_was_cut_is_dropped(tmp_path: Path, cut: int) -> None:
+def test_a_row_that_was_cut_is_dropped(tmp_path, cut):
     path = tmp_path / "rows.jsonl"
     with Rows(path, "key") as rows:
         rows.append({"name": "a"})
@@ -43,7 +42,7 @@ def test_a_row_that_was_cut_is_dropped(tmp_path: Path, cut: int) -> None:
     assert [line.get("name") for line in lines] == [None, "a", "b"]
 
 
-def test_rows_of_something_else_are_left_alone(tmp_path: Path) -> None:
+def test_rows_of_something_else_are_left_alone(tmp_path):
     path = tmp_path / "rows.jsonl"
     with Rows(path, "key") as rows:
         rows.append({"name": "a"})
@@ -56,7 +55,7 @@ def test_rows_of_something_else_are_left_alone(tmp_path: Path) -> None:
         Rows(tmp_path / "no.jsonl", "key")
 
 
-def test_a_disk_that_fills_up_is_told_and_the_rows_before_it_stay(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_is_told_and_the_rows_before_it_stay(tmp_path):
     """The limit on a file's size fails as a full disk does: a part of the row is written first."""
     path = tmp_path / "rows.jsonl"
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -72,7 +71,7 @@ def test_a_disk_that_fills_up_is_told_and_the_rows_before_it_stay(tmp_path: Path
     assert list(rows.found) == ["a"]
 
 
-def test_a_row_after_a_failed_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_after_a_failed_one_is_whole(tmp_path, monkeypatch):
     def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -88,13 +87,13 @@ def test_a_row_after_a_failed_one_is_whole(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "damaged", ['{"name": ["a"]}', '{"name": 3}', "[" * 100_000, '{"name": "b", "score": "x"}', "3"]
 )
-def test_a_damaged_row_is_dropped(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_row_is_dropped(tmp_path, damaged):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"key": "key"}\n{"name": "a", "score": 1}\n' + damaged + "\n")
     with Rows(path, "key", valid=lambda row: isinstance(row.get("score"), int)) as rows:
         assert list(rows.found) == ["a"]
 
 
-def test_a_folder_at_the_place_is_refused(tmp_path: Path) -> None:
+def test_a_folder_at_the_place_is_refused(tmp_path):
     with pytest.raises(OutputError, match="it is a folder, and only a regular file is replaced"):
         Rows(tmp_path, "key")

@@ -100,7 +100,7 @@ BEFORE = ("created", "locked", "first file", "marker", "whole", "before")
 
 
 @pytest.mark.parametrize("moment", [*BEFORE, "exchanged", "removing"])
-def test_killed_at_any_moment_a_folder_is_the_old_or_the_new_one(tmp_path: Path, moment: str) -> None:
+def test_killed_at_any_moment_a_folder_is_the_old_or_the_new_one(tmp_path, moment):
     place = tmp_path / "b"
     write(place, "old")
     assert run(FOLDER, place, moment) == -signal.SIGKILL
@@ -111,7 +111,7 @@ def test_killed_at_any_moment_a_folder_is_the_old_or_the_new_one(tmp_path: Path,
 
 
 @pytest.mark.parametrize("moment", ["whole", "moved aside", "in place"])
-def test_killed_between_two_renames_the_next_writer_puts_the_old_folder_back(tmp_path: Path, moment: str) -> None:
+def test_killed_between_two_renames_the_next_writer_puts_the_old_folder_back(tmp_path, moment):
     """Where names cannot be exchanged; whether that writer ends well or not."""
     place = tmp_path / "b"
     write(place, "old")
@@ -124,7 +124,7 @@ def test_killed_between_two_renames_the_next_writer_puts_the_old_folder_back(tmp
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_a_folder_where_none_was_is_there_whole_or_not_at_all(tmp_path: Path, exchanges: bool) -> None:
+def test_a_folder_where_none_was_is_there_whole_or_not_at_all(tmp_path, exchanges):
     place = tmp_path / "b"
     assert run(FOLDER, place, "whole", exchanges) == -signal.SIGKILL
     assert not place.exists()
@@ -133,7 +133,7 @@ def test_a_folder_where_none_was_is_there_whole_or_not_at_all(tmp_path: Path, ex
 
 
 @pytest.mark.parametrize("moment", ["created", "locked", "flushed", "replaced"])
-def test_killed_at_any_moment_a_file_is_the_old_or_the_new_one(tmp_path: Path, moment: str) -> None:
+def test_killed_at_any_moment_a_file_is_the_old_or_the_new_one(tmp_path, moment):
     place = tmp_path / "r.json"
     place.write_text("old")
     assert run(FILE, place, moment) == -signal.SIGKILL
@@ -145,7 +145,7 @@ def test_killed_at_any_moment_a_file_is_the_old_or_the_new_one(tmp_path: Path, m
 # Siblings
 
 
-def test_the_temporary_of_a_live_writer_is_left_alone(tmp_path: Path) -> None:
+def test_the_temporary_of_a_live_writer_is_left_alone(tmp_path):
     place, file = tmp_path / "b", tmp_path / "b.json"
     with FolderWriter(place, "manifest.json", "a bundle") as slow:
         slow.add("a", b"slow" * 1000)
@@ -158,7 +158,7 @@ def test_the_temporary_of_a_live_writer_is_left_alone(tmp_path: Path) -> None:
     assert names(tmp_path) == ["b", "b.json"]
 
 
-def test_a_folder_that_a_live_writer_moved_aside_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_a_live_writer_moved_aside_is_left_to_it(tmp_path, monkeypatch):
     place = tmp_path / "b"
     write(place, "old")
     rename, between = Path.rename, []
@@ -177,7 +177,7 @@ def test_a_folder_that_a_live_writer_moved_aside_is_left_to_it(tmp_path: Path, m
     assert content(place) == "new" and names(tmp_path) == ["b"]
 
 
-def test_files_of_the_user_with_similar_names_are_left_alone(tmp_path: Path) -> None:
+def test_files_of_the_user_with_similar_names_are_left_alone(tmp_path):
     kept = [".b.settings", ".b.notes", ".bb.abcdefgh.trtdet", ".c.abcdefgh.trtdet", ".b.trtdet", ".b.abcdefgh.old"]
     for name in kept:
         (tmp_path / name).write_text("the user's")
@@ -186,9 +186,7 @@ def test_files_of_the_user_with_similar_names_are_left_alone(tmp_path: Path) -> 
     assert names(tmp_path) == sorted([*kept, "b"])
 
 
-def test_where_files_cannot_be_locked_nothing_is_taken_for_stale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_cannot_be_locked_nothing_is_taken_for_stale(tmp_path, monkeypatch):
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -198,9 +196,7 @@ def test_where_files_cannot_be_locked_nothing_is_taken_for_stale(
     assert content(tmp_path / "b") == "new" and names(tmp_path) == [".b.abcdefgh.trtdet", "b"]
 
 
-def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
     lock, calls = atomic._lock, []
 
     def taken(descriptor: int) -> bool | None:
@@ -221,7 +217,7 @@ def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(
 
 
 @pytest.mark.parametrize("exchanges", ["exchange", "renames"])
-def test_several_writers_leave_the_folder_of_one_and_nothing_else(tmp_path: Path, exchanges: str) -> None:
+def test_several_writers_leave_the_folder_of_one_and_nothing_else(tmp_path, exchanges):
     place = tmp_path / "b"
     write(place, "old")
     loop = f"{WRITE}{inspect.getsource(write)}\nfor _ in range(30):\n    write(place, content)\n"
@@ -245,9 +241,7 @@ def test_several_writers_leave_the_folder_of_one_and_nothing_else(tmp_path: Path
 @pytest.mark.parametrize("when", [1, 2])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")], ids=["stop", "io"])
-def test_a_stop_around_either_step_leaves_one_whole_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool, when: int, after: bool, error: BaseException
-) -> None:
+def test_a_stop_around_either_step_leaves_one_whole_folder(tmp_path, monkeypatch, exchanges, when, after, error):
     write(tmp_path / "b", "old")
     original = atomic.exchange if exchanges else Path.rename
     calls: list[Path] = []
@@ -271,7 +265,7 @@ def test_a_stop_around_either_step_leaves_one_whole_folder(
     assert content(tmp_path / "b") in ("old", "new")
 
 
-def test_a_folder_of_another_kind_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_that_appears_meanwhile_is_not_replaced(tmp_path):
     place = tmp_path / "b"
     with FolderWriter(place, "manifest.json", "a bundle") as writer:
         place.mkdir()
@@ -281,9 +275,7 @@ def test_a_folder_of_another_kind_that_appears_meanwhile_is_not_replaced(tmp_pat
     assert names(tmp_path) == ["b"] and names(place) == ["notes.txt"]
 
 
-def test_a_stop_while_the_old_folder_is_removed_leaves_the_new_one_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_while_the_old_folder_is_removed_leaves_the_new_one_alone(tmp_path, monkeypatch):
     write(tmp_path / "b", "old")
     rmtree, calls = atomic.shutil.rmtree, []
 
@@ -299,7 +291,7 @@ def test_a_stop_while_the_old_folder_is_removed_leaves_the_new_one_alone(
     assert names(tmp_path) == ["b"] and content(tmp_path / "b") == "new"
 
 
-def test_a_link_to_a_folder_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
+def test_a_link_to_a_folder_is_replaced_and_its_target_kept(tmp_path):
     write(tmp_path / "target", "old")
     (tmp_path / "link").symlink_to("target")
     write(tmp_path / "link", "new")
@@ -307,7 +299,7 @@ def test_a_link_to_a_folder_is_replaced_and_its_target_kept(tmp_path: Path) -> N
     assert names(tmp_path) == ["link", "target"] and not (tmp_path / "link").is_symlink()
 
 
-def test_this_system_exchanges_names(tmp_path: Path) -> None:
+def test_this_system_exchanges_names(tmp_path):
     """Else every test above would have taken the other way."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").touch()

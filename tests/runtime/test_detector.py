@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 from trtdet import CocoDataset, Detector, infer, load_config
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
 
 
-def test_places_are_texts_as_well_as_paths(tmp_path: Path) -> None:
+def test_places_are_texts_as_well_as_paths(tmp_path):
     split = shapes.generate(str(tmp_path / "data"), "val", 2)
     config = load_config("shapes")
     detector = Detector.open(str(SHAPES_MODEL), config)
