@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import argument, check_suffix
-from trtdet.errors import BundleError, ConfigError
+from trtdet.errors import ConfigError
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ def _options(parser: ArgumentParser) -> None:
     argument(parser, "--all", "list every finding (default: the costliest three of each kind)")
     what = "measured times of its layers, as trtexec --exportProfile writes them (default: estimated traffic)"
     argument(parser, "--times JSON", what, type=Path)
-    argument(parser, "--file", "say what fills the engine's file")
     what = (
         "write the model that the engine was built from, each node with its precision, bytes, time (measured with "
         "--times or --measure, else estimated) and error, for viewers such as Netron"
@@ -42,7 +41,6 @@ def _options(parser: ArgumentParser) -> None:
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.audit import Audit, load_times
     from trtdet.audit.agreement import compare_layers
-    from trtdet.audit.engine_file import parts_of
     from trtdet.audit.gpus import gpu_named
     from trtdet.audit.roofline import estimate, estimate_tables, flow_of
     from trtdet.bundle import Bundle
@@ -74,13 +72,6 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         console.say("")
         console.say(estimate_tables(estimates, alone, options.all))
         plain["estimate"] = [each.as_dict() for each in estimates]
-    if options.file:
-        if bundle.engine is None:
-            raise BundleError(f"'{options.bundle}' has no engine file", "build it for TensorRT or TensorRT-RTX")
-        filled = parts_of(bundle.engine.read_bytes(), audit.layers)
-        console.say("")
-        console.say(filled.table())
-        plain["engine_file"] = filled.as_dict()
     if options.onnx is not None:
         plain["onnx"] = _annotate(options, bundle, times, console=console)
     if not options.compare:

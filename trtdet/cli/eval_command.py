@@ -41,12 +41,6 @@ def _options(parser: ArgumentParser) -> None:
     argument(parser, "--against BUNDLE|MODEL", what, type=Path)
     what = "with --against, the reference's detections with at least this score are what is to be found"
     argument(parser, "--agreement-threshold S", what, default=0.25)
-    argument(
-        parser,
-        "--evaluator-spread",
-        "with --against, run the target's model once more with onnxruntime's optimisations, and say how far it "
-        "differs from itself",
-    )
     argument(parser, "--resamples N", "bootstrap resamples of the images, for --against", default=1000)
     add_output(parser, "eval.json", "write the figures into this file, which 'trtdet report' reads", required=False)
     add_runtime(parser)
@@ -64,8 +58,6 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     check_suffix(options.output, ".json")
     if options.annotations is None and options.against is None:
         raise ConfigError("eval needs --annotations to score with, or --against a reference, which needs none")
-    if options.evaluator_spread and options.against is None:
-        raise ConfigError("--evaluator-spread is told beside a comparison; give --against as well")
     config, chosen = config_if_given(options), options_of(options, EvalOptions)
     if config is None and chosen.nms.values:
         raise ConfigError("a bundle's NMS thresholds were chosen when it was built; build it again with others")
@@ -127,13 +119,11 @@ def _compared(
 ) -> dict[str, Any]:
     """Runs two detectors on the same images and prints how they differ, in mAP where there are annotations."""
     from trtdet.data import ImageCache
-    from trtdet.evaluation.agreement import agree, check_spread, evaluator_spread
+    from trtdet.evaluation.agreement import agree
     from trtdet.evaluation.comparison import compare
     from trtdet.evaluation.scoring import evaluate
     from trtdet.evaluation.shifted_scores import score_shift
 
-    if options.evaluator_spread:
-        check_spread(pair[0])
     cache, show = ImageCache(), console.progress
     evaluation = _scored(pair[0], dataset, console, cache=cache)
     # The reference's classes may be in another order. What could not be read was told already.
@@ -147,12 +137,6 @@ def _compared(
     shift = score_shift(evaluation, reference, bootstrap, progress=partial(show, "comparing scores"))
     figures = {"agreement": agreed.as_dict(), "score_shift": shift.as_dict()}
     console.say(f"\n{shift}\n")
-    if options.evaluator_spread:
-        spread = evaluator_spread(
-            pair[0], evaluation, agreement, progress=partial(show, "evaluating once more"), cache=cache
-        )
-        figures["evaluator_spread"] = spread.as_dict()
-        console.say(spread)
     # The last line says what there is to say of the difference.
     if options.annotations:
         comparison = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling"))

@@ -56,8 +56,6 @@ def evaluate(
     dataset: CocoDataset,
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache: ImageCache | None = None,
-    *,
-    optimised: bool = False,
 ) -> Evaluation:
     """Runs a detector over a data set: :func:`evaluate_each` with the detector's own suppression.
 
@@ -67,7 +65,7 @@ def evaluate(
         DataError: an image cannot be read: a score over the others would not be comparable. Without annotations, over
             10 % of the images cannot be read; up to there they are left out with a warning.
     """
-    return evaluate_each(detector, dataset, (detector.nms,), progress=progress, cache=cache, optimised=optimised)[0]
+    return evaluate_each(detector, dataset, (detector.nms,), progress=progress, cache=cache)[0]
 
 
 def evaluate_each(
@@ -76,8 +74,6 @@ def evaluate_each(
     thresholds: Sequence[NmsConfig],
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache: ImageCache | None = None,
-    *,
-    optimised: bool = False,
 ) -> list[Evaluation]:
     """Scores one detector with several suppressions, from one pass over the images.
 
@@ -87,7 +83,6 @@ def evaluate_each(
         thresholds: of each suppression; a suppression in the graph has only its own.
         progress: called with images done and in all.
         cache: shared by several passes over the same images.
-        optimised: run a model on the CPU with onnxruntime's optimisations, instead of node by node as for scores.
 
     Raises:
         DataError: an image cannot be read, or, without annotations, over 10 % of them.
@@ -95,7 +90,7 @@ def evaluate_each(
     """
     if detector.nms_mode != "host" and tuple(thresholds) != (detector.nms,):
         raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
-    runner = detector.runner if optimised else detector.as_written().runner
+    runner = detector.as_written().runner
     metrics = [CocoMetric(dataset) for _ in thresholds]
     stream = ImageStream(
         [image.path for image in dataset.images],
