@@ -1,6 +1,6 @@
 """A Mask R-CNN that was trained: images of the shapes, and what torchvision itself finds on them.
 
-tests/fixtures/shapes_rcnn has the model in the form of either exporter, and the scripts that made it.
+tests/fixtures/shapes_rcnn has the model in the form of either exporter; scripts of benchmarks/fixtures made it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torchvision's two-stage detectors, in the form of either exporter; tests/fixtures/two_stage/make.py made them."""
+"""torchvision's two-stage detectors, in the form of either exporter; benchmarks/fixtures/two_stage.py made them."""
 
 from __future__ import annotations
 
