@@ -24,10 +24,10 @@ _MULTIPLY_ADDS = "million multiply-adds, FP16 twice"
 
 
 class Proposals(TypedDict):
-    """Recall of the proposals of a two-stage detector, as fractions, 0..1.
+    """Recall of a two-stage detector's proposals, 0..1; ``proposals`` is their mean number per image.
 
-    ``proposals`` is their mean number per image. ``before`` and ``after`` are ``head.rpn_pre_nms_topk`` and
-    ``head.rpn_post_nms_topk``; None means the configuration's value.
+    ``before`` and ``after`` are ``head.rpn_pre_nms_topk`` and ``head.rpn_post_nms_topk``; None: the configuration's
+    value.
     """
 
     before: int | None
@@ -185,9 +185,9 @@ class Experiment:
     @property
     def basis(self) -> str:
         """Two sentences about the images and the costs behind the columns."""
-        left = f" ({self.left_out} that calibrate left out)" if self.left_out else ""
+        omitted = f" ({self.left_out} that calibrate left out)" if self.left_out else ""
         measure = "mAP is of" if self.annotated else "agreement with the detections of FP32 (at 0.25 and more) is of"
-        images = f"{self.calibration} calibration images chose, {measure} {self.reported} others{left}"
+        images = f"{self.calibration} calibration images chose, {measure} {self.reported} others{omitted}"
         if self.kind == "sweep":
             images = f"{self.calibration} calibration images, {measure} {self.reported} images"
         formats = f"; made with {' '.join(self.formats)}" if self.formats else ""

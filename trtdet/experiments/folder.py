@@ -59,7 +59,7 @@ def completed(
 
 
 def on_ray(plan: PlanOptions, function: Any, work: Any, waiting: Sequence[Any]) -> Iterator[Any] | None:
-    """Yields ``function(work, item)`` for each waiting item from Ray workers; None if Ray is not requested."""
+    """Yields ``function(work, item)`` for each waiting item from Ray workers; None without Ray or waiting items."""
     if plan.ray is None or not waiting:
         return None
     return iter(cluster.run(function, work, waiting, address=plan.ray))

@@ -259,8 +259,7 @@ def _checked(
 def measuring_images(options: TuneOptions, build: CheckedBuild) -> tuple[CocoDataset, int]:
     """The images that measure accuracy, none of which calibrates, and how many were left out for that.
 
-    Raises:
-        DataError: no image remains, or the images do not fit their annotations.
+    Raises DataError if no image remains, or the images do not fit their annotations.
     """
     dataset = scored_images(options.build.plan, build.graph.config)
     if dataset is None:
@@ -337,10 +336,7 @@ class _Measuring:
         return candidates
 
     def variant(self, plan: CandidatePlan, number: int = 1) -> Variant:
-        """Builds a plan if the backend makes engines, runs it, and compares it with the float model.
-
-        ``number`` is the plan's place in the progress.
-        """
+        """Builds a plan if the backend makes engines, runs it, and compares it with the float model."""
         prepared, caps = self.prepared, self._backend.capabilities
         networks = explicit_networks(prepared, plan.plan, caps)
         network = networks[0]

@@ -342,12 +342,10 @@ class LatencyPlan:
     """The most accurate plan within a latency limit.
 
     Attributes:
-        limit: milliseconds.
+        limit, measured: milliseconds; ``measured`` is None if no engine ran.
         kept: the convolutions in FP16, in network order.
         error: predicted error power at the output: the sum over its INT8 convolutions.
-        estimated: milliseconds, by the optimiser.
-        measured: milliseconds; None if no engine ran.
-        unit: of the estimate.
+        estimated, unit: milliseconds by the optimiser, and their unit in words.
     """
 
     limit: float
@@ -359,10 +357,10 @@ class LatencyPlan:
 
     def __str__(self) -> str:
         """One sentence without a full stop."""
-        took = f"{self.estimated:.4g} {self.unit}"
+        time = f"{self.estimated:.4g} {self.unit}"
         if self.measured is not None:
-            took = f"{self.measured:.4g} ms measured"
-        return f"the least error within {self.limit:g} ms: {took}, {len(self.kept)} convolutions in FP16"
+            time = f"{self.measured:.4g} ms measured"
+        return f"the least error within {self.limit:g} ms: {time}, {len(self.kept)} convolutions in FP16"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -396,8 +394,8 @@ def most_accurate_within(unit: str, problem: Problem, limit: float, measure: Mea
 
         first = cheapest(problem, math.inf)
         if not fits(first):
-            took = f"{times[first.half]:.4g} ms measured"
-            raise ConfigError(f"no plan runs in {limit:g} ms: the cheapest plan takes {took}", _LONGER)
+            least = f"{times[first.half]:.4g} ms measured"
+            raise ConfigError(f"no plan runs in {limit:g} ms: the cheapest plan takes {least}", _LONGER)
         plans = [plan for plan in reversed(front(problem, FRONT)) if plan.half != first.half]
         place = _last_within(plans, fits)
         plan = plans[place] if place >= 0 else first

@@ -42,10 +42,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def row_check(schema: Any, path: Path) -> Callable[[Mapping[str, Any]], bool]:
-    """A check of rows against a ``TypedDict``, for :class:`trtdet.files.journal.Rows`.
-
-    It warns of a row that does not fit; that row is measured again.
-    """
+    """A check of rows for :class:`trtdet.files.journal.Rows`; warns of damaged rows, which are measured again."""
     adapter: TypeAdapter[Any] = TypeAdapter(schema)
 
     def valid(row: Mapping[str, Any]) -> bool:
@@ -66,11 +63,9 @@ class RankingSubject:
     Attributes:
         model: float model after the passes.
         placement: where Q/DQ pairs go; its plan names the INT8 convolutions.
-        ranges: of the activations.
         corrections: channel maps and weights; empty without corrections.
         head: tensors of the decoded boxes and scores.
-        images: to measure on.
-        images_sha256: hash of their names and contents.
+        images_sha256: hash of the images' names and contents.
         cache: images that other passes decoded; None decodes them in each pass.
     """
 
@@ -92,8 +87,7 @@ class Method:
     Attributes:
         name: ``fast`` or ``reference``, see :mod:`trtdet.plans.ranking`.
         base: ``fp32`` switches each convolution alone to INT8; ``int8`` switches all others.
-        dataset: annotated images, to measure mAP too; the subject's images are then its images.
-        nms: NMS settings for mAP.
+        dataset, nms: to measure mAP too; the subject's images are then those of the dataset.
     """
 
     name: Literal["fast", "reference"] = "fast"

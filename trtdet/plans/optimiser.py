@@ -103,8 +103,7 @@ class Plan:
     Attributes:
         picks: name of the choice by convolution.
         half: the convolutions in FP16, in the order of the problem.
-        error: sum of the choices' errors.
-        cost: total cost.
+        error, cost: of the whole plan.
         gap: another plan is better by at most this share; 0 up to 200 convolutions, over 1e-4 if the time ran out.
     """
 
@@ -118,8 +117,7 @@ class Plan:
 def cheapest(problem: Problem, error: float) -> Plan:
     """The plan of least cost with an error of at most ``error``, to a millionth; of equals, the most accurate.
 
-    Raises:
-        ConfigError: every plan has a larger error.
+    Raises ConfigError if every plan has a larger error.
     """
     program = _Program(problem)
     plan = program.solve(program.cost, program.error, error)
@@ -131,8 +129,7 @@ def cheapest(problem: Problem, error: float) -> Plan:
 def most_accurate(problem: Problem, cost: float) -> Plan:
     """The plan of least error that costs at most ``cost``, to a millionth of the largest cost; of equals, the cheapest.
 
-    Raises:
-        ConfigError: every plan costs more.
+    Raises ConfigError if every plan costs more.
     """
     program = _Program(problem)
     plan = program.solve(program.error, program.cost, cost - problem.fixed)

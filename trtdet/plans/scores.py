@@ -24,11 +24,10 @@ class LayerScore:
     """One convolution, or the group ``depthwise``.
 
     Attributes:
-        name: of the node.
         score: error power that it causes at the output, or with the base ``int8`` the power that it removes in float;
             powers of independent errors add up.
         rank: 1 for the most sensitive; 0 for a group.
-        distance: error at the output as :attr:`trtdet.quantization.HeadError.distance`, by which corrections are compared.
+        distance: error at the output, as :attr:`trtdet.quantization.HeadError.distance`.
         macs: multiply-adds per image.
         convs: number of convolutions.
         depthwise: every input channel is convolved by itself.
@@ -62,7 +61,6 @@ class Sensitivity:
         base: ``fp32`` or ``int8``, see :class:`trtdet.plans.measuring.Method`.
         distance: error of the base against the float model.
         map: COCO mAP of the base; None if not measured.
-        images: number of images.
         key: hash of the inputs.
         seconds: wall time of all runs.
         inferences: model runs, whole or in part.
