@@ -26,8 +26,7 @@ _MULTIPLY_ADDS = "million multiply-adds, FP16 twice"
 class Proposals(TypedDict):
     """Recall of a two-stage detector's proposals, 0..1; ``proposals`` is their mean number per image.
 
-    ``before`` and ``after`` are ``head.rpn_pre_nms_topk`` and ``head.rpn_post_nms_topk``; None: the configuration's
-    value.
+    ``before`` and ``after`` are ``head.rpn_pre_nms_topk`` and ``head.rpn_post_nms_topk``; None means as configured.
     """
 
     before: int | None
@@ -219,7 +218,7 @@ class Experiment:
         return variant.multiply_adds if cost is None else cost
 
     def numbered(self) -> Experiment:
-        """The same with numbered variants that are compared with each other; a search is sorted by cost."""
+        """A copy with ``number`` and ``dominated_by`` of every variant; a search is sorted by cost."""
         order = self.variants
         if self.kind == "tune":
             order = tuple(
