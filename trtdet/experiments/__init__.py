@@ -1,4 +1,4 @@
-"""Experiments: a grid of options (`sweep`) or a search over plans (`tune`) chooses variants, each built and scored.
+"""Experiments: `sweep` measures a grid of options, `tune` searches precision plans.
 
-Both write one kind of folder, in which every variant has a number that ``trtdet build --from DIR:N`` builds.
+``trtdet build --from DIR:N`` builds variant N of the folder that either of them wrote.
 """

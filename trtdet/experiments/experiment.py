@@ -1,4 +1,4 @@
-"""The variants of an experiment and their measurements: as values, as a table and as JSON."""
+"""Variants of an experiment and their measurements: as values, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _MULTIPLY_ADDS = "million multiply-adds, FP16 twice"
 
 
 class Proposals(TypedDict):
-    """Recall of the proposals of a two-stage detector, as fractions, 0..1.
+    """Recall of a two-stage detector's proposals, 0..1; ``proposals`` is their mean number per image.
 
-    ``proposals`` is their mean number in an image; ``before`` and ``after`` are ``head.rpn_pre_nms_topk`` and
-    ``head.rpn_post_nms_topk``, None for the configuration's.
+    ``before`` and ``after`` are ``head.rpn_pre_nms_topk`` and ``head.rpn_post_nms_topk``; None means as configured.
     """
 
     before: int | None
@@ -43,32 +42,30 @@ class Variant:
 
     Attributes:
         name: identifies the row in ``rows.jsonl``.
-        titles: of a search, such as ``all FP16`` or ``default``, several where these are one plan, and ``optimiser``
-            for a plan that has no other title; of a grid, one that lists its settings.
+        titles: names of the plan, such as ``all FP16`` and ``default``, or ``optimiser``; of a grid, its settings.
         axes: of a grid, the setting on each axis.
-        kept: convolutions in FP16, in the order of the network.
-        counts: convolutions by precision, as built where an engine lists its layers and else as planned.
+        kept: convolutions in FP16, in network order.
+        counts: convolutions by precision: as built if the engine lists its layers, else as planned.
         weights: bytes of the convolutions' weights.
-        multiply_adds: in millions for one image, those in FP16 twice.
+        multiply_adds: millions per image; those in FP16 count twice.
         map, map50: COCO mAP 0.50:0.95 and 0.50; None without annotations.
         reference: mAP of the float model; None without annotations.
-        difference: from the float model's mAP; without annotations, of the agreement with its detections from 1.
-        low, high: 90 % interval of the difference; None for the float model itself.
-        engine: bytes of the engine's file; None where none was built.
-        latency_ms: measured; of an image where the objective is throughput; None where no engine ran.
-        device: the GPU that ran it.
-        seconds: of a grid, to build the engine.
-        masks: score of masks; None where the detector or the annotations have none.
+        difference: ``map - reference``; without annotations, agreement with the float model's detections minus 1.
+        low, high: 90 % interval of ``difference``; None for the float model itself.
+        engine: bytes of the engine file; None if none was built.
+        latency_ms: measured; per image if the objective is throughput; None if no engine ran.
+        device: GPU that ran the engine.
+        seconds: build time of a grid's engine.
+        masks: mask score; None if the detector or the annotations have no masks.
         tf32: the engine has float32 convolutions, which may run in TF32.
-        proposals: of a two-stage detector, where their number is an axis.
-        same_as: title of an earlier variant with the same network, which was scored for both.
-        build: of a grid, the options that build the variant.
-        config: of a grid, the settings of the configuration that it changes.
-        error: predicted at the output: the sum of the INT8 convolutions' error powers; None where nothing was ranked.
-        estimated: milliseconds on the experiment's GPU; None where no engine lists its layers.
+        proposals: of a two-stage detector, if their number is an axis.
+        same_as: title of an earlier variant with the same network, whose score is reused.
+        build, config: of a grid, the build options and the changed settings of the configuration.
+        error: predicted output error, the sum of the INT8 convolutions' error powers; None without a ranking.
+        estimated: milliseconds on the experiment's GPU; None if no engine lists its layers.
         number: in the experiment, from 1.
-        dominated_by: number of the cheapest variant that is no worse in accuracy and cost and better in one, or is
-            cheaper, has no larger predicted error, and is not shown to be less accurate by the interval.
+        dominated_by: number of the cheapest better variant. Better means no worse in accuracy and cost and better in
+            one; or cheaper, with no larger predicted error and an accuracy not below the interval.
     """
 
     name: str
@@ -105,12 +102,12 @@ class Variant:
 
     @property
     def interval(self) -> str:
-        """Of the difference, in points (hundredths); empty for the float model itself."""
+        """Interval of the difference, in points (hundredths); empty for the float model itself."""
         return interval(self.low, self.high)
 
     @property
     def mask_difference(self) -> str:
-        """Difference of mask mAP and its 90 % interval, in points (hundredths); empty without masks."""
+        """Difference of mask mAP with its 90 % interval, in points (hundredths); empty without masks."""
         if self.masks is None or self.masks["low"] is None:
             return ""
         return f"{100 * self.masks['difference']:+.2f} ({interval(self.masks['low'], self.masks['high'])})"
@@ -133,18 +130,18 @@ class Experiment:
     Attributes:
         kind: ``sweep`` for a grid, ``tune`` for a search.
         name: of the model.
-        folder: of its files.
-        variants: of a search, the cheapest first; of a grid, FP32 first and then in the order of the axes.
-        objective: what the variants are compared by.
-        gpu: of the estimates; None where there are none.
-        batch: images at once that times refer to.
-        device: what measured; None where nothing ran.
+        folder: of the results.
+        variants: of a search, the cheapest first; of a grid, FP32 first and then in axis order.
+        objective: the cost that variants are compared by.
+        gpu: of the estimates; None without estimates.
+        batch: images per run that the times refer to.
+        device: that ran the variants; None if nothing was timed.
         reference: mAP of the float model, 0..1; None without annotations.
         calibration: number of images that calibrate and rank.
-        reported: number of images that accuracy is measured on; none of a search's calibrate.
-        left_out: images that were given to measure accuracy on and calibrate.
-        formats: the options that say what is quantised, such as ``plan.fp8``.
-        older: variants at the end that an earlier command measured in the folder.
+        reported: number of images that measure accuracy; in a search none of them calibrates.
+        left_out: number of accuracy images that were left out because they calibrate.
+        formats: options that choose quantised formats, such as ``plan.fp8``.
+        older: number of variants, at the end, that earlier commands measured in the folder.
     """
 
     kind: Literal["sweep", "tune"]
@@ -164,7 +161,7 @@ class Experiment:
 
     @property
     def annotated(self) -> bool:
-        """Whether accuracy is mAP; else it is the agreement with the float model's detections."""
+        """Whether accuracy is mAP; else it is agreement with the float model's detections."""
         return self.reference is not None
 
     @property
@@ -174,7 +171,7 @@ class Experiment:
 
     @property
     def unit(self) -> str:
-        """Unit of the costs that variants are compared by."""
+        """Unit of the cost."""
         image = " an image" if self.objective == "throughput" else ""
         if self.objective == "size":
             return "MB of weights"
@@ -186,10 +183,10 @@ class Experiment:
 
     @property
     def basis(self) -> str:
-        """The images and the costs that the columns rest on, in two sentences."""
-        left = f" ({self.left_out} that calibrate left out)" if self.left_out else ""
+        """Two sentences about the images and the costs behind the columns."""
+        omitted = f" ({self.left_out} that calibrate left out)" if self.left_out else ""
         measure = "mAP is of" if self.annotated else "agreement with the detections of FP32 (at 0.25 and more) is of"
-        images = f"{self.calibration} calibration images chose, {measure} {self.reported} others{left}"
+        images = f"{self.calibration} calibration images chose, {measure} {self.reported} others{omitted}"
         if self.kind == "sweep":
             images = f"{self.calibration} calibration images, {measure} {self.reported} images"
         formats = f"; made with {' '.join(self.formats)}" if self.formats else ""
@@ -197,14 +194,14 @@ class Experiment:
 
     @property
     def accuracy(self) -> str:
-        """What the differences refer to."""
+        """The accuracy measure and its images."""
         others = f"{self.reported} images" + (" that chose nothing" if self.kind == "tune" else "")
         measure = "mAP against FP32" if self.annotated else "agreement with FP32's detections against 1"
         return f"{measure}, on {others}"
 
     @property
     def repeated(self) -> str:
-        """One line about the variants with an earlier variant's network; empty where there are none."""
+        """One line about variants with an earlier variant's network; empty without such variants."""
         titles = [variant.same_as for variant in self.variants if variant.same_as]
         if not titles:
             return ""
@@ -221,7 +218,7 @@ class Experiment:
         return variant.multiply_adds if cost is None else cost
 
     def numbered(self) -> Experiment:
-        """The same with numbers, and with the variants compared with each other; a search is ordered by cost."""
+        """A copy with ``number`` and ``dominated_by`` of every variant; a search is sorted by cost."""
         order = self.variants
         if self.kind == "tune":
             order = tuple(
@@ -255,7 +252,7 @@ class Experiment:
         return self.table().markdown()
 
     def table(self) -> Table:
-        """A row for each variant; mAP in points, intervals of 90 %; without the columns that are empty."""
+        """A row for each variant; mAP in points, intervals of 90 %; empty columns are left out."""
         rows = self.variants
         axes = list(dict.fromkeys(name for row in rows for name in row.axes))
         against = "against FP32" if self.annotated else "agreement with FP32, against 100"
@@ -286,7 +283,7 @@ class Experiment:
         return Table([column for column, _ in shown], [[cell(row) for _, cell in shown] for row in rows], notes=notes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: ``experiment.json``."""
+        """Plain values of ``experiment.json``."""
         plain = asdict(replace(self, variants=()))
         variants = [{**variant.row(), "cost": self.cost(variant)} for variant in self.variants]
         accuracy = "map" if self.annotated else "agreement"
@@ -300,7 +297,7 @@ class Experiment:
         }
 
     def save(self) -> None:
-        """Writes the table, and then ``experiment.json``, which makes the variants available to builds."""
+        """Writes the table, then ``experiment.json``; from then on the variants can be built."""
         write_atomically(self.folder / TABLE, (self.markdown() + "\n").encode())
         write_atomically(self.folder / EXPERIMENT, (json.dumps(self.as_dict(), indent=1) + "\n").encode())
 

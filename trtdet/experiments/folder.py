@@ -1,4 +1,4 @@
-"""The folder of an experiment: its rows, which resume after a kill, and its provenance."""
+"""Files in the folder of an experiment: rows, which resume after a kill, and provenance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIMINGS = "timing-cache"
 
 @contextmanager
 def opened_rows(folder: Path, key: str) -> Iterator[Rows]:
-    """The rows of a folder, which is made; messages of a builder that fails are kept in it."""
+    """Makes the folder and opens its rows; the messages of a failing builder are kept in it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     path = folder / ROWS
@@ -43,14 +43,14 @@ def opened_rows(folder: Path, key: str) -> Iterator[Rows]:
 
 
 def row_names(folder: Path, key: str) -> frozenset[str]:
-    """Names of the rows that a folder has; nothing is written."""
+    """Names of the rows in a folder; writes nothing."""
     return names_in(folder / ROWS, key, "name", valid=row_check(Variant, folder / ROWS))
 
 
 def completed(
     rows: Rows, names: Sequence[str], missing: Iterable[Variant], stage: str, progress: Progress
 ) -> tuple[Variant, ...]:
-    """The rows of some variants, of which the missing are appended as they are measured."""
+    """The variants with these names; appends the missing ones to the rows as they are measured."""
     progress(stage, sum(name in rows.found for name in names), len(names))
     for variant in missing:
         rows.append(variant.row())
@@ -59,21 +59,20 @@ def completed(
 
 
 def on_ray(plan: PlanOptions, function: Any, work: Any, waiting: Sequence[Any]) -> Iterator[Any] | None:
-    """What ``function(work, item)`` gives for every waiting item, on Ray workers; None where Ray is not asked for."""
+    """Yields ``function(work, item)`` for each waiting item from Ray workers; None without Ray or waiting items."""
     if plan.ray is None or not waiting:
         return None
     return iter(cluster.run(function, work, waiting, address=plan.ray))
 
 
 def ray_parts(plan: PlanOptions, stage: str, what: str, parts: list[Part]) -> list[Part]:
-    """The parts of a forecast that Ray workers do, as one."""
+    """Merges the parts of a forecast that Ray workers do into one."""
     if plan.ray is None or not parts:
         return parts
     return [Part(stage, f"{what} by Ray, as if by this machine", sum(part.seconds for part in parts))]
 
 
 def variant_of(row: dict[str, Any]) -> Variant:
-    """A variant from its row."""
     return TypeAdapter(Variant).validate_json(json.dumps(row))
 
 
@@ -83,9 +82,7 @@ class CommandRun:
 
     Attributes:
         created: ISO 8601 in UTC.
-        trtdet: version.
-        backend: its name.
-        backend_version: its version.
+        trtdet, backend_version: versions.
         sms: requested compute capabilities, such as 86.
         options: plain values of :class:`trtdet.TuneOptions` or :class:`trtdet.SweepOptions`, as given.
     """
@@ -99,7 +96,6 @@ class CommandRun:
 
     @staticmethod
     def now(caps: Capabilities, target: EngineTarget, options: object) -> CommandRun:
-        """A command that runs now."""
         return CommandRun(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             trtdet=__version__,
@@ -115,13 +111,12 @@ class Provenance:
     """Content of ``provenance.json``.
 
     Attributes:
-        schema: 1.
         model: SHA-256 of the float ONNX file.
         images: SHA-256 of the calibration images' names and contents.
         config: the resolved configuration.
-        histograms: name of their file in the folder.
-        inputs: by convolution, in the order of the network, the tensor of the histograms that it reads.
-        runs: commands whose rows the folder has, the latest last.
+        histograms: file name in the folder.
+        inputs: by convolution, in network order, the histogram tensor that it reads.
+        runs: commands whose rows are in the folder, the latest last.
     """
 
     schema: Literal[1]
@@ -136,7 +131,6 @@ class Provenance:
     def of(
         run: CommandRun, model: Path, config: Config, graph: PlacedGraph, selected: Selection, histograms: str
     ) -> Provenance:
-        """Provenance of a command that runs now."""
         readers = graph.placement.readers.items()
         inputs = {node: tensor for tensor, nodes in readers for node, position in nodes if position == 0}
         return Provenance(
@@ -150,7 +144,7 @@ class Provenance:
         )
 
     def save(self, folder: Path, earlier: Provenance | None) -> None:
-        """Writes ``provenance.json``, with the earlier commands whose rows the folder has; a repeated one once."""
+        """Writes ``provenance.json`` with the earlier commands whose rows are in the folder, each command once."""
         options = [run.options for run in self.runs]
         before = () if earlier is None else tuple(run for run in earlier.runs if run.options not in options)
         text = json.dumps(asdict(replace(self, runs=(*before, *self.runs))), indent=1) + "\n"
@@ -158,11 +152,7 @@ class Provenance:
 
     @staticmethod
     def load(folder: Path) -> Provenance | None:
-        """Reads ``provenance.json``; None where there is none.
-
-        Raises:
-            ConfigError: it cannot be read, or holds something else.
-        """
+        """Reads ``provenance.json``; None if there is none. Raises ConfigError if it cannot be read as provenance."""
         path = folder / PROVENANCE
         hint = "remove it and repeat the command into its folder"
         return read_result(path, Provenance, hint) if path.is_file() else None

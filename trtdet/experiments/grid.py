@@ -1,9 +1,9 @@
-"""A grid of settings, each variant built and scored: SiLU, calibration rules, corrections, kept layers, thresholds.
+"""A grid of settings (`sweep`): SiLU, calibration rules, corrections, kept layers and NMS thresholds.
 
-Variants share what does not differ: the images are run through the float model once, ranges, corrections and ranking
-are computed once for each form of SiLU, rule and set of corrections, and one pass over the annotated images serves all
-NMS thresholds. Engines are built without NMS, so that one engine serves all thresholds. Where engines can be run they
-are scored and timed, and the float model has a row in FP16 as well; elsewhere the ONNX models are scored on the CPU.
+Variants share work. The calibration images run through the float model once. Ranges, corrections and ranking are
+computed once per SiLU form, rule and set of corrections. Engines have no NMS, so one engine and one pass over the
+annotated images serve all NMS thresholds. If engines can run, they are scored and timed, the float model in FP16 too.
+Otherwise the ONNX models are scored on the CPU.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ from trtdet.quantization import Precision
 from trtdet.runtime.detector import Detector
 
 Limits = tuple[int | None, int | None]
-"""``head.rpn_pre_nms_topk`` and ``head.rpn_post_nms_topk`` of a variant; None for the configuration's."""
+"""``head.rpn_pre_nms_topk`` and ``head.rpn_post_nms_topk`` of a variant; None means the configuration's value."""
 
 _LIMITS = ("rpn_pre_nms_topk", "rpn_post_nms_topk")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Variants that share ranges, corrections and ranking; the float model in each precision is a group of its own."""
+    """Variants that share ranges, corrections and ranking; each precision of the float model is its own group."""
 
     rule: str | None = None
     corrections: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Group:
     limits: Limits = (None, None)
 
     def title(self, keep: Keep | None = None) -> str:
-        """For people, without NMS thresholds."""
+        """Title without NMS thresholds."""
         named = zip(self.limits, ("anchors a level", "proposals"), strict=True)
         proposals = "".join(f", {limit} {name}" for limit, name in named if limit is not None)
         if self.rule is None:
@@ -100,14 +100,14 @@ class Group:
         return f"{self.rule}{corrections}, {keep} in FP16, SiLU {self.silu}{proposals}"
 
     def stage(self, keep: Keep | None = None) -> str:
-        """The stage in which a variant is scored."""
+        """Progress stage that scores a variant."""
         plain = replace(self, corrections=()).title(keep)
         return f"scoring {plain.replace(f', SiLU {self.silu}', '')}"
 
 
 @dataclass(frozen=True)
 class SweepGrid:
-    """A sweep: the model, its configuration, the folder of the results, the axes, and the selected images."""
+    """Inputs of a sweep; ``folder`` is the folder of the results."""
 
     model: Path
     config: Config
@@ -118,18 +118,18 @@ class SweepGrid:
 
     @property
     def limits(self) -> tuple[Limits, ...]:
-        """Every combination of the two numbers of proposals."""
+        """Every combination of the two proposal limits."""
         options = self.options
         return tuple(itertools.product(options.rpn_pre_nms_topk or (None,), options.rpn_post_nms_topk or (None,)))
 
     @property
     def limited(self) -> bool:
-        """Whether a number of proposals is an axis."""
+        """Whether a proposal limit is an axis."""
         return self.limits != ((None, None),)
 
     @property
     def suppressions(self) -> tuple[NmsConfig, ...]:
-        """Every combination of the values of NMS, the configuration's where there are none."""
+        """Every combination of NMS values; a value that is no axis is the configuration's."""
         axes = {
             "score_threshold": self.options.score_thresholds,
             "iou_threshold": self.options.iou_thresholds,
@@ -140,7 +140,7 @@ class SweepGrid:
         return tuple(self.config.with_nms(**values).nms for values in combinations)
 
     def groups(self) -> list[Group]:
-        """In the order of the axes, the float model first."""
+        """In axis order, the float model first."""
         precisions: tuple[Precision, ...] = ("fp32", "fp16") if self.options.on == "engine" else ("fp32",)
         axes = list(itertools.product(FORMS, self.options.rules, self.options.corrections))
         groups = []
@@ -153,16 +153,16 @@ class SweepGrid:
 
     @property
     def reference(self) -> Group:
-        """The float model that differences refer to: with the most proposals."""
+        """The float model that differences refer to: the one with the most proposals."""
         most = max(self.limits, key=lambda limits: [2**31 if limit is None else limit for limit in limits])
         return Group(precision="fp32", limits=most)
 
     def overrides(self, limits: Limits) -> dict[str, int]:
-        """The numbers of proposals of a variant, as keys of ``head``."""
+        """Proposal limits of a variant, as keys of ``head``."""
         return {name: limit for name, limit in zip(_LIMITS, limits, strict=True) if limit is not None}
 
     def histograms(self, limits: Limits) -> Path:
-        """The file of the histograms, which depend on the proposals that the second stage gets."""
+        """File of the histograms, which depend on the proposals that the second stage gets."""
         numbers = "-".join("all" if limit is None else str(limit) for limit in limits)
         return self.folder / (f"histograms-{numbers}.npz" if self.limited else HISTOGRAMS)
 
@@ -190,11 +190,11 @@ class SweepGrid:
         return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.suppressions]
 
     def waiting(self, names: frozenset[str]) -> list[Group]:
-        """The groups with a row whose name is not among ``names``."""
+        """Groups with a row that is missing in ``names``."""
         return [group for group in self.groups() if not names.issuperset(self.names(group))]
 
     def key(self) -> str:
-        """Hash of everything that all rows share."""
+        """Hash of the inputs that all rows share."""
         facts = {
             "config": self.config.with_nms().model_dump(mode="json", exclude={"nms"}),
             "images": self.selected.sha256,
@@ -206,17 +206,13 @@ class SweepGrid:
         return digest.hexdigest()
 
     def graph(self, limits: Limits, silu: SiluForm = "keep") -> PlacedGraph:
-        """The float model for the backend, with other numbers of proposals.
-
-        Raises:
-            ModelError, ConfigError: as of :func:`host_graph`.
-        """
+        """The float model for the backend, with these proposal limits. Raises the errors of :func:`host_graph`."""
         options, head = self.options, self.config.head.model_copy(update=self.overrides(limits))
         config, caps = self.config.model_copy(update={"head": head}), choose(options.backend).capabilities
         return host_graph(self.model, config, silu, caps=caps, plan=options.plan)
 
     def calibration(self, group: Group) -> CalibrationOptions:
-        """How a group is calibrated, from the histograms of the folder."""
+        """Calibration options of a group, with the folder's histograms."""
         rule = group.rule or CalibrationOptions.rule
         return replace(self.options.calibration, rule=rule, histograms=self.histograms(group.limits))
 
@@ -229,21 +225,13 @@ def sweep(
     progress: Progress = silent,
     expect: Expect = unheard,
 ) -> Experiment:
-    """Builds and scores every variant of a grid.
+    """Builds and scores every variant of a grid over a float ONNX model; ``output`` is the folder of the results.
 
-    A sweep that was stopped is resumed, and a sweep that is repeated with more values on an axis measures only the new
-    variants; the experiment keeps the older ones, behind the new.
-
-    Args:
-        model: float ONNX model.
-        config: its configuration.
-        output: a folder.
-        options: axes, images, backend.
-        progress: told of images and rows.
-        expect: told of the stages to come, once the sweep is checked.
+    A stopped sweep resumes. A sweep that is repeated with more values on an axis measures only the new variants; the
+    experiment lists the older ones after the new. ``expect`` gets the stages once the sweep is checked.
 
     Raises:
-        TrtdetError: of the kind that says what is wrong; the finished rows stay.
+        TrtdetError: the subclass says what is wrong; finished rows stay.
     """
     grid = _checked(model, config, output, options=options)
     names = [name for group in grid.groups() for name in grid.names(group)]
@@ -286,11 +274,7 @@ def sweep(
 
 
 def foresee_sweep(model: Path, config: Config, output: Path, options: SweepOptions) -> Forecast:
-    """The stages of :func:`sweep` with the same arguments.
-
-    Raises:
-        TrtdetError: as the sweep before it decodes an image.
-    """
+    """The stages of :func:`sweep`. Raises the TrtdetError that the sweep raises before it decodes an image."""
     grid = _checked(model, config, output, options=options)
     return _foresee(grid, row_names(output, grid.key()))
 
@@ -324,7 +308,7 @@ def _foresee(grid: SweepGrid, measured: frozenset[str]) -> Forecast:
 
 
 def _checked(model: Path, config: Config, output: Path, options: SweepOptions) -> SweepGrid:
-    """The sweep with every ``auto`` resolved, checked without decoding an image."""
+    """Resolves every ``auto`` and checks the sweep, without decoding an image."""
     caps, target, plan = choose(options.backend).capabilities, EngineTarget.of(options), options.plan
     check_targets(options, caps)
     plugin_parts(target.plugins, caps)
@@ -357,7 +341,7 @@ def _checked(model: Path, config: Config, output: Path, options: SweepOptions) -
 
 
 def save_histograms(grid: SweepGrid, progress: Progress) -> None:
-    """Runs the calibration images, unless an earlier sweep in the folder ran them through the same graph.
+    """Runs the calibration images, unless the folder has histograms of the same graph.
 
     Warns:
         TrtdetWarning: a part of a two-stage model, such as its masks, is left out of the engines.
@@ -377,12 +361,12 @@ def save_histograms(grid: SweepGrid, progress: Progress) -> None:
 
 
 def rows_of_group(grid: SweepGrid, group: Group) -> list[Variant]:
-    """All variants of a group, as a worker of a cluster measures them."""
+    """Measures all variants of a group on a worker of a cluster."""
     return list(_Measuring(grid, silent).variants(group, frozenset()))
 
 
 _Scored = tuple[str, list[Evaluation], dict[str, Any]]
-"""The title of a network, its score with each suppression, and the facts of its engine as fields of ``Variant``."""
+"""Title of a network, its score for each NMS setting, and engine facts as fields of ``Variant``."""
 
 
 class _Measuring:
@@ -397,7 +381,7 @@ class _Measuring:
         self._corrected: dict[tuple[SiluForm, tuple[str, ...], Limits], Prepared] = {}
 
     def variants(self, group: Group, measured: frozenset[str]) -> Iterator[Variant]:
-        """The variants of a group whose names are not among ``measured``."""
+        """The variants of a group that are missing in ``measured``."""
         if group.rule is None:
             network = float_network(self._graph(group.limits), group.precision)
             scored = self._reference if group == self._grid.reference else self._score(network, group)
@@ -416,7 +400,7 @@ class _Measuring:
     def _rows(
         self, group: Group, keep: Keep | None, network: BuildNetwork, scored: _Scored, measured: frozenset[str]
     ) -> Iterator[Variant]:
-        """A variant for each suppression."""
+        """A variant for each NMS setting."""
         grid, quantized, is_reference = self._grid, group.rule is not None, group == self._grid.reference
         graph, references = self._graph(group.limits, group.silu), self._reference[1]
         _, evaluations, facts = scored
@@ -462,7 +446,7 @@ class _Measuring:
             )
 
     def _build(self, group: Group, network: BuildNetwork) -> BuildOptions:
-        """The options that build a variant, with the convolutions that it keeps in FP16 by name."""
+        """The options that build a variant; they name the convolutions in FP16."""
         options, plan = self._options, PlanOptions()
         if network.prepared is not None:
             able = network.prepared.plan.names("int8")
@@ -490,7 +474,7 @@ class _Measuring:
         calibration = self._grid.calibration(group)
         graph = self._graph(group.limits, group.silu)
         ranged = calibrated(graph, calibration, self._grid.selected, progress=self._progress)
-        # Beside another rule corrections may be the same, and are only compared.
+        # Corrections of another rule may be the same; then they are compared, not computed again.
         key = (group.silu, group.corrections, group.limits)
         earlier = self._corrected.get(key)
         beside = None if earlier is None else prepared_beside(earlier, ranged, calibration, progress=self._progress)
@@ -508,7 +492,7 @@ class _Measuring:
         return ranking(corrected, PlanOptions(), rows=rows, progress=self._progress)
 
     def _score(self, network: BuildNetwork, group: Group, keep: Keep | None = None) -> _Scored:
-        """Scores a network with each suppression; a network that an earlier variant had is not scored again."""
+        """Scores a network for each NMS setting; reuses the score of an earlier variant's equal network."""
         key = f"{network.precision} {hashlib.sha256(model_bytes(network.model)).hexdigest()}"
         if key in self._networks:
             title, evaluations, facts = self._networks[key]
@@ -518,7 +502,7 @@ class _Measuring:
         facts = {"counts": network.plan.counts()}
         with ExitStack() as stack:
             run: Any = network.model
-            # A float model's engine is not built where none can be run.
+            # A float model needs an engine only to run it.
             if on_engine or network.precision == "int8":
                 timings = grid.folder / TIMINGS
                 engine = best_engine((network,), self._backend, target, timings=timings, progress=self._progress)
@@ -552,7 +536,7 @@ class _Measuring:
         return measured.targets[0].points[0].latency_ms.p50
 
     def _proposals(self, network: BuildNetwork, run: Runner, group: Group) -> dict[str, Any]:
-        """Latency and recall of the first stage, where the number of proposals is an axis."""
+        """Latency and recall of the first stage, if a proposal limit is an axis."""
         stage = f"{group.stage()}: proposals"
         recall = proposal_recall(
             network.model,

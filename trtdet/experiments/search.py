@@ -1,8 +1,8 @@
-"""A search over plans: the Pareto front of a model, each plan measured and built by its number.
+"""A search over plans (`tune`): the Pareto front of a model; each plan is measured, and can be built by its number.
 
-Only calibration images choose: ranges, corrections, and the ranking that gives the optimiser the error of each
-convolution. Other images measure. Everything that plans share is computed once and kept in the folder, so that a search
-is resumed, and a variant is built from what it was measured with.
+Only calibration images choose: ranges, corrections, and the ranking, which gives the optimiser each convolution's
+error. Other images measure. The folder keeps what plans share, so a search resumes and a build uses the measured
+inputs.
 """
 
 from __future__ import annotations
@@ -81,13 +81,12 @@ _FLOAT = "measuring the float model"
 
 
 def _stage(number: int) -> str:
-    """The stage in which a plan is measured, by its place among those that are."""
     return f"measuring plan {number}"
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A tune, as a worker of a cluster gets it; the key stands for the rest."""
+    """A tune, as workers of a cluster get it; ``key`` identifies all other fields."""
 
     key: str
     model: Path = field(compare=False)
@@ -97,18 +96,18 @@ class Tuning:
 
     @property
     def job(self) -> Job:
-        """The build that every plan is a variant of: all in INT8 that can be."""
+        """The build that every plan varies: INT8 wherever possible."""
         options = replace(self.options.build, plan=self.options.build.plan.formats_alone())
         return Job(self.model, config=self.config, output=self.folder, options=options)
 
     def runs_on(self, caps: Capabilities) -> Literal["engine", "onnxruntime"]:
-        """What the plans are run by."""
+        """Runtime of the plans."""
         return runs_on(self.options.on, caps, EngineTarget.of(self.options.build))
 
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """A plan before it is measured; other fields as of :class:`Variant`."""
+    """A plan before it is measured; for its fields see :class:`Variant`."""
 
     titles: tuple[str, ...]
     kept: tuple[str, ...]
@@ -130,21 +129,13 @@ def tune(
     progress: Progress = silent,
     expect: Expect = unheard,
 ) -> Experiment:
-    """Finds the Pareto front of a model and measures each of its plans.
+    """Finds the Pareto front of a float ONNX model and measures its plans; ``output`` is the folder of the results.
 
-    A tune that was stopped is resumed, and a tune that is repeated with more points, for another objective or for
-    another GPU measures only the new plans.
-
-    Args:
-        model: float ONNX model.
-        config: its configuration.
-        output: a folder.
-        options: how plans are built, and the images that measure them.
-        progress: told of images, builds and plans.
-        expect: told of the stages to come, once the tune is checked.
+    A stopped tune resumes. A tune that is repeated with more points, another objective or another GPU measures only the
+    new plans. ``expect`` gets the stages once the tune is checked.
 
     Raises:
-        TrtdetError: of the kind that says what is wrong; the finished rows stay.
+        TrtdetError: the subclass says what is wrong; finished rows stay.
     """
     tuning, build, dataset, left_out = _checked(model, config, output=output, options=options, progress=progress)
     with opened_rows(output, tuning.key) as rows:
@@ -196,11 +187,7 @@ def tune(
 
 
 def foresee_tune(model: Path, config: Config, output: Path, options: TuneOptions) -> Forecast:
-    """The stages of :func:`tune` with the same arguments.
-
-    Raises:
-        TrtdetError: as the tune before it decodes an image.
-    """
+    """The stages of :func:`tune`. Raises the TrtdetError that the tune raises before it decodes an image."""
     tuning, build, dataset, _ = _checked(model, config, output=output, options=options, progress=silent)
     return _foresee(tuning, build, len(dataset.images), measured=row_names(output, tuning.key))
 
@@ -215,7 +202,7 @@ def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozens
     if corrected_file:
         parts.append(Part("correcting", what="kept in the folder", seconds=0.0, there=corrected_file))
         rows = folder / RANKING_ROWS
-        # The header is a line, and depthwise convolutions as a group are a row.
+        # One line more for the header, and one for the group of depthwise convolutions.
         if rows.exists() and rows.read_bytes().count(b"\n") > len(graph.plan.names("int8")):
             ranked = replace(ranked, seconds=0.0, there=str(rows))
     else:
@@ -238,8 +225,10 @@ def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozens
 def _checked(
     model: Path, config: Config, output: Path, options: TuneOptions, progress: Progress
 ) -> tuple[Tuning, CheckedBuild, CocoDataset, int]:
-    """The tune with every ``auto`` resolved, checked without decoding an image: with its build, the images that
-    measure, and how many images were left out of them."""
+    """Resolves every ``auto`` and checks the tune, without decoding an image.
+
+    Returns the tune, its build, the images that measure, and how many images were left out of these.
+    """
     options = replace(options, build=changed(options.build, int8_all=True))
     check_tune(options)
     tuning = Tuning("", model=model, config=config, folder=output, options=options)
@@ -258,7 +247,7 @@ def _checked(
     facts = {
         "corrections": build.keys[Stage.CORRECTIONS],
         "engine": [target.sms, target.batch, engine, [part.sha256 for part in build.plugins]],
-        # Times are measured of a run or of an image; accuracy is that of what runs.
+        # Times refer to a run or an image; accuracy depends on the runtime.
         "run": [run, run == "engine" and options.build.plan.objective == "throughput"],
         "images": content_hash([image.path for image in dataset.images]),
         "annotations": sha256_file(dataset.annotations) if dataset.annotated else None,
@@ -268,10 +257,9 @@ def _checked(
 
 
 def measuring_images(options: TuneOptions, build: CheckedBuild) -> tuple[CocoDataset, int]:
-    """The images that accuracy is measured on, none of which calibrates, and how many were left out for that.
+    """The images that measure accuracy, none of which calibrates, and how many were left out for that.
 
-    Raises:
-        DataError: there are none, or they and their annotations do not fit.
+    Raises DataError if no image remains, or the images do not fit their annotations.
     """
     dataset = scored_images(options.build.plan, build.graph.config)
     if dataset is None:
@@ -291,11 +279,7 @@ def measuring_images(options: TuneOptions, build: CheckedBuild) -> tuple[CocoDat
 
 
 def titled_plans(graph: PlacedGraph, names: Sequence[str]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """The plans that every tune measures: their titles by the convolutions that they have in FP16.
-
-    Args:
-        names: of the convolutions that can be in INT8.
-    """
+    """Titles of the plans that every tune measures, by their FP16 convolutions; ``names`` may be in INT8."""
     macs, default = multiply_adds(graph.model), default_plan(graph.model, graph.placement, graph.flow)
     titled: dict[str, tuple[str, ...]] = {
         "all INT8": (),
@@ -311,7 +295,7 @@ def titled_plans(graph: PlacedGraph, names: Sequence[str]) -> dict[tuple[str, ..
 
 
 class _Measuring:
-    """The plans of a tune and their measurements."""
+    """Measures the plans of a tune."""
 
     def __init__(self, tuning: Tuning, build: CheckedBuild, dataset: CocoDataset, progress: Progress) -> None:
         self._folder, self._points, self._checked = tuning.folder, tuning.options.points, build
@@ -320,13 +304,13 @@ class _Measuring:
         self._on = tuning.runs_on(build.backend.capabilities)
 
     def candidates(self) -> list[CandidatePlan]:
-        """Every plan to measure: those with a title, and those of the optimiser."""
+        """All plans to measure: those with a title, then those of the optimiser."""
         prepared, problem, graph = self.prepared, self._problem, self._checked.graph
         titles = titled_plans(graph, prepared.plan.names("int8"))
         plans = front(problem, self._points)
         for plan in plans:
             titles.setdefault(plan.half, ("optimiser",))
-        # The cheapest plan of all may be the most accurate; then plans between differ in bytes alone.
+        # If the cheapest plan is also the most accurate, other plans gain only bytes.
         if len(plans) < self._points:
             by_size = plan_problem(prepared, size_costs(prepared), self.ranking)
             for plan in front(by_size, self._points - len(plans) + 2):
@@ -352,11 +336,7 @@ class _Measuring:
         return candidates
 
     def variant(self, plan: CandidatePlan, number: int = 1) -> Variant:
-        """Builds a plan where the backend makes engines, runs it, and compares it with the float model.
-
-        Args:
-            number: its place among the measured plans, for progress.
-        """
+        """Builds a plan if the backend makes engines, runs it, and compares it with the float model."""
         prepared, caps = self.prepared, self._backend.capabilities
         networks = explicit_networks(prepared, plan.plan, caps)
         network = networks[0]
@@ -395,7 +375,7 @@ class _Measuring:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The corrected model; read from the folder where it exists."""
+        """The corrected model, from the folder if it is there."""
         build, folder = self._checked, self._folder
         key = build.keys[Stage.CORRECTIONS]
         if (folder / CORRECTED).exists():
@@ -411,13 +391,12 @@ class _Measuring:
 
     @cached_property
     def ranking(self) -> Sensitivity:
-        """The error of each convolution."""
         rows = self._folder / RANKING_ROWS
         return ranking(self.prepared, self._options.plan, rows=rows, progress=self._progress)
 
     @cached_property
     def times(self) -> Costs | None:
-        """Estimated milliseconds of every plan; None where no engine lists its layers."""
+        """Estimated milliseconds of every plan; None if no engine lists its layers."""
         return plan_times(self.prepared, self._backend, self._options, progress=self._progress)
 
     @cached_property
@@ -435,7 +414,7 @@ class _Measuring:
     def _built(self, networks: tuple[BuildNetwork, ...]) -> Engine:
         timings = self._folder / TIMINGS
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TrtdetWarning)  # the build of a variant says it
+            warnings.simplefilter("ignore", TrtdetWarning)  # shown when a variant is built
             return best_engine(networks, self._backend, self._checked.target, timings=timings, progress=self._progress)
 
     def _run(self, engine: Engine, stage: str) -> tuple[Evaluation, dict[str, Any]]:
@@ -446,7 +425,7 @@ class _Measuring:
         return evaluation, {"latency_ms": ms, "device": device}
 
     def _scored(self, model: Any, stage: str) -> Evaluation:
-        """The score of an ONNX model or of a runner."""
+        """Scores an ONNX model or a runner."""
         detector = Detector.running(model, self.prepared.config, self.prepared.graph.nms_mode)
         return evaluate(
             detector,
@@ -457,14 +436,14 @@ class _Measuring:
 
 
 def variant_of_plan(tuning: Tuning, plan: CandidatePlan) -> Variant:
-    """A row, as a worker of a cluster measures it."""
+    """Measures a plan on a worker of a cluster."""
     return _measuring_of(tuning).variant(plan)
 
 
 @lru_cache(maxsize=1)
 def _measuring_of(tuning: Tuning) -> _Measuring:
-    """Several rows of a worker share the float model's score."""
+    """Cached, so that the rows of a worker share the float model's score."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrtdetWarning)  # said by the driver
+        warnings.simplefilter("ignore", TrtdetWarning)  # shown by the driver
         build = checked_build(tuning.job)
     return _Measuring(tuning, build, dataset=measuring_images(tuning.options, build)[0], progress=silent)

@@ -1,4 +1,4 @@
-"""How long a detector takes: latency side by side, and time by layer."""
+"""Latency and throughput of detectors, measured side by side, and their time by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a detector takes, and how many images a second it does: several detectors side by side in one run."""
+"""Measures latency and throughput of several detectors side by side in one run."""
 
 from __future__ import annotations
 
@@ -25,19 +25,15 @@ def bench(
     baseline: Path | None = None,
     progress: Progress = silent,
 ) -> Bench:
-    """Measures bundles and models side by side.
+    """Measures bundles and ONNX models side by side.
 
     Args:
-        paths: bundles or ONNX files.
-        config: of the ONNX files; bundles carry their own.
-        options: batches, streams, seconds.
-        baseline: the target that the others are compared with, measured as well where it is not among them; the first
-            by default.
-        progress: called with a stage, steps done and steps in all.
+        config: of the ONNX models; bundles carry their own.
+        baseline: target to compare the others with, by default the first; it is measured even if not in ``paths``.
 
     Raises:
-        ConfigError: a target does not take a batch that is asked for; nothing was measured then.
-        BundleError, ModelError, BackendError, DataError: a target cannot be opened or run, or an image not read.
+        ConfigError: a target does not take a requested batch; nothing was measured then.
+        BundleError, ModelError, BackendError, DataError: a target cannot be opened or run, or an image cannot be read.
     """
     everything = [*paths]
     if baseline is not None and baseline not in everything:
@@ -56,23 +52,17 @@ def measure(
     progress: Progress = silent,
     clock: Clock = time.perf_counter,
 ) -> Bench:
-    """Measures targets that are open.
+    """Measures targets that are open; ``baseline`` is the index of the target that the others are compared with.
 
-    Every measurement is cut into rounds. In each the targets take turns, the first of them changing from round to
-    round, so that a clock that drops or a neighbour that wakes up hits all of them alike; the first run of a turn,
-    whose caches the others have filled, is not counted. Before, each target runs for ``options.warm_up`` seconds and
-    goes on until the medians of both halves of the last span of that length differ by at most 2 %, for three times as
-    long at most (trtexec warms up for 200 ms without a check).
-
-    Args:
-        targets: the detectors to measure.
-        options: how.
-        baseline: index of the target that the others are compared with.
-        progress: called with a stage, steps done and steps in all.
-        clock: seconds; tells when a measurement has lasted long enough, and how long contexts side by side took.
+    Every measurement is cut into rounds, in which the targets take turns. The target that starts changes from round to
+    round, so that clock changes and other processes affect all alike. The first run of a turn is not counted, because
+    the other targets have filled the caches. Before the rounds, each target warms up for ``options.warm_up`` seconds.
+    It continues until the medians of both halves of the last such span differ by at most 2 %, for three times as long
+    at most (trtexec warms up for 200 ms without a check). ``clock`` returns seconds; it ends measurements and times
+    contexts side by side.
 
     Raises:
-        ConfigError: a target does not take a batch that is asked for; nothing was measured then.
+        ConfigError: a target does not take a requested batch; nothing was measured then.
         BackendError, DataError: a target fails, or an image cannot be read.
     """
     fixed = {target.runner.batch for target in targets if target.runner.batch is not None}
@@ -128,14 +118,14 @@ def _warnings(results: Sequence[Measured], before: Machine, options: BenchOption
 
 
 class _Entrant:
-    """A target at one batch size: its execution contexts, and the times that were measured so far."""
+    """A target at one batch size: its execution contexts and the times so far."""
 
     def __init__(self, target: Target, batch: int, options: BenchOptions, clock: Clock) -> None:
         self.target, self.batch = target, batch
         self.images = target.pixels(batch, options.images, options.seed)
         self.contexts = [target.runner.new_context(self.images)]
         self.slice = Slice(options.seconds / ROUNDS, -(-options.min_runs // ROUNDS), clock)
-        # With the transfers, if at all, and then without, where there are any: the first mode is the result's latency.
+        # With transfers first, then without; the first mode is the latency of the result.
         with_transfers = options.transfers or not target.on_device
         modes = (*([True] if with_transfers else []), *([False] if target.on_device else []))
         self.times: dict[bool, list[Times]] = {mode: [] for mode in modes}
@@ -143,12 +133,12 @@ class _Entrant:
         self.warm_up = WarmUp(0, 0.0, False)
 
     def point(self, baseline: _Entrant | None) -> Point:
-        """The measured times and rates; the ratios are None where there is no ``baseline``: this is it."""
+        """The measured times and rates; ``baseline`` is None for the baseline itself, which gets no ratios."""
         latencies: list[tuple[Latency, Ratio | None]] = []
         for mode, times in self.times.items():
             ratio = None
             if baseline is not None:
-                # Where the baseline's transfers are not separated, of all its runs.
+                # A baseline without this mode has only one other.
                 others = baseline.times.get(mode) or next(iter(baseline.times.values()))
                 medians = (np.array([np.median(part) for part in parts]) for parts in (times, others))
                 ratio = paired_ratio(*medians)
@@ -174,9 +164,9 @@ class _Entrant:
 def _points(
     targets: Sequence[Target], batch: int, options: BenchOptions, baseline: int, progress: Progress, clock: Clock
 ) -> list[Point]:
-    """All targets at one batch size."""
+    """Measures all targets at one batch size."""
     entrants = [_Entrant(target, batch, options, clock=clock) for target in targets]
-    # Each begins a round as often as any other.
+    # Every target starts equally many rounds.
     orders = [[*entrants[first:], *entrants[:first]] for first in (number % len(targets) for number in range(ROUNDS))]
     stage = f"batch {batch}: warming up"
     for index, entrant in enumerate(entrants):

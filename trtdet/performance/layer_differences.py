@@ -1,4 +1,4 @@
-"""Two profiles of the same network, convolution by convolution: which layers are slower than in the other."""
+"""Compares two profiles of the same network by convolution: which layers are slower than in the other."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from trtdet.performance.profiles import Profile, part_of
 from trtdet.performance.results import CONFIDENCE
 
 _SEPARATE = (Origin.DECODE, Origin.NMS, Origin.EMBEDDED_NMS)
-"""Steps after the convolutions, whose layers belong to none of them."""
+"""Steps after the convolutions; their layers belong to no convolution."""
 
 Owner = tuple[str, ...]
-"""The convolutions that a layer belongs to; or, alone, the part of the network that belongs to none."""
+"""The convolutions that a layer belongs to; or one other part of the network."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The same convolutions in two profiles, with all that runs between them and the next convolutions.
+    """The same convolutions in two profiles, with all layers between them and the next convolutions.
 
     Attributes:
-        convs: names in the ONNX model; several where either ran them as one layer; none for layers before the first
-            convolution, and for the decoding and suppression that trtdet wrote.
-        part: ``trtdet/decode`` and the like where there are no ``convs``; empty before the first convolution.
-        first_ms, second_ms: mean time of a run.
-        gain_ms: ``first_ms - second_ms``: a run gains it if they become as in the second; below 0 it loses.
-        low_ms, high_ms: the 90 % interval of the gain, by the scatter over the runs.
-        first_layers, second_layers: names of the layers, in the order of execution.
+        convs: names in the ONNX model; several if either profile ran them as one layer; none for layers before the
+            first convolution, and for decoding and NMS that trtdet added.
+        part: such as ``trtdet/decode`` if there are no ``convs``; empty before the first convolution.
+        first_ms, second_ms: mean time per run.
+        gain_ms: ``first_ms - second_ms``, the time per run that the layers of the second profile would save.
+        low_ms, high_ms: 90 % interval of the gain, from the scatter over the runs.
+        first_layers, second_layers: names of the layers, in execution order.
     """
 
     convs: tuple[str, ...]
@@ -51,15 +51,14 @@ class Difference:
 def differences(first: Profile, second: Profile) -> list[Difference]:
     """Compares two profiles of the same network, convolution by convolution.
 
-    Layers differ between engines, the ONNX nodes they come from do not. A convolution's kernel is the layer that names
-    it and is of a kind of convolution, or else names the fewest. Any other layer belongs to the convolution that ran
-    last before it, or, where it names convolutions, to the last of these: the pointwise kernels, the copies between
-    layouts and precisions. What trtdet wrote to decode and suppress belongs to none. A layer that names ONNX nodes
-    belongs where they did in the second profile, so that another order of execution moves nothing. Convolutions that
-    one kernel of either profile computes together stay together.
+    Engines have different layers, but the same ONNX nodes. The kernel of a convolution is the layer of a convolution
+    type that names it, else the layer that names the fewest convolutions. Any other layer (pointwise kernels, copies
+    between layouts and precisions) belongs to the last convolution that it names, else to the last that ran before it.
+    Decoding and NMS that trtdet added belong to none. A layer that names ONNX nodes belongs where these belong in the
+    second profile, so another execution order moves nothing. Convolutions that one kernel of either profile computes
+    together stay together.
 
-    Returns:
-        The layers before the first convolution, the convolutions in the order of the ONNX model, and the rest.
+    Returns the layers before the first convolution, the convolutions in ONNX order, and the rest.
 
     Raises:
         ConfigError: the two have no convolution in common.
@@ -84,7 +83,6 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
     rows = []
     for owner in sorted(places, key=lambda owner: (places[owner], owner)):
         first_layers, second_layers = in_first.get(owner, []), in_second.get(owner, [])
-        # Milliseconds by run.
         first_ms, second_ms = (
             np.sum([layer.ms for layer in layers], axis=0) if layers else np.zeros(2)
             for layers in (first_layers, second_layers)
@@ -112,8 +110,7 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
 def slower(first: Profile, second: Profile) -> list[Difference]:
     """The convolutions that the first runs slower than the second, beyond the scatter of the runs, the worst first.
 
-    Move these to the precision that the second runs them in; the sum of ``gain_ms`` is the time that this saves, as far
-    as their neighbours stay as they are.
+    Move these to the precision of the second. This saves the sum of ``gain_ms``, if their neighbours stay as they are.
 
     Raises:
         ConfigError: the two have no convolution in common.
@@ -126,16 +123,16 @@ def _kernels(layers: Sequence[LayerTime], convs: Collection[str]) -> dict[str, i
     """The index of each convolution's kernel among the layers."""
     ranks: dict[str, tuple[bool, int, int]] = {}
     for index, layer in enumerate(layers):
-        named = [name for name in layer.onnx if name in convs]
+        conv_names = [name for name in layer.onnx if name in convs]
         # Types are named Conv, CaskConvolution, CaskGemmConvolution; a pointwise kernel may name its neighbours.
-        rank = (re.search("conv", layer.type, re.IGNORECASE) is None, len(named), index)
-        for name in named:
+        rank = (re.search("conv", layer.type, re.IGNORECASE) is None, len(conv_names), index)
+        for name in conv_names:
             ranks[name] = min(rank, ranks.get(name, rank))
     return {name: rank[-1] for name, rank in ranks.items()}
 
 
 def _together(kernels: Sequence[dict[str, int]], order: dict[str, int]) -> dict[str, Owner]:
-    """For each convolution, all that a kernel of any profile computes together with it, directly or through others."""
+    """For each convolution, all that share kernels with it in any profile, directly or through others."""
     groups = {name: {name} for own in kernels for name in own}
     for own in kernels:
         sharing: dict[int, list[str]] = defaultdict(list)
@@ -151,19 +148,19 @@ def _together(kernels: Sequence[dict[str, int]], order: dict[str, int]) -> dict[
 def _by_owner(
     profile: Profile, kernels: Mapping[str, int], together: Mapping[str, Owner], homes: dict[str, Owner]
 ) -> dict[Owner, list[LayerTime]]:
-    """The layers by their owner; notes in ``homes`` where each ONNX node went."""
+    """The layers by owner; stores the owner of each ONNX node in ``homes``."""
     layers_by_owner: dict[Owner, list[LayerTime]] = defaultdict(list)
     latest: Owner = ()
     before: Owner = ()
     for index, layer in enumerate(profile.layers):
-        named = [name for name in layer.onnx if name in kernels]
-        computed = [name for name in named if kernels[name] == index]
+        conv_names = [name for name in layer.onnx if name in kernels]
+        computed = [name for name in conv_names if kernels[name] == index]
         home = next((homes[name] for name in layer.onnx if name in homes), None)
         if computed:
             owner = latest = together[computed[0]]
-        elif named:
-            ran = [name for name in named if kernels[name] < index]
-            owner = together[max(ran, key=kernels.__getitem__) if ran else min(named, key=kernels.__getitem__)]
+        elif conv_names:
+            ran = [name for name in conv_names if kernels[name] < index]
+            owner = together[max(ran, key=kernels.__getitem__) if ran else min(conv_names, key=kernels.__getitem__)]
         elif home is not None:
             owner = home
         elif profile.nodes.written_by(layer) in _SEPARATE:

@@ -1,4 +1,4 @@
-"""What is measured, and how often."""
+"""Options of `bench` and `profile`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from trtdet.errors import ConfigError
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What :func:`trtdet.bench` measures, and for how long.
+    """Options of :func:`trtdet.bench`.
 
     Attributes:
-        batches: images at once; empty for the fixed batch that all targets have, else 1.
-        streams: for the throughput, how many execution contexts run side by side.
-        seconds: each target is measured for at least so long at each point, above 0.
-        warm_up: each target runs for at least so long before that, in seconds, 0 or more.
-        min_runs: each point has at least so many runs, 2 or more.
-        transfers: also time the copies to the device and back, and run them for the throughput.
+        batches: images per run; empty for the fixed batch that all targets have, else 1.
+        streams: numbers of execution contexts that run side by side for the throughput.
+        seconds: minimum time of each target at each point, above 0.
+        warm_up: minimum time of each target before that, in seconds, 0 or more.
+        min_runs: minimum number of runs of each point, 2 or more.
+        transfers: also time the copies to the device and back, and include them in the throughput.
         images: a folder or list of images to run; None for noise.
         seed: of the noise.
 
@@ -51,12 +51,12 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What :func:`trtdet.profile` runs.
+    """Options of :func:`trtdet.profile`.
 
     Attributes:
-        batch: images at once; None for the target's fixed batch, else 1.
-        runs: how many are measured, 2 or more.
-        warm_up: how many runs precede each part of the measured runs, 1 or more.
+        batch: images per run; None for the target's fixed batch, else 1.
+        runs: number of measured runs, 2 or more.
+        warm_up: number of runs before each part of the measured runs, 1 or more.
         images: a folder or list of images to run; None for noise.
         seed: of the noise.
 

@@ -1,4 +1,4 @@
-"""The layers of one target with their times: by kind of operator and by part of the network."""
+"""Layer times of one target: by type of operator and by part of the network."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from trtdet.tables import Column, Table, Tables
 
 @dataclass(frozen=True)
 class Share:
-    """What a kind of operator, or a part of the network, takes of a run.
+    """Time of a type of operator, or of a part of the network.
 
     Attributes:
-        ms, stddev: of its layers' sum over the runs (of a sample, n - 1).
-        count: kernels a run.
+        ms, stddev: of the sum of its layers over the runs (of a sample, n - 1).
+        count: kernels per run.
         share: of the sum of all layers, 0..1.
     """
 
@@ -38,10 +38,10 @@ class Share:
 
 @dataclass(frozen=True)
 class OnnxNodes:
-    """What is known of the ONNX model behind the layers.
+    """Nodes of the ONNX model behind the layers.
 
     Attributes:
-        convs: names of its convolutions, in its order.
+        convs: names of the convolutions, in model order.
         origins: by node name, the step of trtdet that wrote the node; other nodes are the model's own.
     """
 
@@ -50,22 +50,21 @@ class OnnxNodes:
 
     @staticmethod
     def of(model: onnx.ModelProto) -> OnnxNodes:
-        """Reads the convolutions and the registry of origins of a model."""
         convs = (node.name for node in model.graph.node if node.op_type in CONVOLUTIONS and node.name)
         return OnnxNodes(tuple(convs), origin_of(model))
 
     def added(self, name: str) -> Origin | None:
-        """The step of trtdet that added a node; None for the model's own nodes and for their replacements."""
+        """The step of trtdet that added a node; None for the model's own nodes and their replacements."""
         origin = self.origins.get(name)
         return None if origin is None or origin.replaces else origin
 
     def written_by(self, layer: LayerTime) -> Origin | None:
-        """The step of trtdet that added the first node of a layer; None where the layer holds a node of the model."""
+        """The step of trtdet that added the first node of a layer; None if the layer has a node of the model."""
         origins = [self.added(name) for name in layer.onnx]
         return None if None in origins else next(iter(origins), None)
 
     def own_first(self, names: Sequence[str]) -> list[str]:
-        """The model's own nodes, then the nodes that trtdet added."""
+        """Sorts the model's own nodes before the nodes that trtdet added."""
         return sorted(names, key=lambda name: self.added(name) is not None)
 
 
@@ -74,13 +73,12 @@ class Profile:
     """The layers of one target.
 
     Attributes:
-        name: of the target.
         file: the engine or the model.
-        run_info: the device and the library that ran it.
-        batch: images at once.
-        layers: in the order of execution, each with the milliseconds of every run.
+        run_info: device and library of the run.
+        batch: images per run.
+        layers: in execution order, each with the milliseconds of every run.
         nodes: the ONNX model behind them.
-        latency_ms: of every run without the profiler, in between.
+        latency_ms: of every run without the profiler; these alternate with the profiled runs.
     """
 
     name: str
@@ -98,26 +96,26 @@ class Profile:
 
     @property
     def by_type(self) -> tuple[Share, ...]:
-        """What each kind of operator takes, the longest first."""
+        """Time of each type of operator, the longest first."""
         return _shares(self.layers, lambda layer: layer.type)
 
     @property
     def by_part(self) -> tuple[Share, ...]:
-        """What each part of the network takes, the longest first; empty where names do not tell parts."""
+        """Time of each part of the network, the longest first; empty if no name tells a part."""
         shares = _shares(self.layers, lambda layer: part_of(layer, self.nodes))
         return shares if any(share.name for share in shares) else ()
 
     @property
     def overhead(self) -> float:
-        """How much longer the sum of the layers is than a run without the profiler, as a fraction.
+        """The layers' sum against a run without the profiler, as a fraction: 0.1 is 10 % longer.
 
-        Below 0 where the layers leave out time that lies between them, or where they no longer overlap.
+        It is below 0 if the layers omit time between them, or if they no longer overlap.
         """
         return self.sum_ms / statistics.fmean(self.latency_ms) - 1
 
     @property
     def summary(self) -> str:
-        """How the layers' sum compares with a run that was not profiled, in one sentence."""
+        """One sentence: the layers' sum against a run without the profiler."""
         mean, scatter = statistics.fmean(self.latency_ms), statistics.stdev(self.latency_ms)
         return (
             f"the layers' sum is {self.sum_ms:.3f} ms; without the profiler a run takes {mean:.3f} ms (stddev "
@@ -125,7 +123,6 @@ class Profile:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         total = self.sum_ms or 1.0
         return {
             "name": self.name,
@@ -154,7 +151,7 @@ class Profile:
         }
 
     def table(self, top: int) -> Tables:
-        """By kind, by part, and the ``top`` longest layers."""
+        """By type, by part, and the ``top`` longest layers."""
         parts = [share_table("part", self.by_part)] if self.by_part else []
         heading = f"{self.name}, batch {self.batch}, {len(self.latency_ms)} runs on {self.run_info}"
         total = self.sum_ms or 1.0
@@ -182,12 +179,11 @@ class Profile:
 
 
 def part_of(layer: LayerTime, nodes: OnnxNodes) -> str:
-    """The part of the network a layer belongs to, as far as the names of its ONNX nodes hold a path.
+    """The part of the network that a layer belongs to, from the names of its ONNX nodes.
 
-    The first two modules of the path of the first node that has one, so that ``/backbone/backbone/dark2/conv/Conv`` is
-    ``backbone/dark2`` and ``model.24.m.0/Conv`` is ``model.24``. A layer of nodes that trtdet added is named
-    after the step that added them: ``trtdet/decode``, ``trtdet/nms``. Empty where no node is known or its name is not a
-    path: ``Conv_41``.
+    It is the first two modules of the first name with a path: ``/backbone/backbone/dark2/conv/Conv`` gives
+    ``backbone/dark2``, ``model.24.m.0/Conv`` gives ``model.24``. Nodes that trtdet added give their step:
+    ``trtdet/decode``, ``trtdet/nms``. Empty without nodes or without a path, as in ``Conv_41``.
     """
     origin = nodes.written_by(layer)
     if origin is not None:
@@ -196,7 +192,7 @@ def part_of(layer: LayerTime, nodes: OnnxNodes) -> str:
         if nodes.added(name) is not None:
             continue
         modules = [piece for module in name.split("/")[:-1] for piece in module.split(".") if piece]
-        # Exporters write a module inside another of the same name as the name twice.
+        # Exporters repeat the name of a module inside another of the same name.
         path = [piece for index, piece in enumerate(modules) if index == 0 or piece != modules[index - 1]]
         if path:
             return ("." if "." in name.split("/")[0] else "/").join(path[:2])
@@ -204,11 +200,7 @@ def part_of(layer: LayerTime, nodes: OnnxNodes) -> str:
 
 
 def joined(name: str, parts: Iterable[tuple[LayerTime, ...]]) -> tuple[LayerTime, ...]:
-    """Several profiles of one target as one of all their runs.
-
-    Raises:
-        BackendError: they do not have the same layers.
-    """
+    """Joins the runs of several profiles of one target; raises BackendError if their layers differ."""
     first, *others = parts
     kinds = [(layer.name, layer.type) for layer in first]
     if any([(layer.name, layer.type) for layer in other] != kinds for other in others):

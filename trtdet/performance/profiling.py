@@ -1,4 +1,4 @@
-"""Where the time goes: one target layer by layer, or two in turns."""
+"""Profiles one target layer by layer, or two in turns."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from trtdet.runtime.detector import Detector
 from trtdet.tables import Column, Table, Tables
 
 _TURNS = 5
-"""The runs are cut into so many parts, between which profiled and plain runs, and the two targets, take turns."""
+"""Number of parts of the runs; profiled and plain runs, and the two targets, take turns between parts."""
 
 
 @dataclass(frozen=True)
 class Profiling:
-    """What :func:`profile` measured.
+    """Result of :func:`profile`.
 
     Attributes:
-        profile: of the target.
-        against: of the other; None where there is none.
-        images: the source of the images, in words.
-        before, after: the machine.
+        against: profile of the other target; None if there is none.
+        images: source of the images, in words.
+        before, after: state of the machine.
         warnings: one sentence each.
-        nms_differs: how the suppression of the two differs, in words; empty where it does not.
+        nms_differs: how the NMS of the two differs, in words; empty if it does not.
     """
 
     profile: Profile
@@ -48,16 +47,15 @@ class Profiling:
 
     @property
     def slower(self) -> list[Difference]:
-        """The convolutions that the target runs slower than the other; empty where there is no other."""
+        """The convolutions that the target runs slower than the other; empty without another."""
         return [] if self.against is None else slower(self.profile, self.against)
 
     @property
     def circumstances(self) -> tuple[str, ...]:
-        """The source of the images and the state of the machine, one sentence each."""
+        """Source of the images and state of the machine, one sentence each."""
         return (f"images: {self.images}", *circumstances(self.before, self.after))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         result: dict[str, Any] = {
             **self.profile.as_dict(),
             "images": self.images,
@@ -75,17 +73,16 @@ class Profiling:
         return result
 
     def table(self, top: int = 20) -> Tables:
-        """Each target's tables, the two compared, and the circumstances; ``top`` layers and convolutions of each."""
+        """Tables of each target, the comparison, and the circumstances; ``top`` layers and convolutions of each."""
         parts = [*self.profile.table(top).parts]
         if self.against is not None:
             parts += [*self.against.table(top).parts, *self.compared(top).parts]
         return Tables((*parts, "\n".join(self.circumstances)))
 
     def compared(self, top: int = 20) -> Tables:
-        """The two against each other: by kind of operator, and the ``top`` convolutions that the first runs slower.
+        """The differences by type of operator, and the ``top`` convolutions that the first runs slower.
 
-        Raises:
-            ValueError: there is no other.
+        Raises ValueError without ``against``.
         """
         if self.against is None:
             raise ValueError("one profile alone has nothing to be compared with")
@@ -135,25 +132,22 @@ def profile(
     against: Path | None = None,
     progress: Progress = silent,
 ) -> Profiling:
-    """Profiles a bundle or a model, and another in turns with it.
+    """Profiles a bundle or an ONNX model, or two in turns.
 
     Args:
-        path: a bundle or an ONNX file.
-        config: of the ONNX files; bundles carry their own.
-        options: batch, runs, images.
-        against: another of the same network.
-        progress: called with a stage, steps done and steps in all.
+        config: of the ONNX models; bundles carry their own.
+        against: another target of the same network.
 
     Raises:
         ConfigError: a target does not take the batch, or the two have no convolution in common.
-        BundleError, ModelError, BackendError, DataError: a target cannot be opened or run, or an image not read.
+        BundleError, ModelError, BackendError, DataError: a target cannot be opened or run, or an image cannot be read.
     """
     paths = [path] if against is None else [path, against]
     targets = open_targets(paths, config)
     nodes = [nodes_behind(path, target) for path, target in zip(paths, targets, strict=True)]
     profiling = profile_targets(targets, nodes, options, progress=progress)
     if profiling.against is not None:
-        differences(profiling.profile, profiling.against)  # two that cannot be compared are an error at once
+        differences(profiling.profile, profiling.against)  # raises if the two cannot be compared
     return profiling
 
 
@@ -163,16 +157,10 @@ def profile_targets(
     options: ProfileOptions = ProfileOptions(),
     progress: Progress = silent,
 ) -> Profiling:
-    """Profiles one or two targets that are open.
+    """Profiles one or two targets that are open; ``nodes`` are those of the ONNX model of each.
 
-    The runs are cut into parts. In each part every target is profiled and then run as often without the profiler, so
-    that all four series see the same machine.
-
-    Args:
-        targets: one, or two to compare.
-        nodes: the ONNX model of each.
-        options: batch, runs, images.
-        progress: called with a stage, steps done and steps in all.
+    The runs are cut into parts. In each part every target is profiled and then runs as often without the profiler, so
+    that all series see the same state of the machine.
 
     Raises:
         ConfigError: a target does not take the batch.
@@ -194,7 +182,7 @@ def profile_targets(
             layers[index].append(target.runner.profile(images[index], runs, options.warm_up))
             for _ in range(options.warm_up):
                 contexts[index].run()
-            # Without the transfers and the launch, which are in no layer.
+            # Transfers and launches are in no layer.
             latencies[index].extend(contexts[index].compute() for _ in range(runs))
     progress("profiling", len(parts) * len(targets), len(parts) * len(targets))
     profiles = [
@@ -222,10 +210,9 @@ def profile_targets(
 
 
 def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
-    """Mean milliseconds of each layer of a bundle's engine, by its name.
+    """Mean milliseconds of each layer of a bundle's engine, by layer name.
 
-    Raises:
-        BackendError: the bundle has no engine, or it cannot be run here.
+    Raises BackendError if the bundle has no engine, or the engine cannot run here.
     """
     detector = Detector.open(path, runtime="engine")
     target = Target(
@@ -240,7 +227,7 @@ def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
 
 
 def nodes_behind(path: Path, target: Target) -> OnnxNodes:
-    """The nodes of the model that runs, or that the engine of the bundle at ``path`` was built from."""
+    """Nodes of the model that runs, or that the engine of the bundle at ``path`` was built from."""
     if (model := target.runner.model) is not None:
         return OnnxNodes.of(model)
     return OnnxNodes.of(load_model(Bundle(path, verify=False).model, allow_quantized=True))

@@ -1,4 +1,4 @@
-"""What a measurement side by side gives: latencies, rates, their ratios, and the tables of them."""
+"""Results of a measurement side by side: latencies, rates, their ratios, and tables."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trtdet.performance.timing import Times, WarmUp
 from trtdet.tables import Cell, Column, Table, Tables
 
 CONFIDENCE = 0.9
-"""How sure an interval is to hold the true ratio."""
+"""Confidence level of the intervals."""
 
 ROUNDS = 20
-"""A measurement is cut into so many slices, between which the targets take turns."""
+"""Number of rounds that a measurement is cut into; in each the targets take turns."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure as a multiple of the baseline's, and its interval."""
+    """A figure as a multiple of the baseline's, with its interval."""
 
     value: float
     low: float
@@ -34,21 +34,19 @@ class Ratio:
 
 
 def paired_ratio(first: Times, second: Times) -> Ratio:
-    """The ratio of two targets' figures that were measured in the same rounds, with a 90 % interval.
+    """Ratio of the figures of two targets from the same rounds, with a 90 % interval.
 
-    Each round gives a ratio, from which a disturbance that hit both targets in that round cancels out. Over the rounds
-    it is the Hodges-Lehmann estimate of the logarithms, the median of all means of two, with Tukey's interval from the
-    signed ranks (Hollander and Wolfe 1999, Nonparametric Statistical Methods, chapter 3): a round in which a neighbour
-    hit one of the two targets moves neither far, and no shape of the scatter is assumed but symmetry.
+    Each round gives a ratio, in which a disturbance of both targets cancels out. Over the rounds it is the
+    Hodges-Lehmann estimate of the logarithms, the median of all means of two, with Tukey's interval from the signed
+    ranks (Hollander and Wolfe 1999, Nonparametric Statistical Methods, chapter 3). A round that disturbed only
+    one target moves neither ratio nor interval far. The only assumption about the scatter is symmetry.
 
-    Args:
-        first: (R,), a median time or a rate by round, above 0; at least 5 rounds.
-        second: (R,), the baseline's.
+    ``first`` and ``second`` (the baseline) are (R,): a median time or a rate by round, above 0, for 5 rounds or more.
     """
     logs = np.log(first / second)
     rows, columns = np.triu_indices(len(logs))
     means = np.sort((logs[rows] + logs[columns]) / 2)
-    # How many of the 2^R choices of signs give each sum of positive ranks: the product of all (1 + x^rank).
+    # Number of the 2^R choices of signs for each sum of positive ranks: the product of all (1 + x^rank).
     choices = np.ones(1)
     for rank in range(1, len(logs) + 1):
         choices = np.pad(choices, (0, rank)) + np.pad(choices, (rank, 0))
@@ -59,8 +57,10 @@ def paired_ratio(first: Times, second: Times) -> Ratio:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of single runs, one after the other; ``stddev`` is that of a sample (n - 1), and the percentiles are
-    linear between the two nearest runs."""
+    """Milliseconds of single runs, one after the other.
+
+    ``stddev`` is of a sample (n - 1); percentiles are linear between the two nearest runs.
+    """
 
     mean: float
     stddev: float
@@ -73,7 +73,7 @@ class Latency:
 
     @staticmethod
     def of(milliseconds: Times) -> Latency:
-        """Sums up at least two runs."""
+        """Summary of at least two runs."""
         p50, p95, p99 = np.percentile(milliseconds, [50, 95, 99])
         return Latency(
             mean=float(milliseconds.mean()),
@@ -89,8 +89,10 @@ class Latency:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Images a second of so many execution contexts side by side, mean and scatter over the rounds; ``ratio`` to the
-    baseline's, above 1 is more, None for the baseline itself."""
+    """Images per second of ``streams`` execution contexts side by side, mean and scatter over the rounds.
+
+    ``ratio`` is to the baseline's, above 1 is more; None for the baseline itself.
+    """
 
     streams: int
     images_per_second: float
@@ -103,12 +105,11 @@ class Point:
     """One target at one batch size.
 
     Attributes:
-        batch: images at once.
-        latency_ms: with the transfers, unless they were left out or there are none.
-        compute_ms: without the transfers; None where ``latency_ms`` is that already, or nothing is transferred.
-        ratio: of the medians of ``latency_ms`` round by round, below 1 is faster; None for the baseline itself.
-        compute_ratio: likewise of ``compute_ms``.
-        warm_up: the runs before the measurement.
+        batch: images per run.
+        latency_ms: with transfers, unless they are excluded or there are none.
+        compute_ms: without transfers; None if ``latency_ms`` is that already, or nothing is transferred.
+        ratio: of the medians of ``latency_ms`` by round, below 1 is faster; None for the baseline itself.
+        compute_ratio: the same for ``compute_ms``.
         throughput: for each number of streams.
     """
 
@@ -122,23 +123,22 @@ class Point:
 
     @property
     def transfers_ms(self) -> float | None:
-        """What the transfers add to the median, in milliseconds; None where that was not measured."""
+        """Time of the transfers in the median, in milliseconds; None if not measured."""
         return None if self.compute_ms is None else self.latency_ms.p50 - self.compute_ms.p50
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One target's results.
+    """Results of one target.
 
     Attributes:
-        name: of the target.
         file: the engine or the model.
-        run_info: the device and the library that ran it.
-        nms: the mode of suppression.
-        transfers: ``included`` or ``excluded`` in ``latency_ms`` and the throughput; None where there are none.
+        run_info: device and library of the run.
+        nms: NMS mode.
+        transfers: ``included`` or ``excluded`` in ``latency_ms`` and the throughput; None if there are none.
         points: for each batch size.
-        nms_differs: how the suppression in the times differs from the baseline's, in words; empty where it does not.
-        tf32: it has float32 convolutions, which may run in TF32.
+        nms_differs: how the timed NMS differs from the baseline's, in words; empty if it does not.
+        tf32: the target has float32 convolutions, which may run in TF32.
     """
 
     name: str
@@ -153,15 +153,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bench:
-    """What :func:`trtdet.bench` measured.
+    """Result of :func:`trtdet.bench`.
 
     Attributes:
-        targets: the results, in the order given.
-        baseline: name of the target that the ratios refer to; None where there is only one target.
-        images: the source of the images, in words.
-        options: how it was measured.
-        before, after: the machine.
-        warnings: to read before the figures are believed, one sentence each.
+        targets: in the given order.
+        baseline: name of the target that the ratios refer to; None for a single target.
+        images: source of the images, in words.
+        before, after: state of the machine.
+        warnings: reasons to distrust the figures, one sentence each.
     """
 
     targets: tuple[Measured, ...]
@@ -173,7 +172,7 @@ class Bench:
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; with one target, ``latency_ms`` and ``throughput`` of its first point at the top."""
+        """Plain values; with one target, ``latency_ms`` and ``throughput`` of its first point are at the top."""
         options = {**asdict(self.options), "images": None if self.options.images is None else str(self.options.images)}
         rest = {
             "targets": [

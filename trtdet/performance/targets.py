@@ -1,4 +1,4 @@
-"""The detectors that are timed, the batches that they run, and the machine around them."""
+"""The detectors to time, their batches, and the state of the machine."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ class Target:
     """A detector to time.
 
     Attributes:
-        name: of the target in the results.
-        runner: runs it.
-        input: its pre-processing.
-        file: the engine or model that is run.
-        nms: the mode of suppression; with ``host`` the suppression comes after the run and is in none of the times.
-        thresholds: of the suppression in the graph; None where they are not known.
-        tf32: it has float32 convolutions, which may run in TF32.
+        name: in the results.
+        input: pre-processing of the detector.
+        file: the engine or model that runs.
+        nms: NMS mode; with ``host``, NMS runs after the engine and is not timed.
+        thresholds: of NMS in the graph; None if unknown.
+        tf32: the target has float32 convolutions, which may run in TF32.
     """
 
     name: str
@@ -45,7 +44,7 @@ class Target:
     tf32: bool = False
 
     def unlike(self, other: Target) -> str:
-        """What suppression is in this target's times and in another's, where it is not the same; else empty."""
+        """How the timed NMS differs from another target's, in words; empty if it does not."""
         if self.nms != other.nms:
             untimed = " (on the host it is not timed)" if "host" in (self.nms, other.nms) else ""
             return f"NMS {self.nms} against {other.nms}{untimed}"
@@ -61,7 +60,7 @@ class Target:
         return self.runner.on_device
 
     def check_batch(self, batch: int) -> None:
-        """Raises ConfigError where the target does not take a batch of this size."""
+        """Raises ConfigError if the target does not take a batch of this size."""
         fixed, largest = self.runner.batch, self.runner.largest_batch
         if fixed is not None and batch != fixed:
             raise ConfigError(
@@ -75,16 +74,10 @@ class Target:
             )
 
     def pixels(self, count: int, images: Path | None, seed: int) -> NDArray[np.float32]:
-        """A batch for the target.
+        """A pre-processed batch for the target, float32 (count, 3, H, W).
 
-        Args:
-            count: images in the batch.
-            images: a folder or list of images, evenly spaced and repeated where there are too few; None for noise of
-                8-bit pixels.
-            seed: of the noise.
-
-        Returns:
-            float32 (count, 3, H, W), pre-processed.
+        ``images`` is a folder or list, evenly spaced, and repeated if too few; None for noise of 8-bit pixels from
+        ``seed``.
 
         Raises:
             DataError: an image cannot be read.
@@ -99,12 +92,12 @@ class Target:
 
 
 def source_of_pixels(images: Path | None, seed: int) -> str:
-    """The images that :meth:`Target.pixels` gives, in words."""
+    """Source of the images of :meth:`Target.pixels`, in words."""
     return f"noise of 8-bit pixels, seed {seed}" if images is None else f"from '{images}'"
 
 
 def unfair(name: str, difference: str) -> str:
-    """The warning about a target whose suppression differs from that of the target it is compared with."""
+    """Warning that the NMS of a target differs from that of the target it is compared with."""
     return (
         f"'{name}' is not timed with the same suppression ({difference}), so it is not the networks that are compared; "
         "build both with the same --nms and thresholds"
@@ -113,14 +106,12 @@ def unfair(name: str, difference: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """The state of the machine before or after a measurement.
+    """State of the machine before or after a measurement.
 
     Attributes:
-        cpu: its model, as the system calls it.
-        cores: how many this process may use.
-        cores_in_all: how many there are.
+        cores, cores_in_all: those that this process may use, and all.
         load: mean number of running processes over 1, 5 and 15 minutes.
-        clocks: the device's clocks, temperature and throttling; None where they are not known.
+        clocks: clocks, temperature and throttling of the device; None if unknown.
     """
 
     cpu: str
@@ -131,7 +122,7 @@ class Machine:
 
     @staticmethod
     def now(targets: Sequence[Target]) -> Machine:
-        """The present state, with the clocks of the device that the targets run on."""
+        """The present state, with the clocks of the device of the targets."""
         try:
             lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -149,7 +140,7 @@ class Machine:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One warning where other processes kept half of the cores or more busy over the last minute."""
+        """One warning if other processes kept half of the cores busy over the last minute."""
         if self.load[0] < self.cores_in_all / 2:
             return ()
         return (
@@ -159,7 +150,7 @@ class Machine:
 
 
 def circumstances(before: Machine, after: Machine) -> tuple[str, str]:
-    """The machine before and after a measurement, in two lines."""
+    """Two lines about the machine before and after a measurement."""
     clocks = [
         "not known" if state.clocks is None else ", ".join(f"{key} {value}" for key, value in state.clocks.items())
         for state in (before, after)
@@ -172,14 +163,13 @@ def circumstances(before: Machine, after: Machine) -> tuple[str, str]:
 
 
 def open_targets(paths: Sequence[Path], config: Config | None) -> tuple[Target, ...]:
-    """Opens bundles, and models by the configuration; a path that is named twice is opened twice.
+    """Opens bundles, and models with the configuration; a repeated path is opened again.
 
-    Beside bundles that all have the same suppression a model is given that too, so that times are those of the same
-    work; where it cannot be, and beside bundles that differ, the model is opened as if it were alone, see
-    :meth:`Target.unlike`.
+    If all bundles have the same NMS, models get it too, so that the same work is timed. If that fails, or bundles
+    differ, a model is opened as if alone, see :meth:`Target.unlike`.
 
     Raises:
-        ConfigError: a model without a configuration, or a configuration and no model.
+        ConfigError: a model without a configuration, or a configuration without a model.
         BundleError, ModelError, BackendError: a target cannot be opened or run.
     """
     if config is not None and all(path.is_dir() for path in paths):
@@ -194,12 +184,12 @@ def open_targets(paths: Sequence[Path], config: Config | None) -> tuple[Target, 
         detector, tf32 = bundles.get(index), False
         if detector is not None:
             manifest = manifests[index]
-            # A bundle whose model runs in place of its engine has a runner with a model.
+            # A runner with a model runs the bundle's model, not its engine.
             floats = manifest.backend.tf32 and (manifest.audit or manifest.precision).fp32 > 0
             tf32 = floats and detector.runner.model is None
-        # The suppression that a bundle's model brought along is what 'auto' leaves in the model.
+        # 'auto' keeps NMS that was in the bundle's own model.
         if detector is None and config is not None and shared is not None and not shared.embedded:
-            # Opened by itself the model may work, or fail with the error that is its own.
+            # Opened alone below, the model may work, or raises its own error.
             with suppress(ConfigError, ModelError, BackendError):
                 detector = Detector.open(path, config.with_nms(**shared.thresholds.model_dump()), shared.mode)
         detector = detector or Detector.open(path, config)

@@ -1,4 +1,4 @@
-"""Runs that are timed: until a target is warm, one after the other, and side by side in threads."""
+"""Timed runs: until a target is warm, one after the other, and side by side in threads."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Times = NDArray[np.float64]
 Clock = Callable[[], float]
 
 PATIENCE = 3
-"""A warm-up is given up after so many times the seconds that were asked for."""
+"""A warm-up lasts at most this multiple of its requested seconds."""
 
 _STEADY = 0.02
-"""A target is warm when the medians of both halves of the last seconds of its warm-up differ by no more."""
+"""A target is warm when the medians of both halves of the last seconds differ by at most this share."""
 
 _FEWEST = 10
-"""Two halves of fewer runs in all say nothing."""
+"""A target with fewer runs in both halves together is not warm yet."""
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The runs before the measurement: how many, for how many seconds, and whether their times had settled."""
+    """The runs before a measurement: number, seconds, and whether their times had settled."""
 
     runs: int
     seconds: float
@@ -38,13 +38,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Slice:
-    """How long a target runs when it is its turn.
-
-    Attributes:
-        seconds: at least so long.
-        runs: at least so many.
-        clock: seconds.
-    """
+    """Length of a turn of a target: at least ``seconds`` and at least ``runs``; ``clock`` returns seconds."""
 
     seconds: float
     runs: int
@@ -53,8 +47,8 @@ class Slice:
     def times(self, context: ExecutionContext, transfers: bool) -> Times:
         """Milliseconds of runs one after the other, after one run that is not counted.
 
-        With transfers each finds the device at rest, as a request does; without, it is the work that is timed and not
-        its launch, see :meth:`trtdet.backends.base.ExecutionContext.compute`.
+        With transfers, each run starts on an idle device, as a request does. Without, only the work is timed, not its
+        launch, see :meth:`trtdet.backends.base.ExecutionContext.compute`.
         """
         timed = context.run if transfers else context.compute
         context.run(transfers)
@@ -64,10 +58,10 @@ class Slice:
         return np.asarray(times)
 
     def runs_per_second(self, pool: ThreadPoolExecutor, contexts: Sequence[ExecutionContext], transfers: bool) -> float:
-        """Runs a second of contexts that start together, each in a thread of its own.
+        """Runs per second of contexts that start together, each in its own thread.
 
-        Each context counts by its own last run, and their rates are added: one that ends early leaves no gap in the
-        sum. The first run of each is not counted.
+        The rates of the contexts are added; each counts up to its own last run, so one that ends early leaves no gap in
+        the sum. The first run of each is not counted.
         """
         gate, stop = threading.Barrier(len(contexts)), threading.Event()
 
@@ -89,7 +83,7 @@ class Slice:
         try:
             futures: list[Future[float]] = [pool.submit(work, context) for context in contexts]
             failed = [error for error in (future.exception() for future in futures) if error is not None]
-        except BaseException:  # Ctrl-C while starting or awaiting them: each context ends with its present run
+        except BaseException:  # Ctrl-C: each context ends after its present run
             gate.abort()
             stop.set()
             raise
@@ -100,7 +94,7 @@ class Slice:
 
 
 def warm_up(context: ExecutionContext, seconds: float, transfers: bool, clock: Clock) -> WarmUp:
-    """Runs until the times of the last ``seconds`` are steady, or for ``PATIENCE`` times as long."""
+    """Runs until the times of the last ``seconds`` are steady, for at most ``PATIENCE`` times as long."""
     times, stamps = array("d"), array("d")
     started, due = clock(), seconds
     while True:

@@ -1,1 +1,1 @@
-"""Which convolutions stay out of INT8: what each costs in accuracy, and the choice among them."""
+"""Chooses the convolutions that stay out of INT8, by the accuracy that each costs."""

@@ -1,11 +1,11 @@
-"""Picks from the optimiser's front: the cheapest plan within an accuracy limit, and the most accurate within a latency.
+"""The cheapest plan within an accuracy limit, and the most accurate plan within a latency limit.
 
-The optimiser knows what a plan costs and what its errors add up to; what an error costs in detections only measurements
-say. So the Pareto-optimal plans are searched by bisection on one half of the images. The plan found, and before it more
-accurate plans, are then verified on the other half, in an order fixed before anything is scored there, up to the first
-plan that fails. In such a fixed sequence each plan may be tested at the full confidence level, and the chance that any
-plan is accepted wrongly is no larger than for a single test (Maurer, Hothorn and Lehmacher 1995, "Multiple comparisons
-in drug clinical trials and preclinical assays: a-priori ordered hypotheses").
+The optimiser predicts the cost and the error of a plan; only measurements show what an error costs in detections. So
+the Pareto-optimal plans are searched by bisection on half of the images. The other half verifies the plan, and before
+it more accurate plans, up to the first plan that fails. This order is fixed before anything is scored there. Each test
+may then use the full confidence level, and the chance of a wrong acceptance is no larger than for a single test
+(Maurer, Hothorn and Lehmacher 1995, "Multiple comparisons in drug clinical trials and preclinical assays: a-priori
+ordered hypotheses").
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _VERIFIED_BEFORE = (0.0, 0.25, 0.5)
 """Plans with at most these shares of the chosen plan's error are verified before it."""
 
 _CLEAR = 0.5
-"""A cheapest plan that loses at most this share of the limit is verified alone, and nothing is ranked."""
+"""If the cheapest plan loses at most this share of the limit, only it is verified and nothing is ranked."""
 
 
 @dataclass(frozen=True)
 class LossLimit:
-    """The measure that a limit on the loss refers to: its name in files, option, unit and title in tables."""
+    """A limited measure: its name in files, its option, its unit and its title in tables."""
 
     name: str
     option: str
@@ -56,7 +56,7 @@ AGREEMENT = LossLimit(
 
 
 def limit_of(options: PlanOptions) -> tuple[LossLimit, float] | None:
-    """The measure that a plan is searched for within a limit, and the limit in points; None where there is none."""
+    """The measure that the options limit, and its limit in points; None without a limit."""
     limits = ((MAP, options.max_map_drop), (AGREEMENT, options.max_disagreement))
     return next(((figure, limit) for figure, limit in limits if limit is not None), None)
 
@@ -67,10 +67,9 @@ class Score:
 
     Attributes:
         map: COCO mAP 0.50:0.95, 0..1; None without annotations.
-        difference: from the float model's mAP, or of the agreement from 1.
-        low, high: 90 % interval of the difference.
-        images: number of images.
-        agreement: average precision against the float model's detections, 0..1; None where mAP is limited.
+        difference: ``map`` minus the float model's mAP, or ``agreement - 1``.
+        low, high: 90 % interval of ``difference``.
+        agreement: average precision against the float model's detections, 0..1; None if mAP is limited.
     """
 
     map: float | None
@@ -87,7 +86,7 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """In points (hundredths)."""
+        """Loss in points (hundredths)."""
         return -100 * self.difference
 
     @property
@@ -97,7 +96,7 @@ class Score:
 
     @property
     def interval(self) -> str:
-        """Of the difference, in points."""
+        """Interval of the difference, in points."""
         return f"{100 * self.low:+.2f} .. {100 * self.high:+.2f}"
 
 
@@ -106,13 +105,13 @@ class ScoredPlan:
     """A plan that was scored.
 
     Attributes:
-        kept: how many convolutions stay in FP16, in words.
-        names: of these convolutions, in the order of the network.
+        kept: number of convolutions in FP16, in words.
+        names: the convolutions in FP16, in network order.
         share: of all multiply-adds in FP16, 0..1.
         score: on the images that choose.
         error: predicted error power at the output: the sum over its INT8 convolutions, each measured alone.
         cost: by the optimiser, in the unit of the trade-off.
-        reported: score on the images that verify; None where the plan was not verified.
+        reported: score on the images that verify; None if the plan was not verified.
     """
 
     kept: str
@@ -126,17 +125,16 @@ class ScoredPlan:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """The plans scored for a limit on the loss.
+    """The plans scored for an accuracy limit.
 
     Attributes:
         bound: largest loss allowed, in points (hundredths), at the upper end of its 90 % interval.
-        reference: the float model's score on the images that choose, 0..1; 1 for an agreement.
+        reference: the float model's score on the images that choose, 0..1; 1 for agreement.
         candidates: the scored plans, cheapest first.
-        chosen: the cheapest plan that keeps the limit on the images that verify.
-        evaluations: number of scores, the float model's two included.
+        chosen: the cheapest plan within the limit on the images that verify.
+        evaluations: number of scores, including two of the float model.
         unit: of the costs.
-        needed: images in each half that would verify a cheaper plan, if its loss is what was measured; None where no
-            number would.
+        needed: images in each half that would verify a cheaper plan with its measured loss; None if no number would.
         figure: name of the limited measure, see :class:`LossLimit`.
     """
 
@@ -151,13 +149,12 @@ class TradeOff:
 
     @property
     def summary(self) -> str:
-        """One sentence: the scores it took, and how many images would verify a cheaper plan."""
+        """One sentence: the number of scores, and how many images would verify a cheaper plan."""
         reference = f"; FP32 mAP {100 * self.reference:.2f}" if self.figure == MAP.name else ""
         more = f"; {self.needed} images on each side would show it of a cheaper plan" if self.needed else ""
         return f"{self.evaluations} scores{reference}{more}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
     def to_json(self) -> str:
@@ -201,13 +198,12 @@ class Search:
 
     Attributes:
         start: the choices and their costs, without errors.
-        ranked: gives the same with errors; not called where the cheapest plan clearly keeps the limit.
-        macs: multiply-adds of every convolution for one image, by name.
+        ranked: gives the same with errors; not called if the cheapest plan is clearly within the limit.
+        macs: multiply-adds of each convolution per image, by name.
         unit: of the costs.
         measure: scores plans on the images that choose.
         report: scores plans on the images that verify.
-        figure: the limited measure.
-        others: further plans, by their convolutions in FP16, scored where they are cheaper than the plan found.
+        others: FP16 convolutions of further plans, scored if they are cheaper than the plan of the bisection.
     """
 
     start: Problem
@@ -221,14 +217,12 @@ class Search:
 
 
 def cheapest_within(search: Search, bound: float) -> TradeOff:
-    """The cheapest plan whose loss is within a limit at the upper end of its interval, on images that chose nothing.
+    """The cheapest plan within an accuracy limit, verified on images that did not choose it.
 
-    Args:
-        bound: largest loss allowed, in points (hundredths).
+    ``bound`` is the largest loss allowed, in points (hundredths), at the upper end of the 90 % interval.
 
     Raises:
-        ConfigError: the limit is below 0; no plan keeps it on the images that choose; or none keeps it on the others,
-            with the number of images that would show it.
+        ConfigError: no plan is within the limit on the images that choose; or none is on the images that verify.
     """
     scored: dict[tuple[str, ...], ScoredPlan] = {}
 
@@ -292,7 +286,7 @@ def cheapest_within(search: Search, bound: float) -> TradeOff:
 
 
 def _last_within(plans: Sequence[Plan], holds: Callable[[Plan], bool]) -> int:
-    """Place of the last plan that holds, by bisection; -1 where none does. Those that hold come first."""
+    """Index of the last plan that holds, by bisection; -1 if none does. Plans that hold come first."""
     low, high = -1, len(plans)
     while high - low > 1:
         middle = (low + high) // 2
@@ -301,7 +295,7 @@ def _last_within(plans: Sequence[Plan], holds: Callable[[Plan], bool]) -> int:
 
 
 def _named(problem: Problem, names: tuple[str, ...]) -> Plan | None:
-    """The plan with exactly these convolutions in FP16; None where a convolution has no such choice."""
+    """The plan with exactly these convolutions in FP16; None if a convolution has no such choice."""
     picks = {
         name: next((choice.name for choice in choices if choice.half == (name in names)), choices[0].name)
         for name, choices in problem.choices.items()
@@ -311,7 +305,7 @@ def _named(problem: Problem, names: tuple[str, ...]) -> Plan | None:
 
 
 def _cheapest_of(scored: dict[tuple[str, ...], ScoredPlan], search: Search, bound: float) -> ScoredPlan:
-    """The cheapest plan that keeps the limit on the images that choose."""
+    """The cheapest plan within the limit on the images that choose."""
     within = [plan for plan in scored.values() if plan.score.worst <= bound]
     if within:
         return min(within, key=lambda plan: plan.cost)
@@ -329,7 +323,7 @@ def _would_show(score: Score, bound: float) -> str:
 
 
 def _needed(candidates: Sequence[ScoredPlan], chosen: ScoredPlan, bound: float) -> int | None:
-    """The fewest images that would show that a plan cheaper than the chosen one keeps the limit."""
+    """The fewest images that would verify a plan cheaper than the chosen one."""
     scores = [plan.reported or plan.score for plan in candidates if plan.cost < chosen.cost]
     counts = [
         images_needed(score.loss, score.worst, score.images, bound=bound) for score in scores if score.worst > bound
@@ -348,12 +342,10 @@ class LatencyPlan:
     """The most accurate plan within a latency limit.
 
     Attributes:
-        limit: milliseconds.
-        kept: its convolutions in FP16, in the order of the network.
+        limit, measured: milliseconds; ``measured`` is None if no engine ran.
+        kept: the convolutions in FP16, in network order.
         error: predicted error power at the output: the sum over its INT8 convolutions.
-        estimated: milliseconds, by the optimiser.
-        measured: milliseconds; None where no engine ran.
-        unit: of the estimate.
+        estimated, unit: milliseconds by the optimiser, and their unit in words.
     """
 
     limit: float
@@ -365,29 +357,26 @@ class LatencyPlan:
 
     def __str__(self) -> str:
         """One sentence without a full stop."""
-        took = f"{self.estimated:.4g} {self.unit}"
+        time = f"{self.estimated:.4g} {self.unit}"
         if self.measured is not None:
-            took = f"{self.measured:.4g} ms measured"
-        return f"the least error within {self.limit:g} ms: {took}, {len(self.kept)} convolutions in FP16"
+            time = f"{self.measured:.4g} ms measured"
+        return f"the least error within {self.limit:g} ms: {time}, {len(self.kept)} convolutions in FP16"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
 
 def check_reachable(unit: str, problem: Problem, limit: float) -> None:
-    """Refuses a latency limit, in milliseconds, below the cheapest plan's; the problem needs no errors."""
+    """Raises ConfigError if the cheapest plan exceeds ``limit`` milliseconds; the problem needs no errors."""
     least = cheapest(problem, math.inf).cost
     if least > limit:
         raise ConfigError(f"no plan runs in {limit:g} ms: the cheapest plan takes {least:.4g} {unit}", _LONGER)
 
 
 def most_accurate_within(unit: str, problem: Problem, limit: float, measure: Measure | None = None) -> LatencyPlan:
-    """The plan of least error within a latency limit: by estimates, or by measuring plans of the front by bisection.
+    """The plan of least error within a latency limit in milliseconds.
 
-    Args:
-        limit: milliseconds.
-        measure: measures a plan; None takes the estimates.
+    ``measure`` times plans of the front, by bisection; None takes the estimates.
 
     Raises:
         ConfigError: the cheapest plan takes longer.
@@ -405,8 +394,8 @@ def most_accurate_within(unit: str, problem: Problem, limit: float, measure: Mea
 
         first = cheapest(problem, math.inf)
         if not fits(first):
-            took = f"{times[first.half]:.4g} ms measured"
-            raise ConfigError(f"no plan runs in {limit:g} ms: the cheapest plan takes {took}", _LONGER)
+            least = f"{times[first.half]:.4g} ms measured"
+            raise ConfigError(f"no plan runs in {limit:g} ms: the cheapest plan takes {least}", _LONGER)
         plans = [plan for plan in reversed(front(problem, FRONT)) if plan.half != first.half]
         place = _last_within(plans, fits)
         plan = plans[place] if place >= 0 else first

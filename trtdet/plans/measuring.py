@@ -1,4 +1,4 @@
-"""Measures the rows of a ranking: the error at the head with convolutions switched to INT8 or back, on real images."""
+"""Measures the rows of a ranking: the output error with convolutions switched to INT8 or back, on real images."""
 
 from __future__ import annotations
 
@@ -33,19 +33,16 @@ from trtdet.quantization import Corrections, HeadError, QdqPlacement, Switch
 from trtdet.quantization.head_error import chooses_rows
 
 _TOGETHER = 32
-"""At most so many convolutions share one pass over the images."""
+"""Maximum number of convolutions that share a pass over the images."""
 
 _WEIGHTS = 1 << 30
-"""Bytes of weights that are held at a time by the models of one pass."""
+"""Maximum bytes of weights in the models of a pass."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 def row_check(schema: Any, path: Path) -> Callable[[Mapping[str, Any]], bool]:
-    """A check of rows against a ``TypedDict``, for :class:`trtdet.files.journal.Rows`.
-
-    It warns of a row that does not fit, which is left out, so that it is measured again.
-    """
+    """A check of rows for :class:`trtdet.files.journal.Rows`; warns of damaged rows, which are measured again."""
     adapter: TypeAdapter[Any] = TypeAdapter(schema)
 
     def valid(row: Mapping[str, Any]) -> bool:
@@ -61,17 +58,14 @@ def row_check(schema: Any, path: Path) -> Callable[[Mapping[str, Any]], bool]:
 
 @dataclass(frozen=True)
 class RankingSubject:
-    """What is ranked.
+    """Inputs of a ranking.
 
     Attributes:
-        model: float model, as the passes leave it.
-        placement: its INT8 convolutions.
-        ranges: of its activations.
-        corrections: channel maps and weights; empty for the textbook form.
-        head: where the model holds its decoded boxes and scores.
-        images: the images to measure on.
-        images_sha256: hash of their names and contents.
-        preprocess: how they become the network's input.
+        model: float model after the passes.
+        placement: where Q/DQ pairs go; its plan names the INT8 convolutions.
+        corrections: channel maps and weights; empty without corrections.
+        head: tensors of the decoded boxes and scores.
+        images_sha256: hash of the images' names and contents.
         cache: images that other passes decoded; None decodes them in each pass.
     """
 
@@ -88,13 +82,12 @@ class RankingSubject:
 
 @dataclass(frozen=True)
 class Method:
-    """How it is measured.
+    """How the errors are measured.
 
     Attributes:
-        name: ``fast`` or ``reference``.
-        base: ``fp32``: each convolution alone in INT8; ``int8``: all but each.
-        dataset: annotated images, to measure mAP as well; the subject's images are then its images.
-        nms: the suppression for mAP.
+        name: ``fast`` or ``reference``, see :mod:`trtdet.plans.ranking`.
+        base: ``fp32`` switches each convolution alone to INT8; ``int8`` switches all others.
+        dataset, nms: to measure mAP too; the subject's images are then those of the dataset.
     """
 
     name: Literal["fast", "reference"] = "fast"
@@ -104,7 +97,7 @@ class Method:
 
 
 def subject_key(subject: RankingSubject, method: Method) -> str:
-    """A hash of the model, its ranges and corrections, the images and what is measured."""
+    """Hash of the model, its ranges and corrections, the images and the method."""
     facts = {
         "ranges": subject.ranges.to_json(),
         "int8": subject.placement.plan.names("int8"),
@@ -122,7 +115,7 @@ def subject_key(subject: RankingSubject, method: Method) -> str:
 
 
 class LayerRow(TypedDict):
-    """One measured convolution or group, as ``sensitivity.jsonl`` holds it."""
+    """A measured convolution or group, as in ``sensitivity.jsonl``."""
 
     name: str
     score: float
@@ -136,7 +129,7 @@ class LayerRow(TypedDict):
 
 @dataclass(frozen=True)
 class Work:
-    """What every worker needs; ``members`` are the convolutions that are switched together, by row."""
+    """Inputs of every worker; ``members`` are the convolutions that each row switches together."""
 
     subject: RankingSubject
     method: Method
@@ -144,7 +137,7 @@ class Work:
     threads: int
 
     def blocks(self) -> list[tuple[str, ...]]:
-        """The rows that are measured together: always the same, so that a resumed run gives the same bits."""
+        """The rows that are measured together; always the same, so that a resumed run gives the same bits."""
         size = sum(len(tensor.raw_data) for tensor in self.subject.model.graph.initializer)
         count = max(1, min(_TOGETHER, _WEIGHTS // max(1, 2 * size)))
         names = [name for name, _ in self.members]
@@ -158,7 +151,7 @@ def measure_missing(
     ray: str | None,
     progress: Progress,
 ) -> None:
-    """Measures the blocks of which rows are missing, here or on a Ray cluster; ``add`` takes a finished row."""
+    """Measures blocks with missing rows, here or on a Ray cluster; calls ``add`` with each new row."""
     waiting = [block for block in work.blocks() if any(name not in measured for name in block)]
     total = len(work.members)
     finished = total - sum(len(block) for block in waiting)
@@ -187,7 +180,7 @@ def measure_block(
 
 
 class _Block:
-    """The models of a block of rows, and the errors that were found so far."""
+    """The models of a block of rows, and their errors so far."""
 
     def __init__(self, work: Work, names: tuple[str, ...]) -> None:
         self._started = time.perf_counter()
@@ -204,7 +197,7 @@ class _Block:
         make = switch.suffix if fast else switch.whole
         head = subject.head.names
         models = {name: make(members[name], head) for name in names}
-        # What does not reach the boxes and scores, such as the head of masks, leaves nothing to run.
+        # Convolutions that do not reach the boxes and scores, such as a mask head's, leave nothing to run.
         self._variants = {
             name: OnnxRunner(model, alone=fast) if model.graph.output else None for name, model in models.items()
         }
@@ -212,7 +205,7 @@ class _Block:
         runners = [runner for runner in self._variants.values() if runner is not None]
         read = (name for runner in runners for name in runner.inputs if name != self._source)
         self._base = OnnxRunner(expose(switch.base, list(dict.fromkeys([*head, *read]))))
-        # What the errors are against: the float model, which is the base itself where each is in INT8 alone.
+        # Errors are against the float model; with the base fp32 that is the base itself.
         self._exact = OnnxRunner(expose(subject.model, head)) if method.base == "int8" else self._base
         chosen = chooses_rows(subject.model, head)
         self._errors = {name: _Errors(method, chosen) for name in names}
@@ -262,7 +255,7 @@ class _Block:
 
 
 class _Errors:
-    """The error of one variant and, where boxes are known, its detections."""
+    """The error of a variant and, with annotations, its detections."""
 
     def __init__(self, method: Method, chosen: bool) -> None:
         self.error = HeadError(chosen)

@@ -1,13 +1,14 @@
-"""The choice of a precision for every convolution as an integer program: the cheapest plan within a bound on the error.
+"""Chooses a precision for every convolution by an integer program: the cheapest plan within a limit on the error.
 
-Each choice of each convolution is a binary variable; the errors add up and their sum is bounded, after HAWQ-V3 (Yao et
-al. 2021, arXiv:2011.10680, section 3.4). The cost is no sum over layers, as a change of precision has a price: it is a
-sum of tables over the precisions of neighbours, see :mod:`trtdet.audit.neighbours`. Each table enters by its convex
-hull: a share for every state, of which those with a convolution in FP16 sum to that convolution's variable (the local
-polytope of a graphical model; Wainwright and Jordan 2008, "Graphical Models, Exponential Families, and Variational
-Inference", section 4.1). Binary variables make the shares 0 or 1, so the program is exact for costs of any sign.
+Each choice of each convolution is a binary variable; the sum of the errors is limited, after HAWQ-V3 (Yao et al. 2021,
+arXiv:2011.10680, section 3.4). The cost is no sum over layers, because a change of precision costs time. It is a sum of
+tables over the precisions of neighbours, see :mod:`trtdet.audit.neighbours`. Each table enters by its convex hull:
+every state has a share, and the shares of the states with a convolution in FP16 sum to that convolution's variable (the
+local polytope of a graphical model; Wainwright and Jordan 2008, "Graphical Models, Exponential Families, and
+Variational Inference", section 4.1). Binary variables make the shares 0 or 1, so the program is exact for costs of any
+sign.
 
-Solved by HiGHS (Huangfu and Hall 2018, "Parallelizing the dual revised simplex method"), in scipy.
+scipy solves it with HiGHS (Huangfu and Hall 2018, "Parallelizing the dual revised simplex method").
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from trtdet.errors import ConfigError
 from trtdet.files.native_output import without_native_output
 
 _SECONDS = 10.0
-"""The best plan that was found until then is taken, with the gap that is left."""
+"""Time limit of the solver; the best plan so far is then taken, with its gap."""
 
 _EXACT = 200
-"""Up to so many convolutions the best plan is proven to be that."""
+"""Up to this number of convolutions the solver proves the optimum."""
 
 _GAP = 1e-4
-"""Beyond, a plan is good enough where none is better by a larger share."""
+"""With more convolutions, another plan may be better by at most this share."""
 
 _TIE = 1e-5
-"""What the other figure counts beside the one that is least, as shares of their largest: it decides between equals."""
+"""Weight of the other figure in the objective, each scaled by its largest value; it decides between equals."""
 
 _NOTHING = 1e-9
-"""A share that is the last digits of a sum."""
+"""Share that counts as rounding of a sum."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class PrecisionChoice:
     """A way to run a convolution.
 
     Attributes:
-        name: such as ``int8`` or ``fp16``; no two of a convolution have the same.
-        error: that it adds to the plan's, at least 0.
-        half: whether it is FP16 to the tables over neighbours.
-        cost: of its own, beside the tables.
+        name: such as ``int8`` or ``fp16``; unique for a convolution.
+        error: its part of the plan's error, at least 0.
+        half: whether the tables over neighbours count it as FP16.
+        cost: its own cost, in addition to the tables.
     """
 
     name: str
@@ -60,7 +61,7 @@ class PrecisionChoice:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be chosen.
+    """Inputs of the optimiser.
 
     Attributes:
         choices: of each convolution, at least one.
@@ -83,7 +84,7 @@ class Problem:
                 raise ValueError(f"'{name}' must have choices with names of their own, got {names}")
 
     def plan(self, picks: Mapping[str, str]) -> Plan:
-        """What a choice for each convolution, by name, costs."""
+        """The plan of one choice for each convolution, by name."""
         chosen = {
             name: next(choice for choice in choices if choice.name == picks[name])
             for name, choices in self.choices.items()
@@ -102,10 +103,8 @@ class Plan:
     Attributes:
         picks: name of the choice by convolution.
         half: the convolutions in FP16, in the order of the problem.
-        error: the sum of the choices'.
-        cost: of all.
-        gap: how much better, as a share, another plan could be at most; over 1e-4 where the time was not enough,
-            and 0 up to 200 convolutions.
+        error, cost: of the whole plan.
+        gap: another plan is better by at most this share; 0 up to 200 convolutions, over 1e-4 if the time ran out.
     """
 
     picks: Mapping[str, str]
@@ -116,13 +115,9 @@ class Plan:
 
 
 def cheapest(problem: Problem, error: float) -> Plan:
-    """The plan of least cost; of those that cost the same, the most accurate.
+    """The plan of least cost with an error of at most ``error``, to a millionth; of equals, the most accurate.
 
-    Args:
-        error: largest allowed, to a millionth.
-
-    Raises:
-        ConfigError: every plan has a larger error.
+    Raises ConfigError if every plan has a larger error.
     """
     program = _Program(problem)
     plan = program.solve(program.cost, program.error, error)
@@ -132,13 +127,9 @@ def cheapest(problem: Problem, error: float) -> Plan:
 
 
 def most_accurate(problem: Problem, cost: float) -> Plan:
-    """The plan of least error; of those with the same, the cheapest.
+    """The plan of least error that costs at most ``cost``, to a millionth of the largest cost; of equals, the cheapest.
 
-    Args:
-        cost: largest allowed, to a millionth of the largest cost.
-
-    Raises:
-        ConfigError: every plan costs more.
+    Raises ConfigError if every plan costs more.
     """
     program = _Program(problem)
     plan = program.solve(program.error, program.cost, cost - problem.fixed)
@@ -149,13 +140,10 @@ def most_accurate(problem: Problem, cost: float) -> Plan:
 
 
 def front(problem: Problem, count: int) -> tuple[Plan, ...]:
-    """Plans that no other beats in cost without a larger error, the most accurate first.
+    """At most ``count`` (2 or more) Pareto-optimal plans, the most accurate first; both ends are among them.
 
-    The bound on the error is swept from the error of the cheapest plan of all down to the least that there is, evenly
-    by its logarithm.
-
-    Args:
-        count: of plans at most, at least 2; both ends are among them.
+    The limit on the error goes from the error of the cheapest plan to the least possible error, in even logarithmic
+    steps.
     """
     program = _Program(problem)
     last = program.solve(program.cost, program.error, math.inf)
@@ -176,12 +164,12 @@ def front(problem: Problem, count: int) -> tuple[Plan, ...]:
 
 
 def least_error(problem: Problem) -> float:
-    """The least error that a plan can have."""
+    """The least error of any plan."""
     return math.fsum(min(choice.error for choice in choices) for choices in problem.choices.values())
 
 
 def _undominated(choices: tuple[PrecisionChoice, ...]) -> tuple[PrecisionChoice, ...]:
-    """Without those to which another of the same precision is equal or better in both figures."""
+    """Drops a choice if another of the same precision is no worse in error and cost."""
     kept: list[PrecisionChoice] = []
     for choice in sorted(choices, key=lambda choice: (choice.error, choice.cost)):
         if not any(other.half == choice.half and other.cost <= choice.cost for other in kept):
@@ -190,7 +178,7 @@ def _undominated(choices: tuple[PrecisionChoice, ...]) -> tuple[PrecisionChoice,
 
 
 class _Program:
-    """The arrays of the program: first a variable for each choice, then a share for each state of each table."""
+    """Arrays of the program: a variable for each choice, then a share for each state of each table."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -203,7 +191,7 @@ class _Program:
         self.cost: NDArray[np.float64] = np.concatenate([np.array([choice.cost for choice in listed]), *tables])
         self.error: NDArray[np.float64] = np.concatenate([[choice.error for choice in listed], np.zeros(shares)])
         self._whole = np.concatenate([np.ones(len(listed)), np.zeros(shares)])
-        # One choice for each convolution; a table's shares sum to 1, those along an axis to its convolution's FP16.
+        # One choice per convolution; a table's shares sum to 1, those with a convolution in FP16 to its FP16 variable.
         rows: list[tuple[int, int, float]] = []
         right: list[float] = []
         for name, choices in self._choices.items():
@@ -225,17 +213,16 @@ class _Program:
         self._equal = LinearConstraint(matrix, right, right)
 
     def solve(self, least: NDArray[np.float64], bounded: NDArray[np.float64], bound: float) -> Plan | None:
-        """The plan of the least sum of one figure with that of the other within a bound; None where there is none."""
+        """Minimises ``least`` with ``bounded`` at most ``bound``, both summed over a plan; None if no plan fits."""
         constraints = [self._equal]
-        # A choice that is over the bound by itself is none. Without those the bound and the figures are of one size,
-        # which the solver's tolerance of 1e-6 wants.
+        # Choices over the bound by themselves are excluded: the solver's tolerance of 1e-6 needs figures of one size.
         open_ = np.ones(len(bounded))
         if bounded.min(initial=0.0) >= 0:
             open_[bounded > bound * (1 + _NOTHING)] = 0
         if bound < math.inf:
             limit = _scale(bounded * open_)
             constraints.append(LinearConstraint(csr_array(bounded[None] * open_ / limit), -np.inf, bound / limit))
-        with without_native_output():  # HiGHS prints lines of debugging now and then
+        with without_native_output():  # HiGHS sometimes prints debug lines
             result = milp(
                 1e3 * (least / _scale(least) + _TIE * bounded / _scale(bounded)),
                 integrality=self._whole,

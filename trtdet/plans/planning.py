@@ -1,4 +1,4 @@
-"""From a ranking to a precision plan: how many of the most sensitive convolutions stay in FP16."""
+"""Turns a ranking into a precision plan: how many of the most sensitive convolutions stay in FP16."""
 
 from __future__ import annotations
 
@@ -11,28 +11,19 @@ from trtdet.quantization import Cause, Entry, PrecisionPlan
 
 
 def check_count(count: int, convolutions: int) -> None:
-    """Refuses a number of convolutions that the model does not have in INT8."""
+    """Raises ConfigError unless ``count`` is 0..``convolutions``, the number of convolutions in INT8."""
     if not 0 <= count <= convolutions:
         raise ConfigError(f"--keep-fp16 {count}: the model has {convolutions} convolutions in INT8 to keep")
 
 
 def most_sensitive(ranking: Sensitivity, count: int) -> tuple[str, ...]:
-    """The first ``count`` convolutions.
-
-    Raises:
-        ConfigError: there are not so many.
-    """
+    """The first ``count`` convolutions; raises ConfigError if there are fewer."""
     check_count(count, len(ranking.layers))
     return tuple(layer.name for layer in ranking.layers[:count])
 
 
 def within_budget(ranking: Sensitivity, share: float) -> tuple[str, ...]:
-    """The convolutions that take the most error away for a share of all multiply-adds.
-
-    Args:
-        ranking: scores and multiply-adds.
-        share: of the multiply-adds of all convolutions, 0..1.
-    """
+    """The convolutions that remove the most error for a share (0..1) of all multiply-adds."""
     useful = {layer.name: layer for layer in ranking.layers if layer.score > 0}
     choices = {
         name: (PrecisionChoice("int8", layer.score), PrecisionChoice("fp16", 0.0, half=True, cost=layer.macs))
@@ -42,11 +33,7 @@ def within_budget(ranking: Sensitivity, share: float) -> tuple[str, ...]:
 
 
 def named(plan: PrecisionPlan, names: Collection[str]) -> tuple[str, ...]:
-    """``names``, all of them convolutions of the model.
-
-    Raises:
-        ConfigError: a name is not that of a convolution of the model.
-    """
+    """Returns ``names``; raises ConfigError if one is no convolution of the model."""
     unknown = [name for name in names if name not in plan.entries]
     if unknown:
         close = [name for name in plan.entries if unknown[0].lower() in name.lower()][:3]
@@ -56,7 +43,7 @@ def named(plan: PrecisionPlan, names: Collection[str]) -> tuple[str, ...]:
 
 
 def keeping(plan: PrecisionPlan, reasons: Mapping[str, str], cause: Cause) -> PrecisionPlan:
-    """The plan with some convolutions in FP16, for reasons by name; the others keep their entries."""
+    """The plan with the convolutions of ``reasons`` in FP16; the others keep their entries."""
     entries = {
         name: Entry("fp16", reasons[name], cause) if name in reasons else entry for name, entry in plan.entries.items()
     }
@@ -64,7 +51,7 @@ def keeping(plan: PrecisionPlan, reasons: Mapping[str, str], cause: Cause) -> Pr
 
 
 def reasons(ranking: Sensitivity, names: Collection[str]) -> dict[str, str]:
-    """Why each of the convolutions is kept: its rank and its part of the error."""
+    """Why each of the convolutions is in FP16: its rank and its part of the error."""
     count, total = len(ranking.layers), ranking.total
     return {
         layer.name: f"kept: rank {layer.rank} of {count}, {max(layer.score, 0.0) / total:.1%} of the error"

@@ -1,10 +1,9 @@
-"""What each convolution costs in INT8: which to keep in FP16, by measuring and not by guessing.
+"""Measures what each convolution costs in INT8, to choose those that stay in FP16.
 
-Each convolution in turn is quantised alone (or kept in float alone, with all others in INT8), and the error of the
-decoded boxes and scores is measured on real images. The reference method runs the whole model for every convolution and
-image. The fast method, which is the default, computes the tensors before a convolution once for many convolutions and
-shares the convolutions among the cores, which changes no number; and it uses only the images that together hold 85 % of
-what is detected, which the error is weighted by.
+Each convolution in turn is quantised alone (or stays in float while all others are in INT8). The error of the decoded
+boxes and scores is measured on real images. The reference method runs the whole model for every convolution and image.
+The fast method, the default, computes the tensors before a convolution once for many convolutions and uses all cores;
+this changes no number. It also uses only the images that hold 85 % of all detections.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from trtdet.quantization import HeadError, PrecisionPlan
 from trtdet.quantization.macs import DEPTHWISE, Macs, multiply_adds
 
 _WEIGHT = 0.85
-"""The fast method takes the images that hold so much of what is detected."""
+"""Share of all detections in the images of the fast method."""
 
 
 def check_rankable(plan: PrecisionPlan) -> None:
-    """Refuses a model without INT8 convolutions."""
+    """Raises ConfigError for a model without INT8 convolutions."""
     if not plan.names("int8"):
         hint = "rank those that stay in FP16 by default with --int8-all" if plan.names("fp16") else ""
         raise ConfigError("no convolution of the model runs in INT8, so there is nothing to rank", hint)
@@ -48,15 +47,12 @@ def rank(
 ) -> Sensitivity:
     """Measures every INT8 convolution, and the depthwise convolutions as a group.
 
-    Args:
-        subject: model, ranges and images.
-        method: fast or reference, alone or all but one.
-        rows: a file that every finished row is appended to; an existing file is resumed.
-        ray: None, ``local`` or a cluster's address, see :func:`trtdet.files.cluster.run`.
+    An existing file ``rows`` is resumed; every finished row is appended. ``ray`` is None, ``local`` or the address of a
+    cluster, see :func:`trtdet.files.cluster.run`.
 
     Raises:
-        ConfigError: there is nothing to rank, or ``rows`` belongs to something else.
-        BackendError: Ray is asked for and missing.
+        ConfigError: there is nothing to rank, or ``rows`` belongs to other work.
+        BackendError: Ray is requested and missing.
 
     Warns:
         TrtdetWarning: rows of the existing file are damaged; they are measured again.
@@ -66,7 +62,7 @@ def rank(
         raise ConfigError("a ranking needs images: a folder or a list of file names with --images")
     macs = multiply_adds(subject.model)
     names = subject.placement.plan.names("int8")
-    # By row, the convolutions that are switched together.
+    # The convolutions that each row switches together.
     members: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
     depthwise = tuple(name for name in names if macs[name].depthwise)
     if len(depthwise) > 1:
@@ -88,7 +84,7 @@ def rank(
 
 
 def _ranked(work: Work, measured: Mapping[str, dict[str, Any]], macs: Mapping[str, Macs], key: str) -> Sensitivity:
-    """The measured rows in their order."""
+    """Sorts the measured rows by score."""
     members = dict(work.members)
     plan = work.subject.placement.plan
     names = plan.names("int8")
@@ -128,7 +124,7 @@ def _ranked(work: Work, measured: Mapping[str, dict[str, Any]], macs: Mapping[st
 
 
 def telling(subject: RankingSubject) -> tuple[Path, ...]:
-    """The subject's images in which most is detected, in their order, down to what hardly counts."""
+    """The fewest images that hold ``_WEIGHT`` of all detections, in the subject's order."""
     runner = OnnxRunner(expose(subject.model, subject.head.names))
     weights = np.zeros(len(subject.images))
     stream = ImageStream(subject.images, subject.preprocess, batch_size=runner.batch or 1, cache=subject.cache)

@@ -1,4 +1,4 @@
-"""A ranking of convolutions by what INT8 costs at each, as a value and as a file."""
+"""A ranking of convolutions by their error in INT8, as a value and as a file."""
 
 from __future__ import annotations
 
@@ -24,19 +24,17 @@ class LayerScore:
     """One convolution, or the group ``depthwise``.
 
     Attributes:
-        name: of the node.
-        score: the power of the error at the head that it causes; with all but it in INT8, the power that leaving it
-            out takes away. Powers of independent causes add up.
+        score: error power that it causes at the output, or with the base ``int8`` the power that it removes in float;
+            powers of independent errors add up.
         rank: 1 for the most sensitive; 0 for a group.
-        distance: the error at the head itself, as the corrections are judged by.
-        macs: multiply-adds for one image.
-        convs: how many convolutions it is.
+        distance: error at the output, as :attr:`trtdet.quantization.HeadError.distance`.
+        macs: multiply-adds per image.
+        convs: number of convolutions.
         depthwise: every input channel is convolved by itself.
-        map: COCO mAP 0.50:0.95, 0..1, of the variant, where it was measured.
-        format: what it was measured in; FP8 is for products of matrices.
-        kind: what it is, as the plan says it; empty for a group.
-        place: among the ranked convolutions in the order of the network, from 1; 0 for a group, and in files of earlier
-            versions.
+        map: COCO mAP 0.50:0.95 of the variant, 0..1; None if not measured.
+        format: format of the measurement; FP8 is for matrix products.
+        kind: the reason in the plan; empty for a group.
+        place: among the ranked convolutions in network order, from 1; 0 for a group, and in files of earlier versions.
     """
 
     name: str
@@ -59,13 +57,12 @@ class Sensitivity:
     Attributes:
         layers: every INT8 convolution, the most sensitive first.
         groups: groups of convolutions, which have no rank.
-        macs: multiply-adds of all convolutions for one image, those that stay in float anyway included.
+        macs: multiply-adds of all convolutions per image, including those that stay in float anyway.
         base: ``fp32`` or ``int8``, see :class:`trtdet.plans.measuring.Method`.
-        distance: of the base itself from the float model.
-        map: COCO mAP of the base, where it was measured.
-        images: how many images were measured on.
-        key: hash of what it was made from.
-        seconds: wall time of all runs that it took.
+        distance: error of the base against the float model.
+        map: COCO mAP of the base; None if not measured.
+        key: hash of the inputs.
+        seconds: wall time of all runs.
         inferences: model runs, whole or in part.
     """
 
@@ -82,15 +79,14 @@ class Sensitivity:
 
     @property
     def total(self) -> float:
-        """The sum of the positive scores, of which a layer's share is taken; 1 where it would be 0."""
+        """Sum of the positive scores, the base of shares; 1 if it is 0."""
         return sum(max(layer.score, 0.0) for layer in self.layers) or 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
     def table(self, count: int = 15) -> Table:
-        """The first ``count``."""
+        """The first ``count`` convolutions, and the groups."""
         columns = [
             *(Column("rank", align="right"), Column("convolution", align="left"), Column("error", ".6f")),
             *(Column("share", ".1%"), Column("macs", ".1%")),
@@ -118,11 +114,7 @@ class Sensitivity:
 
     @staticmethod
     def load(path: Path) -> Sensitivity:
-        """Reads ``sensitivity.json``.
-
-        Raises:
-            ConfigError: it is missing, or not a ranking.
-        """
+        """Reads ``sensitivity.json``; raises ConfigError if it is missing or holds no ranking."""
         try:
             text = path.read_bytes()
             schema = parse_document(text, _HEADER)["schema"]
