@@ -67,7 +67,7 @@ class OnnxRunner:
     def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
         # The session refers to the same bytes, so keeping them for a profile costs nothing.
         self._data, self._plugins = _runnable(model)
-        self._alone, self._written = alone, False
+        self._alone, self._unoptimised = alone, False
         self._optimised: bytes | None = None
         self._session = self._load(self._data, self._options())
         source = self._session.get_inputs()[0]
@@ -87,7 +87,7 @@ class OnnxRunner:
         AVX2 and AVX-512 gave identical bits in the tests of docs/results/agreement.md.
         """
         other = copy.copy(self)
-        other._written, other._optimised = True, None
+        other._unoptimised, other._optimised = True, None
         other._session = other._load(other._data, other._options())
         return other
 
@@ -105,8 +105,8 @@ class OnnxRunner:
 
     def filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """The batch, padded with its last image to the model's fixed batch size."""
-        missing = 0 if self.batch is None else max(0, self.batch - len(images))
-        return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+        padding = 0 if self.batch is None else max(0, self.batch - len(images))
+        return np.concatenate([images, np.repeat(images[-1:], padding, axis=0)]) if padding else images
 
     def new_context(self, images: NDArray[np.float32]) -> OnnxContext:
         """A context that shares the model and its threads with the others."""
@@ -155,7 +155,7 @@ class OnnxRunner:
         if self._plugins:
             options.register_custom_ops_library(_custom_operators())
         options.log_severity_level = 3
-        if self._written:
+        if self._unoptimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self._alone:
             options.intra_op_num_threads = 1
@@ -227,17 +227,17 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
         return model, False
     changed = onnx.ModelProto()
     changed.CopyFrom(standard)
-    foreign = [node for node in changed.graph.node if node.domain == PLUGIN_DOMAIN]
-    for node in foreign:
+    plugin_nodes = [node for node in changed.graph.node if node.domain == PLUGIN_DOMAIN]
+    for node in plugin_nodes:
         node.domain = _CUSTOM_DOMAIN
         for attribute in node.attribute:
             # The extensions pass floats as text of six digits.
             if attribute.type == onnx.AttributeProto.FLOAT:
                 attribute.i, attribute.type = int(np.float32(attribute.f).view(np.int32)), onnx.AttributeProto.INT
                 attribute.ClearField("f")
-    if foreign:
+    if plugin_nodes:
         changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
-    return changed.SerializeToString(), bool(foreign)
+    return changed.SerializeToString(), bool(plugin_nodes)
 
 
 @cache
@@ -247,12 +247,12 @@ def _custom_operators() -> str:
     # import. They also set a variable that makes protobuf slow in every later child process.
     variable = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
     before = os.environ.get(variable)
-    spared = {"torch", "transformers"} - sys.modules.keys()
-    sys.modules.update(dict.fromkeys(spared))  # type: ignore[arg-type]  # None: importing it fails, and is caught
+    blocked_modules = {"torch", "transformers"} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(blocked_modules))  # type: ignore[arg-type]  # None: importing it fails, and is caught
     try:
         import onnxruntime_extensions as extensions
     finally:
-        for name in spared:
+        for name in blocked_modules:
             sys.modules.pop(name, None)
         if before is None:
             os.environ.pop(variable, None)

@@ -84,7 +84,7 @@ class _Rounded:
         self._half = half
         self._nodes: list[onnx.NodeProto] = []
         self._origins: dict[str, Origin] = {}
-        self._taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
+        self._names = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
         self._as_half: dict[str, str] = {}
         self._as_float: dict[str, str] = {}
         self._unrounded: dict[str, str] = {}
@@ -107,25 +107,25 @@ class _Rounded:
 
     def _write(self, node: onnx.NodeProto) -> None:
         """Appends a node, the casts before it and its roundings."""
-        written = onnx.NodeProto()
-        written.CopyFrom(node)
+        new_node = onnx.NodeProto()
+        new_node.CopyFrom(node)
         if _opaque(node):
             for name in sorted(self._half.intersection(_captured(node))):
                 self._half_form(name)
-            written.input[:] = [self._half_form(name) if name in self._half else name for name in node.input]
-            self._nodes.append(written)
+            new_node.input[:] = [self._half_form(name) if name in self._half else name for name in node.input]
+            self._nodes.append(new_node)
             self._as_half.update({name: name for name in node.output if name in self._half})
             return
         unrounded = self._reads_unrounded(node)
         for index, name in enumerate(node.input):
             if name in self._half:
-                written.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
+                new_node.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
         half_outputs = [index for index, name in enumerate(node.output) if name in self._half]
-        self._nodes.append(written)
+        self._nodes.append(new_node)
         if node.op_type == "Cast" and half_outputs:
-            written.output[0] = self._as_half[node.output[0]] = self._name(node.output[0], "half")
+            new_node.output[0] = self._as_half[node.output[0]] = self._name(node.output[0], "half")
             return
-        for attribute in written.attribute:
+        for attribute in new_node.attribute:
             if attribute.name in _TYPES and attribute.i == _HALF:
                 attribute.i = _FLOAT
             if attribute.t.data_type == _HALF:
@@ -135,12 +135,12 @@ class _Rounded:
         for index in half_outputs:
             name = node.output[index]
             if node.op_type == "DequantizeLinear" or (unrounded and node.op_type not in _PRODUCTS):
-                self._unrounded[name] = written.output[index] = self._fresh(f"{name}/unrounded")
+                self._unrounded[name] = new_node.output[index] = self._fresh(f"{name}/unrounded")
             elif _exact(node):
-                self._as_float[name] = written.output[index] = self._name(name, "float")
+                self._as_float[name] = new_node.output[index] = self._name(name, "float")
             else:
-                written.output[index] = self._fresh(f"{name}/unrounded")
-                self._cast(written.output[index], name, "half")
+                new_node.output[index] = self._fresh(f"{name}/unrounded")
+                self._cast(new_node.output[index], name, "half")
 
     def _reads_unrounded(self, node: onnx.NodeProto) -> bool:
         """Whether a node computes with integers or moves them, so that its FP16 inputs are never rounded."""
@@ -172,9 +172,9 @@ class _Rounded:
         return name if (name in self._pinned) == (form == "half") else self._fresh(f"{name}/{form}")
 
     def _fresh(self, name: str) -> str:
-        while name in self._taken:
+        while name in self._names:
             name += "+"
-        self._taken.add(name)
+        self._names.add(name)
         return name
 
     def _finish(self) -> None:

@@ -1,6 +1,6 @@
 """CUDA: the devices of this machine, and memory, streams and events on one of them.
 
-``devices`` and ``absence`` ask the driver directly. ``open_device`` needs PyCUDA or else cuda-python.
+``devices`` and ``absence`` ask the driver directly. ``open_device`` uses PyCUDA if installed, else cuda-python.
 """
 
 from trtdet.backends.cuda.bindings import no_bindings

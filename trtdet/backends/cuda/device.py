@@ -42,7 +42,7 @@ def open_device(index: int = 0) -> CudaDevice:
     visible = {device.index: device for device in devices()}
     if index not in visible:
         raise BackendError(f"no CUDA device {index}; this machine has {', '.join(map(str, visible))}")
-    missing = []
+    import_errors = []
     for package, module, bindings in (
         ("pycuda", "pycuda.driver", PyCuda),
         ("cuda-python", "cuda.bindings.driver", CudaPython),
@@ -50,9 +50,9 @@ def open_device(index: int = 0) -> CudaDevice:
         try:
             return CudaDevice(visible[index], bindings(importlib.import_module(module), index))
         except ImportError as error:
-            missing.append(f"{package}: {one_line(error)}")
+            import_errors.append(f"{package}: {one_line(error)}")
     raise BackendError(
-        f"no package to reach the GPU with ({'; '.join(missing)})", f"{PIP} or pip install 'trtdet[pycuda]'"
+        f"no package to reach the GPU with ({'; '.join(import_errors)})", f"{PIP} or pip install 'trtdet[pycuda]'"
     )
 
 
@@ -120,7 +120,7 @@ class Event(_Owned):
     release = "cuEventDestroy"
 
     def since(self, start: Event) -> float:
-        """Milliseconds since ``start``; wait for the streams of both events first."""
+        """Milliseconds since ``start``; both must be recorded, and their streams waited for."""
         return float(self._gpu.call("cuEventElapsedTime", start._raw, self._raw))
 
 

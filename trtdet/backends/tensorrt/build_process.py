@@ -113,10 +113,10 @@ def channel() -> Report:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
-    alone = threading.Lock()  # the builder's threads report at the same time
+    lock = threading.Lock()  # the builder's threads report at the same time
 
     def report(value: Any) -> None:
-        with alone:
+        with lock:
             stream.write(json.dumps(value) + "\n")
 
     return report

@@ -77,8 +77,8 @@ class EngineRunner:
         smallest, _, largest = self._loaded.batches
         if len(images) > largest:
             raise BackendError(f"the engine takes {largest} images at once, not {len(images)}", "build it with --batch")
-        missing = max(0, smallest - len(images))
-        filled = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+        padding = max(0, smallest - len(images))
+        filled = np.concatenate([images, np.repeat(images[-1:], padding, axis=0)]) if padding else images
         with self._lock:
             if self._called is None:
                 self._called = self._make_context(largest)

@@ -20,7 +20,7 @@ def advised(words: str, table: Advice, beside: Sequence[str] = ()) -> str:
 
 @cache
 def logger_of(trt: Any) -> Any:
-    """The library's logger with the last errors. There is only one, as TensorRT keeps the first of a process."""
+    """A library's only logger, with the last errors; TensorRT keeps the first logger of a process."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:

@@ -7,7 +7,7 @@ The rules below are from TensorRT's Python package (TensorRT on GitHub,
 ``python/packaging/bindings_wheel/tensorrt/plugin``):
 
 - ``_validate.py``: annotations are types, not strings, and attributes have no defaults. A list attribute is a NumPy
-  array. So is the single integer here: ``_lib.py`` calls ``int`` on an array of one element, which NumPy 2.4 refuses.
+  array. So is the single integer here, as ``_lib.py`` would make an ``int`` of an array, which NumPy 2.4 refuses.
 - ``_plugin_class.py``: ``aot_impl`` gets every attribute by position, so a node must carry all of :data:`ATTRIBUTES`;
   only the C++ plugin has defaults. The kernel takes the inputs, then 32-bit integer scalars, then the outputs.
 - ``_lib.py``: a creator makes a plugin that runs in Python by default; hence :data:`NETWORK_FLAG`.
