@@ -17,17 +17,15 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import DataFlow, Precision
 
 OwnCalibrator = Literal["minmax", "entropy", "percentile"]
-"""The calibration rules that TensorRT has a calibrator of its own for."""
+"""Calibration rules with a calibrator in TensorRT itself."""
 
 
 @dataclass(frozen=True)
 class Typing:
     """How a network gets its precisions.
 
-    Attributes:
-        network_flags: names of the flags that it is created with.
-        weak: the builder chooses among the precisions that its flags allow, with exceptions for single layers; else
-            the model's Q/DQ nodes and casts determine every precision.
+    ``network_flags`` are names of creation flags. With ``weak`` the builder chooses precisions from those its flags
+    allow, with exceptions for single layers; otherwise the model's Q/DQ nodes and casts determine every precision.
     """
 
     network_flags: tuple[str, ...] = ()
@@ -36,40 +34,38 @@ class Typing:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The capabilities of one version of a backend. Callers ask for these and never compare versions.
+    """What the installed version of a backend can do. Callers ask for these and never compare versions.
 
     Attributes:
-        name: as ``--backend`` takes it.
-        version: of the installed library.
-        makes_engine: False where the Q/DQ model itself is run.
-        lists_layers: its builder's messages or its inspector list the layers of the engine for the audit.
-        keeps_timing_cache: its builder keeps the kernel times that it measures, and reuses the times of earlier builds.
-        has_inspector: an engine's layers are read from the library's inspector, which needs the GPU of the machine.
-        sms: compute capabilities it can build for ahead of time; empty means the machine's own.
-        default_sms: compute capabilities that it builds for by default.
-        sms_without_int8: targets that make every INT8 convolution run in float.
-        in_graph_nms: the values of ``--nms`` that put the suppression into the graph, the best first.
-        uncaptured_nms: of these, those with which an engine cannot be launched as a CUDA graph, each with the reason;
-            ``--nms auto`` takes none of them. Empty where there are no CUDA graphs.
-        capture_flags: names of the builder's flags without which an engine may allocate memory while it runs, and then
-            cannot be captured; they are not for networks with control flow.
-        nms_across_classes: its EfficientNMS supports ``class_agnostic``.
-        max_topk: the largest K of TopK, None for any.
-        missing_ops: ONNX operators that it cannot build, each with the reason.
-        max_opset: the newest ONNX opset that it reads, None for any.
-        explicit: how a network with Q/DQ nodes gets its precisions.
-        implicit: how a network gets them whose ranges come from a calibrator; None where there are no calibrators.
-        version_compatible: it can build engines that later versions of the library run.
-        hardware_compatible: it can build engines that later GPUs run.
-        tactic_sources: names of the kernel libraries that its builder can be restricted to.
-        tf32: it multiplies float32 in TF32 where the GPU can (since Ampere), unless it is told not to.
-        preview_features: names of the preview features that its builder needs.
-        cache_version: the library's version as a calibration cache names it; 0 where it reads none.
-        silu: the values of ``--silu`` that it supports, the best first.
-        loads_plugins: its builder takes libraries of plugins.
-        compiles_plugins: it takes trtdet's plugins without a library, as kernels that the engine carries.
+        name: value of ``--backend``.
+        makes_engine: False if it runs the Q/DQ model itself.
+        lists_layers: the builder's messages or the inspector list the engine's layers for the audit.
+        keeps_timing_cache: the builder returns measured kernel times and reuses those of earlier builds.
+        has_inspector: the library's inspector reports an engine's layers, on a machine with a GPU.
+        sms: compute capabilities it can build for ahead of time; empty: only this machine's GPU.
+        default_sms: compute capabilities it builds for by default.
+        sms_without_int8: targets where every INT8 convolution runs in float.
+        in_graph_nms: values of ``--nms`` that put NMS into the graph, best first.
+        uncaptured_nms: those of them that rule out a CUDA graph, each with the reason; ``--nms auto`` avoids them.
+        capture_flags: builder flags that forbid memory allocation during a run, as CUDA graphs require; not for
+            networks with control flow.
+        nms_across_classes: EfficientNMS supports ``class_agnostic``.
+        max_topk: largest K of TopK; None for any.
+        missing_ops: ONNX operators it cannot build, each with the reason.
+        max_opset: newest ONNX opset it reads; None for any.
+        explicit: precisions of a network with Q/DQ nodes.
+        implicit: precisions of a network whose ranges come from a calibrator; None without calibrators.
+        version_compatible: it can build engines for later versions of the library.
+        hardware_compatible: it can build engines for later GPUs.
+        tactic_sources: kernel libraries its builder can be restricted to.
+        tf32: it multiplies float32 in TF32 on GPUs since Ampere, unless switched off.
+        preview_features: preview features its builder needs.
+        cache_version: the library's version as a calibration cache writes it; 0 if it reads no caches.
+        silu: values of ``--silu`` it supports, best first.
+        loads_plugins: its builder loads plugin libraries.
+        compiles_plugins: trtdet's plugins need no library; the engine carries their kernels.
         data_flow: how its INT8 kernels read and write.
-        fp8: it multiplies matrices in FP8, on compute capability 8.9 and later where it makes engines.
+        fp8: it multiplies matrices in FP8; engines need compute capability 8.9 or later.
     """
 
     name: str
@@ -103,28 +99,24 @@ class Capabilities:
     fp8: bool = False
 
     def uncaptured(self, mode: NmsMode, nms: NmsConfig) -> str:
-        """Why an engine with this suppression cannot be launched as a CUDA graph; empty where it can.
-
-        Where nothing is suppressed, ``native`` and ``onnx`` hold nothing that the data decide.
-        """
+        """Why an engine with this NMS cannot be launched as a CUDA graph; empty if it can."""
+        # Without suppression, `native` and `onnx` have no loop and no data-dependent shapes.
         return self.uncaptured_nms.get(mode, "") if nms.suppresses or mode == "efficient" else ""
 
     def unsupported(self, model: onnx.ModelProto) -> dict[str, str]:
-        """Operators of the model that the backend cannot build, each with the reason."""
+        """The model's operators that the backend cannot build, each with the reason."""
         missing = self.missing_ops
         return {node.op_type: missing[node.op_type] for node in model.graph.node if node.op_type in missing}
 
 
 @dataclass(frozen=True)
 class Implicit:
-    """The source of an implicitly quantised network's ranges.
+    """Where the ranges of an implicitly quantised network come from.
 
     Attributes:
-        calibrator: ``cache``, or TensorRT's own ``minmax``, ``entropy`` or ``percentile``.
+        calibrator: ``cache``, or one of TensorRT's own calibrators.
         cache: for ``cache``, the text of a calibration cache for the network's tensors.
-        images: for the others, the calibration images.
-        preprocess: how the images become the network's input.
-        batch: images at once.
+        images: for TensorRT's calibrators, which read them with ``preprocess`` in batches of ``batch``.
         percentile: for ``percentile``, in percent.
     """
 
@@ -141,15 +133,14 @@ class BuildRequest:
     """A model, and the engine to build from it.
 
     Attributes:
-        model: ONNX; strongly typed unless ``implicit``: its Q/DQ nodes and casts determine every precision.
+        model: ONNX; strongly typed by its Q/DQ nodes and casts, unless ``implicit``.
         sms: compute capabilities; empty for the backend's default.
-        batch: (min, opt, max) where the model's batch is dynamic, else None.
+        batch: (min, opt, max) if the model's batch is dynamic, else None.
         precisions: ``fp16`` or ``fp32`` by name of the nodes that stay out of INT8; used for weakly typed networks.
         plugins: libraries with the plugins of the model's operators.
-        precision: the lowest that the engine may use.
-        implicit: the source of the ranges when the model has no Q/DQ nodes.
-        options: further settings of the builder.
-        timing_cache: the kernel times that earlier builds measured; empty for none.
+        precision: lowest precision the engine may use.
+        implicit: source of the ranges if the model has no Q/DQ nodes.
+        timing_cache: kernel times that earlier builds measured; empty for none.
     """
 
     model: onnx.ModelProto
@@ -165,8 +156,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class EngineTarget:
-    """What engines are built for, whatever the network is; the fields are those of :class:`BuildRequest`, which takes
-    ``batch`` only where the network's is dynamic."""
+    """Settings of :class:`BuildRequest` that hold for every network; a network with a fixed batch ignores ``batch``."""
 
     sms: tuple[int, ...] = ()
     batch: tuple[int, int, int] | None = None
@@ -175,7 +165,7 @@ class EngineTarget:
 
     @staticmethod
     def of(options: BuildOptions | SweepOptions) -> EngineTarget:
-        """What the options ask engines to be built for."""
+        """The target that the options describe."""
         batch = options.batch if isinstance(options, BuildOptions) else None
         return EngineTarget(options.sms, batch=batch, plugins=options.engine.plugins, options=options.engine)
 
@@ -187,7 +177,7 @@ def compose(
     target: EngineTarget,
     implicit: Implicit | None = None,
 ) -> BuildRequest:
-    """The request for an engine of a network; the arguments are the fields of :class:`BuildRequest`."""
+    """The request to build a network for a target; arguments as in :class:`BuildRequest`."""
     batch = model.graph.input[0].type.tensor_type.shape.dim[0]
     return BuildRequest(
         model=model,
@@ -206,14 +196,14 @@ class Built:
     """An engine and the builder's reports about it.
 
     Attributes:
-        engine: the serialised engine; empty where the backend runs the model itself.
-        sms: compute capabilities that it runs on.
-        log: all of the builder's messages, oldest first, which list the layers of some libraries' engines.
-        seconds: how long the build took.
-        layers: the report of the engine's inspector, JSON; empty where there is none.
-        timing_cache: the kernel times of this and earlier builds; empty where none are kept.
-        calibration_cache: the ranges of an implicitly quantised engine, as TensorRT wrote them.
-        messages: those of the log that are above VERBOSE, each with the letter of its severity: F, E, W or I.
+        engine: serialised; empty if the backend runs the model itself.
+        sms: compute capabilities it runs on.
+        log: all builder messages, oldest first; for some libraries they list the engine's layers.
+        seconds: duration of the build.
+        layers: the inspector's report, JSON; empty without an inspector.
+        timing_cache: kernel times of this and earlier builds; empty if none are kept.
+        calibration_cache: ranges of an implicitly quantised engine, as TensorRT wrote them.
+        messages: builder messages above VERBOSE, each with the letter of its severity: F, E, W or I.
     """
 
     engine: bytes
@@ -232,10 +222,9 @@ class LayerTime:
 
     Attributes:
         name: as the library calls it.
-        type: an ONNX operator where nothing was fused, else the library's kind of kernel.
-        onnx: names of the ONNX nodes it came from; empty where they are not known.
-        ms: milliseconds in each run; the sum where the layer ran several times in a run.
-        count: how often it ran in each run.
+        type: the ONNX operator if nothing was fused, else the library's kind of kernel.
+        onnx: names of the ONNX nodes it came from; empty if unknown.
+        ms: milliseconds in each run, summed over the layer's ``count`` executions in that run.
     """
 
     name: str
@@ -247,13 +236,13 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Where a model or an engine runs. ``str()`` says all of it, such as ``TensorRT 8.6.0 (NVIDIA H200)``.
+    """Where a model or an engine runs. ``str()`` gives all of it, such as ``TensorRT 8.6.0 (NVIDIA H200)``.
 
     Attributes:
-        device: ``CPU``, or the GPU as its driver calls it.
-        library: the library that runs it, with its version.
-        fallback_reason: why it is not the engine that runs; empty where it is, or where there is none.
-        without_graphs: why the work is not launched as CUDA graphs; empty where it is, or where the device has none.
+        device: ``CPU``, or the driver's name of the GPU.
+        library: with its version.
+        fallback_reason: why the engine does not run; empty if it does or there is none.
+        without_graphs: why no CUDA graph is used; empty if one is, or if the device has none.
     """
 
     device: str
@@ -269,22 +258,20 @@ class RunInfo:
 
 
 class ExecutionContext(Protocol):
-    """One stream of work with its own buffers, which hold one batch. Several contexts of a runner may run at the same
-    time in different threads."""
+    """One stream of work with buffers for one batch. Contexts of one runner may run in different threads at once."""
 
     def run(self, transfers: bool = True) -> float:
-        """Runs the batch once and waits for it. ``transfers`` copies the input to the device and the outputs back.
+        """Runs the batch once, waits for it and returns milliseconds.
 
-        Returns:
-            Milliseconds from a device at rest, as a request finds it, so that launching the work counts: by the
-            device's own events where it has them, else by the clock.
+        ``transfers`` copies the input to the device and the outputs back. The device is idle at the start, as when a
+        request arrives, so the launch counts. The device's own events measure the time, or else the clock.
         """
 
     def compute(self) -> float:
         """Milliseconds of the work alone, without copies.
 
-        A device runs the batch twice in a row, and the second run is timed: it was launched while the first was
-        running, so that its launch counts only where that takes longer than the run, as it may without CUDA graphs.
+        A device runs the batch twice in a row and the second run is timed. Its launch overlaps with the first run, so
+        it counts only if it takes longer than the run, which can happen without CUDA graphs.
         """
 
 
@@ -293,12 +280,11 @@ class Runner(Protocol):
 
     Attributes:
         input: name of the images' input.
-        batch: the fixed batch; None where it is dynamic.
-        largest_batch: the most images it takes at once; None for any number.
+        batch: the fixed batch; None if dynamic.
+        largest_batch: most images at once; None for any number.
         outputs: names.
-        on_device: images are copied to a device and the outputs back; False where both stay in the host's memory.
-        run_info: the device and the library that run it.
-        model: the ONNX model that is run; None for an engine.
+        on_device: False if inputs and outputs stay in host memory and are not copied to a device.
+        model: the ONNX model that runs; None for an engine.
     """
 
     input: str
@@ -312,24 +298,24 @@ class Runner(Protocol):
     def model(self) -> onnx.ModelProto | None: ...
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Runs a batch, float32 (B, 3, H, W). One that is smaller than a fixed batch is padded, and the outputs cut.
+        """Runs a batch, float32 (B, 3, H, W). A smaller batch than the fixed one is padded and its outputs are cut.
 
         Raises:
-            BackendError: more images than it takes, or the device failed.
+            BackendError: the batch is too large, or the device failed.
         """
 
     def new_context(self, images: NDArray[np.float32]) -> ExecutionContext:
         """A new context for exactly this batch, warmed up once.
 
         Raises:
-            BackendError: a batch it does not take, or no memory on the device.
+            BackendError: the batch size is not supported, or the device has no memory left.
         """
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
-        """Times every layer, in the order of execution, over ``runs`` runs of a batch, after ``warm_up`` others."""
+        """Times every layer over ``runs`` runs of a batch, after ``warm_up`` others; in the order of execution."""
 
     def clocks(self) -> dict[str, Any] | None:
-        """As :meth:`trtdet.backends.cuda.CudaDevice.clocks`; None where they are not known."""
+        """As :meth:`trtdet.backends.cuda.CudaDevice.clocks`; None if unknown."""
 
 
 class Backend(Protocol):
@@ -339,7 +325,7 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
-        """Builds the engine; ``progress`` is called with the builder's phases, where the builder reports them.
+        """Builds the engine; ``progress`` gets the builder's phases, if the builder reports them.
 
         Raises:
             BackendError: the backend refused the model or a target; the message quotes it.

@@ -1,4 +1,4 @@
-"""Choosing a backend by name, and keeping kernel times between builds."""
+"""Chooses a backend by name, and reuses kernel times between builds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from trtdet.progress import Progress, silent
 
 
 def build_remembering(backend: Backend, request: BuildRequest, timings: Path, progress: Progress = silent) -> Built:
-    """Builds with the kernel times that earlier builds measured on this device, which the file ``timings`` keeps, and
-    adds those that this build measures; the file may be missing."""
+    """Builds with the kernel times in the file ``timings``, which may be missing, and adds the newly measured ones."""
     measured = timings.read_bytes() if backend.capabilities.keeps_timing_cache and timings.is_file() else b""
     built = backend.build(replace(request, timing_cache=measured), progress)
     if built.timing_cache:
@@ -24,11 +23,12 @@ def build_remembering(backend: Backend, request: BuildRequest, timings: Path, pr
 
 
 def choose(name: str) -> Backend:
-    """The backend of that name; ``auto`` takes the first library that is installed and can build an engine here.
+    """The backend of that name; ``auto`` takes the first installed library that can build an engine here.
+
+    ``auto`` never takes onnxruntime, which makes no engine.
 
     Raises:
-        BackendError: no such backend, or it is not usable here; for ``auto``, none is. onnxruntime makes no engine and
-            is never taken unasked.
+        BackendError: no such backend, or it is not usable here; for ``auto``, none is.
     """
     if name != "auto":
         return library_named(name).new_backend()

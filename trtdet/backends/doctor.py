@@ -1,4 +1,4 @@
-"""Which backends, devices and extras work on this machine, and how to install the rest."""
+"""Checks which backends, devices and extras work on this machine, and how to install the others."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _EXTRAS = (
     ("cuda", "nvidia-ml-py", "clocks and temperature beside a measured time"),
     ("ray", "ray", "rankings and sweeps on a Ray cluster"),
 )
-"""Name of the extra, a package of it, and its purpose."""
+"""Name of the extra, one of its packages, and its purpose."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """The state of one backend or extra: whether it works, its version or what is missing, and what to do."""
+    """The state of one backend or extra: whether it works, its version or what is missing, and the fix."""
 
     name: str
     ok: bool
@@ -38,11 +38,9 @@ class Diagnosis:
     """All checks.
 
     Attributes:
-        python, trtdet: versions.
-        devices: the CUDA devices, in words.
-        driver: the CUDA driver, and whether clocks can be read; the reason where there is no device.
-        backends, extras: a check of each.
-        consumers: where the bundles of each backend run, whatever this machine has.
+        devices: description of each CUDA device.
+        driver: the CUDA driver, and whether clocks can be read; without a device, the reason.
+        consumers: where the bundles of each backend run, independent of this machine.
     """
 
     python: str
@@ -55,7 +53,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Looks at the backends, the CUDA devices and the extras of this machine."""
+    """Checks the backends, the CUDA devices and the extras of this machine."""
     driver = cuda.absence()
     if not driver:
         driver = f"CUDA {cuda.driver_version()}"

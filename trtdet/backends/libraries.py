@@ -1,8 +1,7 @@
-"""The libraries that a detector can run with: one row each, which exists where the library is not installed.
+"""The libraries that can run a detector, one row each; a row exists even if the library is not installed.
 
-Only the standard library is imported here, so that the command line can list the names without loading any of them.
-The rows hold facts about every version of a library; :class:`trtdet.backends.base.Capabilities` holds those about the
-installed version.
+Only the standard library is imported here, so that the command line can list the names quickly. A row holds facts
+about all versions; :class:`trtdet.backends.base.Capabilities` describes the installed version.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """The backend of Triton Inference Server that runs the library's files: ``backend`` and ``platform`` as a model's
-    ``config.pbtxt`` names them, and the ``file`` that it looks for in the folder of a version."""
+    """The Triton backend for the library's files: two fields of ``config.pbtxt``, and the file name it expects."""
 
     backend: str
     platform: str
@@ -40,12 +38,12 @@ CONSUMERS = {
     "deepstream": "DeepStream",
     "jetson": "Jetson Orin",
 }
-"""What may run a bundle, by name, with the title that tables show."""
+"""Programs that may run a bundle, each with its title in tables."""
 
 
 @dataclass(frozen=True)
 class Consumption:
-    """Whether a consumer, a title of :data:`CONSUMERS`, runs the bundles of a backend; what it needs, or why not."""
+    """Whether a consumer, a title of :data:`CONSUMERS`, runs a backend's bundles; its requirements, or why not."""
 
     backend: str
     consumer: str
@@ -55,28 +53,27 @@ class Consumption:
 
 @dataclass(frozen=True)
 class Library:
-    """One library, as far as all of its versions agree.
+    """One library, with the facts that all its versions share.
 
     Attributes:
         name: as ``--backend`` takes it and a bundle's manifest keeps it.
         title: as messages name it.
-        module: the Python module that is imported.
-        distribution: the package that pip installs for it.
-        extra: the extra of trtdet that has it; empty where trtdet always needs it.
-        backend: module and class of its :class:`~trtdet.backends.base.Backend`, ``module:class``.
-        makes_engine: False where the Q/DQ model itself is run.
-        times_kernels: its builder times kernels on the GPU of the machine, so that an engine is built only where there
-            is one.
-        loads_plugins: its builder and its runtime take libraries of plugins.
-        magic: the first bytes of its engines; empty where the format is not published.
-        size_at: the byte of an engine at which it holds its own length, a little-endian uint64; None where it does not.
-        last_calibrators: the newest major version that reads calibration caches; 0 where none does, None where another
-            library builds the engine.
-        triton: the backend of Triton for its files; None where there is none.
+        module: the Python module.
+        distribution: the package that pip installs.
+        extra: trtdet's extra that has it; empty for a fixed dependency of trtdet.
+        backend: its :class:`~trtdet.backends.base.Backend`, as ``module:class``.
+        makes_engine: False if it runs the Q/DQ model itself.
+        times_kernels: its builder times kernels on the GPU, so it needs a machine with one.
+        loads_plugins: its builder and its runtime load plugin libraries.
+        magic: first bytes of its engines; empty if the format is not published.
+        size_at: offset in an engine of its own length, a little-endian uint64; None if the length is not stored.
+        last_calibrators: newest major version that reads calibration caches; 0 for none, None if another library
+            builds the engine.
+        triton: the Triton backend for its files; None for none.
         served: by name in :data:`CONSUMERS`, what the consumer needs to run its bundles.
         not_served: the other consumers, each with the reason, as words that follow "for which".
-        parsers: the first versions, as (major, minor), whose parser reads ONNX opsets up to so many, the newest first;
-            empty where the library reads any.
+        parsers: (first version as (major, minor), newest ONNX opset that its parser reads), newest first; empty if the
+            library reads any opset.
     """
 
     name: str
@@ -97,12 +94,13 @@ class Library:
     parsers: tuple[tuple[tuple[int, int], int], ...] = ()
 
     def newest_opset(self, version: str = "") -> int | None:
-        """The newest ONNX opset that a version such as 8.6 reads, installed or not; None for any.
+        """The newest ONNX opset that a version such as 8.6 reads; None for any.
 
-        Without a version, that of the installed one; where all versions read the same, none need be installed.
+        The version need not be installed. The default is the installed version, which is not looked up if all
+        versions read the same opset.
 
         Raises:
-            BackendError: no version, or no library here whose version counts.
+            BackendError: the version is invalid, or no version is given and the library is not installed.
         """
         if not version and len(self.parsers) > 1:
             try:
@@ -118,7 +116,7 @@ class Library:
         return next((opset for first, opset in self.parsers if (*numbers, 0)[:2] >= first), None)
 
     def missing_bytes(self, engine: bytes) -> int:
-        """How many bytes an engine lacks by its own word; 0 where it is whole, or does not tell."""
+        """Bytes that an engine lacks according to its stored length; 0 if it is complete or stores no length."""
         if self.size_at is None:
             return 0
         end = self.size_at + 8
@@ -127,37 +125,28 @@ class Library:
 
     @property
     def pip(self) -> str:
-        """The command that installs it."""
+        """The install command."""
         return f"pip install 'trtdet[{self.extra}]'" if self.extra else f"pip install {self.distribution}"
 
     @property
     def installed(self) -> bool:
-        """Whether its module can be found; nothing is imported."""
+        """Whether its module exists; nothing is imported."""
         return importlib.util.find_spec(self.module) is not None
 
     def load(self) -> Any:
-        """Imports its module.
-
-        Raises:
-            BackendError: it is not installed; the hint is the pip line.
-        """
+        """Imports its module; raises BackendError, with the install command, if it is not installed."""
         try:
             return importlib.import_module(self.module)
         except ImportError as error:
             raise BackendError(f"{self.title} is not installed here ({error})", self.pip) from None
 
     def new_backend(self) -> Backend:
-        """Its backend.
-
-        Raises:
-            BackendError: it is not installed, or cannot be used on this machine.
-        """
+        """An instance of ``backend``; raises BackendError if it is not installed or does not work on this machine."""
         backend: Backend = pkgutil.resolve_name(self.backend)()
         return backend
 
     def may_read_calibration_cache(self, version: str) -> bool:
-        """Whether that version's builder reads calibration caches; True where another library builds the engine, whose
-        version is not known."""
+        """Whether that version's builder reads calibration caches; True if another library builds the engine."""
         return self.last_calibrators is None or int(version.split(".")[0]) <= self.last_calibrators
 
 
@@ -221,11 +210,11 @@ LIBRARIES = (
         },
     ),
 )
-"""Every library, in the order in which ``--backend auto`` prefers them."""
+"""Every library, in the order of preference of ``--backend auto``."""
 
 
 def consumptions() -> tuple[Consumption, ...]:
-    """Which bundles run where: each library with each consumer, in the order of both tables."""
+    """Each library with each consumer, in the order of both tables."""
     return tuple(
         Consumption(row.name, consumer=title, runs=name in row.served, detail=(row.not_served | row.served)[name])
         for row in LIBRARIES
@@ -234,11 +223,7 @@ def consumptions() -> tuple[Consumption, ...]:
 
 
 def library_named(name: str) -> Library:
-    """The row of that name.
-
-    Raises:
-        BackendError: there is none.
-    """
+    """The row of that name; raises BackendError if there is none."""
     libraries = {library.name: library for library in LIBRARIES}
     if name not in libraries:
         raise BackendError(f"no backend '{name}'; allowed: auto, {', '.join(libraries)}")

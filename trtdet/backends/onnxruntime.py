@@ -1,4 +1,4 @@
-"""onnxruntime on the CPU: the accuracy reference. It runs the float and the Q/DQ model, and makes no engine."""
+"""onnxruntime on the CPU, the accuracy reference: runs the float and the Q/DQ model and makes no engine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from trtdet.progress import Progress, silent
 LIBRARY = library_named("onnxruntime")
 
 _CUSTOM_DOMAIN = "ai.onnx.contrib"
-"""The only domain in which onnxruntime-extensions takes operators written in Python."""
+"""The only domain where onnxruntime-extensions takes operators written in Python."""
 
 
 class OnnxRuntime:
-    """Stands in for an engine where none is wanted: what it builds is the model alone."""
+    """The backend without an engine: a build only checks that the model loads."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -58,21 +58,16 @@ class OnnxRuntime:
 
 
 class OnnxRunner:
-    """Runs a model on the CPU; the operators of trtdet's plugin library are computed by their definition, FP16 with its
-    roundings (see :mod:`trtdet.backends.onnxruntime_half`).
-
-    Args:
-        model: the model or its bytes.
-        alone: with one thread, for a model that runs at the same time as others.
+    """Runs a model on the CPU, in the form of :func:`portable`; ``alone`` uses one thread, for models run in parallel.
 
     Raises:
         BackendError: onnxruntime cannot load the model.
     """
 
     def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
-        # The session refers to the same bytes, so that keeping them for a profile costs nothing.
+        # The session refers to the same bytes, so keeping them for a profile costs nothing.
         self._data, self._plugins = _runnable(model)
-        self._alone, self._written = alone, False
+        self._alone, self._unoptimised = alone, False
         self._optimised: bytes | None = None
         self._session = self._load(self._data, self._options())
         source = self._session.get_inputs()[0]
@@ -85,20 +80,20 @@ class OnnxRunner:
         self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
     def as_written(self) -> OnnxRunner:
-        """The same model computed node by node, for scores.
+        """The same model without onnxruntime's optimisations, for scores.
 
-        onnxruntime's optimisations lay convolutions out for the CPU that they run on, which adds up in another order.
-        In a model that rounds to INT8 and FP16 after most layers this moves mAP by some tenths of a point. Node by
-        node, AVX2 and AVX-512 gave the same to the bit where it was tried (docs/results/agreement.md).
+        The optimised layout of a convolution depends on the CPU and changes the order of summation. In a model that
+        rounds to INT8 and FP16 after most layers this shifts mAP by some tenths of a point. Without optimisations,
+        AVX2 and AVX-512 gave identical bits in the tests of docs/results/agreement.md.
         """
         other = copy.copy(self)
-        other._written, other._optimised = True, None
+        other._unoptimised, other._optimised = True, None
         other._session = other._load(other._data, other._options())
         return other
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model that runs: the plugin library's operators expressed in standard ones, FP16 in rounded float32."""
+        """The model that runs: plugin operators in standard operators, FP16 in rounded float32."""
         return onnx.load_from_string(self._data)
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
@@ -106,32 +101,32 @@ class OnnxRunner:
         return {name: value[: len(images)] for name, value in results.items()}
 
     def clocks(self) -> None:
-        """There is no device whose clocks could be read."""
+        """Always None: there is no device."""
 
     def filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The batch, padded with its last image to the model's fixed batch."""
-        missing = 0 if self.batch is None else max(0, self.batch - len(images))
-        return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+        """The batch, padded with its last image to the model's fixed batch size."""
+        padding = 0 if self.batch is None else max(0, self.batch - len(images))
+        return np.concatenate([images, np.repeat(images[-1:], padding, axis=0)]) if padding else images
 
     def new_context(self, images: NDArray[np.float32]) -> OnnxContext:
-        """Contexts share the model and its threads."""
+        """A context that shares the model and its threads with the others."""
         self._check_batch(images)
         context = OnnxContext(self._session, {self.input: images})
         context.run()
         return context
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
-        """Times onnxruntime's kernels by its own profiler, in a session with the same options.
+        """Times kernels with onnxruntime's profiler, in a session with the same options.
 
-        A kernel's time is the time between its start and its end, to the microsecond; for a Loop or an If, without the
-        kernels inside. ``onnx`` is empty for the copies into other memory layouts that onnxruntime adds.
+        A kernel's time runs from its start to its end, to the microsecond; a Loop or an If excludes the kernels inside.
+        ``onnx`` is empty for the layout copies that onnxruntime adds.
 
         Raises:
-            BackendError: the batch is not the model's, or the profiler's events ended before the runs did.
+            BackendError: the batch size is not the model's, or the profiler stopped before the last run.
         """
         self._check_batch(images)
         with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
-            # Each session orders and names its optimised nodes anew, so all profiles run the model of the first.
+            # Each session orders and names optimised nodes differently, so all profiles run the first session's model.
             if self._optimised is None:
                 options = self._options()
                 options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
@@ -160,17 +155,17 @@ class OnnxRunner:
         if self._plugins:
             options.register_custom_ops_library(_custom_operators())
         options.log_severity_level = 3
-        if self._written:
+        if self._unoptimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self._alone:
             options.intra_op_num_threads = 1
-            # A pattern is laid out anew, in fresh memory, at the second run: more than it saves where runs are few.
+            # The second run plans a pattern in fresh memory, which costs more than it saves if runs are few.
             options.enable_mem_pattern = False
-        # Threads that wait by spinning take the cores that decode, count and suppress meanwhile.
+        # Spinning threads would take the cores that decode images, count values and run NMS.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # Q/DQ is computed as it is written: fused into integer kernels it saturates at 16 bits on CPUs without VNNI.
+        # Q/DQ runs as written: integer kernels that fuse it saturate at 16 bits on CPUs without VNNI.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-        # They take the zero of FP8 for the least that UINT8 holds, and drop the ReLU before it.
+        # These two take the zero of FP8 for the minimum of UINT8, and drop the ReLU before it.
         options.add_session_config_entry(
             "optimization.disable_specified_optimizers", "ReluQuantRewrite;ClipQuantRewrite"
         )
@@ -181,36 +176,32 @@ class OnnxRunner:
             return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def feed(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Runs a model of any inputs, given by name; whole batches only.
-
-        Raises:
-            BackendError: onnxruntime failed at a node.
-        """
+        """Runs whole batches of any inputs, by name; raises BackendError if onnxruntime fails at a node."""
         with _failures("run"):
             return dict(zip(self.outputs, self._session.run(None, dict(arrays)), strict=True))
 
 
 class OnnxContext:
-    """One batch, run again and again; see :class:`trtdet.backends.base.ExecutionContext`."""
+    """One batch to run repeatedly; see :class:`trtdet.backends.base.ExecutionContext`."""
 
     def __init__(self, session: Any, feeds: Mapping[str, NDArray[np.float32]]) -> None:
         self._session, self._feeds = session, dict(feeds)
 
     def run(self, transfers: bool = True) -> float:
-        """Milliseconds of one run, by the clock; on the CPU nothing is transferred, with or without ``transfers``."""
+        """Milliseconds of one run, by the clock; the CPU copies nothing, whatever ``transfers`` says."""
         with _failures("run"):
             started = perf_counter()
             self._session.run(None, self._feeds)
             return 1000 * (perf_counter() - started)
 
     def compute(self) -> float:
-        """The same: there is no device to launch work on."""
+        """Same as :meth:`run`, as there is no device to launch work on."""
         return self.run()
 
 
 @contextmanager
 def _failures(verb: str) -> Iterator[None]:
-    """Turns an exception of onnxruntime into a BackendError: it raises a class for each status, with no common base."""
+    """Turns any exception into a BackendError: onnxruntime has one class for each status, without a common base."""
     try:
         yield
     except Exception as error:
@@ -220,18 +211,15 @@ def _failures(verb: str) -> Iterator[None]:
 
 
 def portable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as onnxruntime computes it, in standard operators and EfficientNMS_TRT.
-
-    The operators of trtdet's plugin library are written by their definition, FP16 with its roundings. A model that has
-    neither is returned itself.
-    """
+    """The model for onnxruntime: plugin operators in standard operators, except EfficientNMS_TRT, and FP16 as in
+    :mod:`trtdet.backends.onnxruntime_half`. Without either, the same object is returned."""
     return with_roundings(plain(model))
 
 
 def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
-    """The model as onnxruntime can load it, and whether it has operators that are computed in Python."""
+    """The model that onnxruntime loads, and whether it has operators computed in Python."""
     with _failures("load"):
-        # Takes a sixth of the time in which onnxruntime loads the model.
+        # This takes a sixth of the time in which onnxruntime loads the model.
         source = onnx.load_from_string(model) if isinstance(model, bytes) else model
     standard = portable(source)
     has_plugins = any(node.domain == PLUGIN_DOMAIN for node in source.graph.node)
@@ -239,32 +227,32 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
         return model, False
     changed = onnx.ModelProto()
     changed.CopyFrom(standard)
-    foreign = [node for node in changed.graph.node if node.domain == PLUGIN_DOMAIN]
-    for node in foreign:
+    plugin_nodes = [node for node in changed.graph.node if node.domain == PLUGIN_DOMAIN]
+    for node in plugin_nodes:
         node.domain = _CUSTOM_DOMAIN
         for attribute in node.attribute:
-            # The extensions hand floats over as text of six digits.
+            # The extensions pass floats as text of six digits.
             if attribute.type == onnx.AttributeProto.FLOAT:
                 attribute.i, attribute.type = int(np.float32(attribute.f).view(np.int32)), onnx.AttributeProto.INT
                 attribute.ClearField("f")
-    if foreign:
+    if plugin_nodes:
         changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
-    return changed.SerializeToString(), bool(foreign)
+    return changed.SerializeToString(), bool(plugin_nodes)
 
 
 @cache
 def _custom_operators() -> str:
     """The library with EfficientNMS_TRT, computed by its NumPy reference."""
-    # Without the side effects of its converters, which are not used here: they import torch, which takes seconds, and
-    # set a variable that makes protobuf slow in every process started afterwards.
+    # The converters of onnxruntime-extensions are not used, so their imports are blocked: torch takes seconds to
+    # import. They also set a variable that makes protobuf slow in every later child process.
     variable = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
     before = os.environ.get(variable)
-    spared = {"torch", "transformers"} - sys.modules.keys()
-    sys.modules.update(dict.fromkeys(spared))  # type: ignore[arg-type]  # None: importing it fails, and is caught
+    blocked_modules = {"torch", "transformers"} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(blocked_modules))  # type: ignore[arg-type]  # None: importing it fails, and is caught
     try:
         import onnxruntime_extensions as extensions
     finally:
-        for name in spared:
+        for name in blocked_modules:
             sys.modules.pop(name, None)
         if before is None:
             os.environ.pop(variable, None)
@@ -292,5 +280,5 @@ def _custom_operators() -> str:
 
 
 def for_scores(runner: Runner) -> Runner:
-    """What computes scores: a model on the CPU by :meth:`OnnxRunner.as_written`, an engine as it is."""
+    """The runner that computes scores: a model on the CPU by :meth:`OnnxRunner.as_written`, an engine unchanged."""
     return runner.as_written() if isinstance(runner, OnnxRunner) else runner

@@ -1,21 +1,20 @@
 """Conv in FP16 -> Conv in float32, Cast to FP16, Cast to float32: FP16 with its roundings, on the CPU.
 
-onnxruntime has few FP16 kernels for the CPU. It surrounds the other nodes with casts, removes these casts where two
-nodes follow one another, and folds a Mul by constants into the convolution before it: what runs is float32 with
-roundings here and there. The casts of a float32 model it keeps. :func:`with_roundings` therefore computes in float32
-what FP16 stands for in an engine:
+onnxruntime has few FP16 kernels for the CPU. It puts casts around the other nodes, removes the casts between two such
+nodes, and folds a Mul by constants into the convolution before it, so only some results are rounded. It keeps the
+casts of a float32 model, so :func:`with_roundings` writes the roundings of an FP16 engine as casts:
 
-- A node rounds its result once, half to even; over 65504 becomes infinite (IEEE 754 binary16). Sums within a node are
-  float32, as Tensor Cores accumulate them.
-- What only selects, moves or compares values is exact in FP16 and is not rounded.
-- DequantizeLinear does not round what only convolutions and products of matrices read whose weights come from a
-  DequantizeLinear as well, directly or through moves: their INT8 kernels multiply the integers and never hold the
-  product with the scale. Any other reader, such as a residual sum, reads it rounded.
-- QuantizeLinear divides in float32. ONNX leaves the type of ``x / y_scale`` open before opset 23, whose ``precision``
-  states it; kernels divide, or multiply by the reciprocal, in float32 registers, and so does onnxruntime's own kernel
-  for FP16. Rounding the quotient to FP16 first would move values between two integers a second time.
+- A node rounds its result once, half to even; above 65504 the result is infinite (IEEE 754 binary16). Sums inside a
+  node are float32, as Tensor Cores accumulate them.
+- Operators that select, move or compare values are exact in FP16 and are not rounded.
+- DequantizeLinear is not rounded for convolutions and matrix products whose weights come from a DequantizeLinear as
+  well, directly or through moves: their INT8 kernels multiply the integers. Other readers, such as a residual sum, read
+  the rounded value.
+- QuantizeLinear divides in float32. ONNX leaves the type of ``x / y_scale`` open before opset 23, which has the
+  attribute ``precision``. Kernels divide, or multiply by the reciprocal, in float32 registers, as does onnxruntime's
+  own FP16 kernel. Rounding the quotient to FP16 first would round twice.
 
-Branches and bodies of loops, and operators of other domains, are left as they are and get the types they ask for.
+Branches, loop bodies and operators of other domains stay as they are and get the types they expect.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ _EXACT = frozenset(
         *("Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
     )
 )
-"""Operators that give FP16 values for FP16 values, and the same whether these are rounded before them or after."""
+"""Operators whose FP16 result is the same whether their inputs or their outputs are rounded."""
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _TYPES = ("to", "dtype", "output_dtype", "precision", "softmax_precision")
-"""Attributes whose value is the type of an element."""
+"""Attributes whose value is an element type."""
 
 
 def with_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with each FP16 result computed in float32 and rounded.
 
-    Inputs and outputs keep their types, nodes and tensors their names: the rounded tensor has the name of the FP16 one.
-    The casts are registered as :attr:`Origin.FP16`. The model must be sorted; it is not changed, and
-    returned itself where it has no FP16 tensors.
+    Inputs and outputs keep their types, nodes and tensors their names; a rounded tensor has the FP16 tensor's name.
+    The new casts are registered as :attr:`Origin.FP16`. The model must be sorted. It is not changed; without FP16
+    tensors it is returned itself.
     """
     graph = model.graph
-    # Whether an input, a constant or a cast gives FP16; branches and bodies do not count.
+    # An input, a constant or a cast can give FP16; branches and bodies do not count.
     has_half = (
         any(weight.data_type == _HALF for weight in graph.initializer)
         or any(value.type.tensor_type.elem_type == _HALF for value in graph.input)
@@ -65,7 +64,7 @@ def with_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     typed = onnx.ModelProto()
     typed.CopyFrom(model)
-    # A tensor that became an output has whatever type it was declared with.
+    # The declared type of an output need not be what its node gives, so it is inferred.
     for value in typed.graph.output:
         value.type.tensor_type.ClearField("elem_type")
     typed_graph = onnx.shape_inference.infer_shapes(typed).graph
@@ -76,10 +75,7 @@ def with_roundings(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _Rounded:
-    """Writes the model node by node.
-
-    An FP16 tensor has up to three forms: FP16, float32, and float32 before it is rounded.
-    """
+    """Writes the model node by node. A tensor has up to three forms: FP16, float32, and float32 before rounding."""
 
     def __init__(self, model: onnx.ModelProto, half: set[str]) -> None:
         self.model = onnx.ModelProto()
@@ -88,12 +84,12 @@ class _Rounded:
         self._half = half
         self._nodes: list[onnx.NodeProto] = []
         self._origins: dict[str, Origin] = {}
-        self._taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
+        self._names = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
         self._as_half: dict[str, str] = {}
         self._as_float: dict[str, str] = {}
         self._unrounded: dict[str, str] = {}
         self._constants = {weight.name for weight in graph.initializer}
-        # These keep their names in FP16, for those who ask for FP16; any other tensor keeps its name in float32.
+        # These are FP16 under their own names; any other tensor's own name is its float32 form.
         self._pinned = {value.name for value in graph.output if value.type.tensor_type.elem_type == _HALF}
         self._pinned |= {value.name for value in graph.input} & half
         for node in graph.node:
@@ -110,26 +106,26 @@ class _Rounded:
         self._finish()
 
     def _write(self, node: onnx.NodeProto) -> None:
-        """Appends a node, its roundings, and the casts that it needs before it."""
-        written = onnx.NodeProto()
-        written.CopyFrom(node)
+        """Appends a node, the casts before it and its roundings."""
+        new_node = onnx.NodeProto()
+        new_node.CopyFrom(node)
         if _opaque(node):
             for name in sorted(self._half.intersection(_captured(node))):
                 self._half_form(name)
-            written.input[:] = [self._half_form(name) if name in self._half else name for name in node.input]
-            self._nodes.append(written)
+            new_node.input[:] = [self._half_form(name) if name in self._half else name for name in node.input]
+            self._nodes.append(new_node)
             self._as_half.update({name: name for name in node.output if name in self._half})
             return
         unrounded = self._reads_unrounded(node)
         for index, name in enumerate(node.input):
             if name in self._half:
-                written.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
+                new_node.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
         half_outputs = [index for index, name in enumerate(node.output) if name in self._half]
-        self._nodes.append(written)
+        self._nodes.append(new_node)
         if node.op_type == "Cast" and half_outputs:
-            written.output[0] = self._as_half[node.output[0]] = self._name(node.output[0], "half")
+            new_node.output[0] = self._as_half[node.output[0]] = self._name(node.output[0], "half")
             return
-        for attribute in written.attribute:
+        for attribute in new_node.attribute:
             if attribute.name in _TYPES and attribute.i == _HALF:
                 attribute.i = _FLOAT
             if attribute.t.data_type == _HALF:
@@ -139,15 +135,15 @@ class _Rounded:
         for index in half_outputs:
             name = node.output[index]
             if node.op_type == "DequantizeLinear" or (unrounded and node.op_type not in _PRODUCTS):
-                self._unrounded[name] = written.output[index] = self._fresh(f"{name}/unrounded")
+                self._unrounded[name] = new_node.output[index] = self._fresh(f"{name}/unrounded")
             elif _exact(node):
-                self._as_float[name] = written.output[index] = self._name(name, "float")
+                self._as_float[name] = new_node.output[index] = self._name(name, "float")
             else:
-                written.output[index] = self._fresh(f"{name}/unrounded")
-                self._cast(written.output[index], name, "half")
+                new_node.output[index] = self._fresh(f"{name}/unrounded")
+                self._cast(new_node.output[index], name, "half")
 
     def _reads_unrounded(self, node: onnx.NodeProto) -> bool:
-        """Whether a node computes with integers, or moves them, for which its FP16 inputs merely stand."""
+        """Whether a node computes with integers or moves them, so that its FP16 inputs are never rounded."""
         inputs = [name for name in node.input if name in self._half and name not in self._constants]
         if node.op_type in _PRODUCTS:
             return all(name in self._unrounded for name in node.input[:2])
@@ -172,20 +168,20 @@ class _Rounded:
         self._nodes.append(onnx.helper.make_node("Cast", [source], [forms[name]], label, to=kind))
 
     def _name(self, name: str, form: str) -> str:
-        """A tensor's own name for the form that is looked for under it, a new one for the other."""
+        """The tensor's own name for its main form, a new name for the other form."""
         return name if (name in self._pinned) == (form == "half") else self._fresh(f"{name}/{form}")
 
     def _fresh(self, name: str) -> str:
-        while name in self._taken:
+        while name in self._names:
             name += "+"
-        self._taken.add(name)
+        self._names.add(name)
         return name
 
     def _finish(self) -> None:
         graph = self.model.graph
         for value in graph.output:
             if value.name in self._half:
-                # Where no node reads it, this form of it is not written yet.
+                # If no node reads the output, this form is not written yet.
                 (self._half_form if value.name in self._pinned else self._float_form)(value.name)
         values = [value for value in graph.value_info if value.name not in self._half]
         del graph.value_info[:]
@@ -200,7 +196,7 @@ def _opaque(node: onnx.NodeProto) -> bool:
 
 
 def _captured(node: onnx.NodeProto) -> Iterator[str]:
-    """All names in a node's branches and bodies, of which some may be tensors of the graph around it."""
+    """All names in a node's branches and bodies; some may be tensors of the outer graph."""
     for body in subgraphs(node):
         for graph in graphs(body):
             yield from (value.name for value in graph.output)
@@ -213,7 +209,7 @@ def _exact(node: onnx.NodeProto) -> bool:
         return texts.get("mode", b"nearest") == b"nearest"
     if node.op_type in ("ScatterElements", "ScatterND"):
         return texts.get("reduction") not in (b"add", b"mul")
-    # Until opset 10 the bounds are attributes, which are float32.
+    # Until opset 10 the bounds of Clip are attributes, which are float32.
     return node.op_type in _EXACT or (node.op_type == "Clip" and not node.attribute)
 
 

@@ -1,4 +1,4 @@
-"""The time of each layer, from the trace of onnxruntime's profiler."""
+"""Reads the time of each layer from the trace of onnxruntime's profiler."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from trtdet.passes.provenance import graphs
 
 _KERNEL = "_kernel_time"
 _BLOCKED = "_nchwc"
-"""Ends the name of a kernel in onnxruntime's blocked memory layout, after the name of the tensor that it writes."""
+"""Suffix of kernels in onnxruntime's blocked memory layout; the name of their output tensor precedes it."""
 
 
 def layer_times(
     events: Sequence[Mapping[str, Any]], model: onnx.ModelProto, runs: int, warm_up: int
 ) -> tuple[LayerTime, ...]:
-    """Reads onnxruntime's trace: events of category ``Session`` frame each run, events of ``Node`` are its kernels.
+    """Layer times from onnxruntime's trace, where ``Session`` events enclose the runs and ``Node`` events are kernels.
 
-    Args:
-        events: of the trace, in Chrome's format; times in microseconds.
-        model: the model that was run, whose nodes became the kernels.
-        runs: runs in all, of which the first ``warm_up`` are left out.
+    ``events`` are in Chrome's format, with times in microseconds. ``runs`` counts all runs, and the first ``warm_up``
+    are dropped.
 
     Raises:
-        BackendError: the trace does not hold all runs, as the profiler stops at a million events.
+        BackendError: the trace lacks runs, as the profiler stops at a million events.
     """
     frames = sorted(
         float(event["ts"]) for event in events if event["cat"] == "Session" and event["name"] == "model_run"
@@ -41,7 +39,7 @@ def layer_times(
             "run fewer",
         )
     kernels = [event for event in events if event["cat"] == "Node" and str(event["name"]).endswith(_KERNEL)]
-    # Of two that start at the same time, the longer contains the other.
+    # Of two kernels with the same start, the longer contains the other.
     kernels.sort(key=lambda kernel: (float(kernel["ts"]), -float(kernel["dur"])))
     own = [float(kernel["dur"]) for kernel in kernels]
     ends = [float(kernel["ts"]) + float(kernel["dur"]) for kernel in kernels]
@@ -73,12 +71,11 @@ def layer_times(
 
 
 def _origins(model: onnx.ModelProto, kernels: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Which of the model's nodes each kernel came from.
+    """The names of the model's nodes that each kernel computes.
 
-    A kernel has the name of a node, or of a node's output with ``_nchwc``, or of a node followed by the name of a
-    fusion. Any other node was fused into the kernel of all its readers (the Sigmoid of a SiLU, the Q/DQ of weights),
-    else into the kernel that gives its input (an activation that a convolution computes as well). The rest was computed
-    when the model was loaded, or is not known.
+    A kernel is named after a node, after a node's output with ``_nchwc``, or after a node and a fusion. Any other node
+    was fused into the kernel of all its readers (the Sigmoid of a SiLU, the Q/DQ of weights), else into the kernel of
+    its input (an activation in a convolution). The remaining nodes were computed at load time or are unknown.
     """
     nodes = [node for node in model.graph.node if node.name]
     named, writers = {node.name for node in nodes}, {name: node for node in nodes for name in node.output}

@@ -1,7 +1,6 @@
 """CUDA: the devices of this machine, and memory, streams and events on one of them.
 
-``devices`` and ``absence`` ask the driver itself and need no package. ``open_device`` opens a device, through PyCUDA
-where that is installed, else through cuda-python.
+``devices`` and ``absence`` ask the driver directly. ``open_device`` uses PyCUDA if installed, else cuda-python.
 """
 
 from trtdet.backends.cuda.bindings import no_bindings

@@ -1,4 +1,4 @@
-"""The driver's functions through the two Python packages that have them, and the errors they end in."""
+"""The driver's functions through cuda-python and PyCUDA, and the errors they raise."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _STICKY = {
     718: "invalid program counter",
     719: "unspecified launch failure",
 }
-"""After these errors the device takes no more work from the process; the words are cuGetErrorString's."""
+"""After these errors the process can no longer use the device; the texts are those of cuGetErrorString."""
 
 
 class OutOfMemory(BackendError):
-    """An allocation was refused."""
+    """The driver refused an allocation."""
 
 
 class DeviceFailed(BackendError):
-    """The device takes no more work from this process."""
+    """This process can no longer use the device."""
 
 
 def no_bindings() -> str:
-    """Why no device can be used from Python, as words that fit after "as"; empty where it can."""
+    """Why Python cannot use a device, as words that fit after "as"; empty if it can."""
     if importlib.util.find_spec("pycuda") is not None:
         return ""
     if importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None:
@@ -51,7 +51,7 @@ def no_bindings() -> str:
 
 
 def _failure(function: str, words: str, code: int = -1) -> BackendError:
-    """The error for an error code of the driver."""
+    """The exception for an error code of the driver."""
     if code == _OUT_OF_MEMORY:
         return OutOfMemory(f"the GPU has no memory left ({function}: {words})", "end other programs that use it")
     if code in TOO_OLD:
@@ -65,7 +65,7 @@ def _failure(function: str, words: str, code: int = -1) -> BackendError:
 
 
 def _version(*packages: str) -> str:
-    """The version of the first of these packages that is installed."""
+    """The version of the first installed package."""
     for package in packages:
         try:
             return importlib.metadata.version(package)
@@ -75,12 +75,9 @@ def _version(*packages: str) -> str:
 
 
 class CudaPython:
-    """The driver through cuda-python, of CUDA 12.6 and later.
+    """The driver through cuda-python for CUDA 12.6 and later; ``through`` names the package and its version.
 
-    Attributes:
-        graphs: work can be captured into graphs.
-        through: the package and its version.
-        context: the device's primary context; it is current at every call but those that push, pop and release it.
+    ``context`` is the primary context of the device. Every call needs it current, except push, pop and release.
     """
 
     graphs = True
@@ -92,11 +89,7 @@ class CudaPython:
         self.context = self.call("cuDevicePrimaryCtxRetain", self._device)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls a function of the driver, which gives no result, a single one or a tuple.
-
-        Raises:
-            BackendError: the driver refused it.
-        """
+        """Calls a driver function, which gives no result, one or a tuple; raises BackendError if it is refused."""
         try:
             code, *results = getattr(self._cu, name)(*arguments)
         except RuntimeError as error:
@@ -130,12 +123,12 @@ class CudaPython:
         self.call("cuMemcpyDtoHAsync", array.ctypes.data, start, array.nbytes, stream)
 
     def capture(self, stream: Any, enqueue: Callable[[], None]) -> Any:
-        # Other threads may allocate meanwhile: in the global mode that would spoil the capture.
+        # Other threads may allocate meanwhile, which would break the capture in global mode.
         self.call("cuStreamBeginCapture", stream, self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
         try:
             enqueue()
         except BaseException:
-            # What cannot be captured ends the capture with an error that is the same one.
+            # After a failed capture, ending it fails with the same error.
             code, graph = self._cu.cuStreamEndCapture(stream)
             if int(code) == 0:
                 self.call("cuGraphDestroy", graph)
@@ -158,14 +151,14 @@ _METHODS = {
     "cuEventRecord": "record",
     "cuEventElapsedTime": "time_till",
 }
-"""The driver's functions that PyCUDA has as methods of their first argument."""
+"""Driver functions that are methods of their first argument in PyCUDA."""
 
 _BY_DESTRUCTOR = ("cuStreamDestroy", "cuEventDestroy")
-"""What PyCUDA does when the last reference to the argument ends."""
+"""PyCUDA calls these when the last reference to the argument ends."""
 
 
 class PyCuda:
-    """The driver through PyCUDA, which has no graphs; the interface of :class:`CudaPython`."""
+    """The driver through PyCUDA, which has no graphs; same interface as :class:`CudaPython`."""
 
     graphs = False
 
@@ -175,7 +168,7 @@ class PyCuda:
         self._functions: dict[str, Callable[..., Any]] = {
             "cuInit": driver.init,
             "cuDeviceGet": driver.Device,
-            # A thread that ends with a context on PyCUDA's own stack takes the process with it.
+            # If a thread ends with a context on PyCUDA's own stack, the process ends too.
             "cuCtxPopCurrent": driver.Context.pop,
             "cuMemGetInfo": driver.mem_get_info,
             "cuMemAlloc": driver.mem_alloc,
@@ -199,7 +192,7 @@ class PyCuda:
         except self._cu.MemoryError as error:
             raise _failure(name, one_line(error), _OUT_OF_MEMORY) from None
         except self._cu.Error as error:
-            # Its errors carry the driver's words but not its code.
+            # PyCUDA's errors have the driver's text but not its code.
             text = one_line(error)
             raise _failure(name, text, next((code for code, words in _STICKY.items() if words in text), -1)) from None
 

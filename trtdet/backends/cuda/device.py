@@ -1,4 +1,4 @@
-"""A device to work on: memory, streams, events and graphs, each given back once."""
+"""An open CUDA device: memory, streams, events and graphs, each released once."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _THROTTLE_REASONS = {
     0x80: "power brake",
     0x100: "display clocks are set",
 }
-"""nvmlClocksEventReason* in nvml.h; 0x1 is idleness, which is none."""
+"""nvmlClocksEventReason* in nvml.h; 0x1 means idle and does not count."""
 
 
 def open_device(index: int = 0) -> CudaDevice:
-    """The device of this number among ``devices()``, with the primary context that the libraries of this process share.
+    """Opens a device by its number in ``devices()``, with the primary context that the process's libraries share.
 
     Raises:
-        BackendError: no driver, one that does not fit, no such device, or neither PyCUDA nor cuda-python is usable.
+        BackendError: no driver, an unsuitable driver, no such device, or neither PyCUDA nor cuda-python is usable.
     """
     if reason := absence():
         raise BackendError(reason, "run this on a machine with a CUDA device")
     visible = {device.index: device for device in devices()}
     if index not in visible:
         raise BackendError(f"no CUDA device {index}; this machine has {', '.join(map(str, visible))}")
-    missing = []
+    import_errors = []
     for package, module, bindings in (
         ("pycuda", "pycuda.driver", PyCuda),
         ("cuda-python", "cuda.bindings.driver", CudaPython),
@@ -50,9 +50,9 @@ def open_device(index: int = 0) -> CudaDevice:
         try:
             return CudaDevice(visible[index], bindings(importlib.import_module(module), index))
         except ImportError as error:
-            missing.append(f"{package}: {one_line(error)}")
+            import_errors.append(f"{package}: {one_line(error)}")
     raise BackendError(
-        f"no package to reach the GPU with ({'; '.join(missing)})", f"{PIP} or pip install 'trtdet[pycuda]'"
+        f"no package to reach the GPU with ({'; '.join(import_errors)})", f"{PIP} or pip install 'trtdet[pycuda]'"
     )
 
 
@@ -61,24 +61,24 @@ def _gib(size: int) -> str:
 
 
 class _Owned:
-    """A resource of the device, released once: by ``free`` or at the end of a ``with`` block."""
+    """A device resource, released once: by ``free`` or at the end of a ``with`` block."""
 
     release: ClassVar[str]
-    """The driver's function for it."""
+    """The driver function that releases the resource."""
 
     def __init__(self, gpu: CudaDevice, raw: Any) -> None:
         self._gpu, self._raw = gpu, raw
 
     def free(self) -> None:
-        """Releases it; a second call does nothing."""
+        """Releases the resource; a second call does nothing."""
         raw, self._raw = self._raw, None
         if raw is None:
             return
         with self._gpu.current():
-            # The failure was reported where the work was waited for; a failed device has nothing to release.
+            # The failure was reported by the wait for the work; a failed device has nothing to release.
             with suppress(DeviceFailed):
                 self._gpu.bindings.call(self.release, raw)
-            # PyCUDA destroys an object with its last reference, for which the device must be current.
+            # PyCUDA destroys an object with its last reference, while the device must be current.
             del raw
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class _Owned:
 
 
 class Buffer(_Owned):
-    """Memory of the device: ``nbytes`` of it from ``address`` on."""
+    """``nbytes`` of device memory from ``address`` on."""
 
     release = "cuMemFree"
 
@@ -99,7 +99,7 @@ class Buffer(_Owned):
 
 
 class Pinned(_Owned):
-    """Page-locked memory of the host, which the device copies from and to. ``array`` is invalid after ``free``."""
+    """Page-locked host memory for copies to and from the device. ``array`` is invalid after ``free``."""
 
     release = "cuMemFreeHost"
 
@@ -109,27 +109,23 @@ class Pinned(_Owned):
 
 
 class Graph(_Owned):
-    """Work that was captured from a stream and is launched as a whole."""
+    """Work captured from a stream and launched as a whole."""
 
     release = "cuGraphExecDestroy"
 
 
 class Event(_Owned):
-    """A moment in a stream."""
+    """A point in time in a stream."""
 
     release = "cuEventDestroy"
 
     def since(self, start: Event) -> float:
-        """Milliseconds from ``start`` to here; both were recorded, and their streams waited for."""
+        """Milliseconds since ``start``; both must be recorded, and their streams waited for."""
         return float(self._gpu.call("cuEventElapsedTime", start._raw, self._raw))
 
 
 class Stream(_Owned):
-    """Work that the device does in order. Only ``wait`` blocks.
-
-    Attributes:
-        handle: its address, for libraries that take one.
-    """
+    """Work that the device does in order; ``handle`` is its address. Only ``wait`` blocks."""
 
     release = "cuStreamDestroy"
 
@@ -138,48 +134,40 @@ class Stream(_Owned):
         self.handle = int(getattr(raw, "handle", raw))
 
     def copy_in(self, to: Buffer, array: NDArray[Any]) -> None:
-        """Copies a contiguous array to the device; it must stay as it is until the stream was waited for."""
+        """Copies a contiguous array to the device; do not change it before ``wait`` returns."""
         with self._gpu.current():
             self._gpu.bindings.copy_in(to.address, array, self._raw)
 
     def copy_out(self, array: NDArray[Any], start: Buffer) -> None:
-        """Copies as many bytes from the device as the contiguous array has; read it once the stream was waited for."""
+        """Fills the contiguous array from the device; read it after ``wait``."""
         with self._gpu.current():
             self._gpu.bindings.copy_out(array, start.address, self._raw)
 
     def record(self, event: Event) -> None:
-        """Marks the time at which all work queued so far is done."""
+        """Marks the time when all work queued so far is done."""
         self._gpu.call("cuEventRecord", event._raw, self._raw)
 
     def wait(self) -> None:
-        """Blocks until all work is done.
-
-        Raises:
-            BackendError: the device failed at it.
-        """
+        """Blocks until all work is done; raises BackendError if it failed on the device."""
         self._gpu.call("cuStreamSynchronize", self._raw)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Records what ``enqueue`` puts into this stream, without running it. Other threads may call CUDA meanwhile.
 
         Raises:
-            BackendError: something in it cannot be captured, or PyCUDA is used; the stream is usable as before.
+            BackendError: the work cannot be captured, or PyCUDA is used; the stream stays usable.
         """
         with self._gpu.current():
             return Graph(self._gpu, self._gpu.bindings.capture(self._raw, enqueue))
 
     def launch(self, graph: Graph) -> None:
-        """Runs a captured graph."""
         self._gpu.call("cuGraphLaunch", graph._raw, self._raw)
 
 
 class CudaDevice:
     """An open device. Any thread may make any call.
 
-    Attributes:
-        device: its name, compute capability and memory.
-        graphs: whether work can be captured into graphs; PyCUDA has none.
-        through: the package that reaches the driver, with its version.
+    ``graphs`` is False with PyCUDA, which has none. ``through`` names the package for the driver and its version.
     """
 
     def __init__(self, device: Device, bindings: CudaPython | PyCuda) -> None:
@@ -192,7 +180,7 @@ class CudaDevice:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Makes the device this thread's own inside the block, for libraries that take the current one."""
+        """Makes the device current for this thread inside the block."""
         self.bindings.call("cuCtxPushCurrent", self.bindings.context)
         try:
             yield
@@ -200,22 +188,18 @@ class CudaDevice:
             self.bindings.call("cuCtxPopCurrent")
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls a function of the driver with the device current."""
+        """Calls a driver function with the device current."""
         with self.current():
             return self.bindings.call(name, *arguments)
 
     def memory(self) -> tuple[int, int]:
-        """Free and total memory, in bytes."""
+        """Free and total device memory, in bytes."""
         free, total = self.call("cuMemGetInfo")
         return int(free), int(total)
 
     def buffer(self, nbytes: int) -> Buffer:
-        """Memory on the device.
-
-        Raises:
-            BackendError: not enough is free; the message says how much is.
-        """
-        # No allocation is empty; a tensor without elements has an address all the same.
+        """Allocates device memory; raises BackendError, with the sizes, if too little is free."""
+        # CUDA has no empty allocations, but a tensor without elements needs an address.
         size = max(1, nbytes)
         with self.current():
             try:
@@ -228,11 +212,7 @@ class CudaDevice:
                 ) from None
 
     def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> Pinned:
-        """An uninitialised array in page-locked memory of the host.
-
-        Raises:
-            BackendError: the host cannot lock that much memory.
-        """
+        """An uninitialised array in page-locked host memory; raises BackendError if the host cannot lock enough."""
         with self.current():
             try:
                 return Pinned(self, *self.bindings.allocate_pinned(tuple(shape), np.dtype(dtype)))
@@ -244,20 +224,18 @@ class CudaDevice:
                 ) from None
 
     def stream(self) -> Stream:
-        """A stream of its own, which the default one does not wait for."""
+        """A new stream, which does not synchronise with the default stream."""
         return Stream(self, self.call("cuStreamCreate", _NON_BLOCKING))
 
     def event(self) -> Event:
-        """An event that records the time."""
         return Event(self, self.call("cuEventCreate", 0))
 
     def clocks(self) -> dict[str, Any] | None:
-        """Its state now; None where NVML does not report it, and :meth:`no_clocks` says why.
+        """The clocks now; None if NVML cannot read them, for the reason in :meth:`no_clocks`.
 
-        Returns:
-            ``sm_mhz``, ``sm_max_mhz``, ``memory_mhz``, ``memory_max_mhz``, ``temperature_c`` (degrees Celsius) and
-            ``power_w`` (watts), each None where the device does not report it; ``throttled``: why the clocks are held
-            back, in words, empty where they are not or where it is only idle.
+        Keys: ``sm_mhz``, ``sm_max_mhz``, ``memory_mhz``, ``memory_max_mhz``, ``temperature_c`` (degrees Celsius) and
+        ``power_w`` (watts), each None if the device does not report it; ``throttled``, the reasons in words why the
+        clocks are reduced, empty if they are not or the device is only idle.
         """
         if self.no_clocks():
             return None
@@ -270,7 +248,7 @@ class CudaDevice:
                 return None
 
         power = read("nvmlDeviceGetPowerUsage")
-        # It was renamed in 2023; drivers before that know it only by its old name.
+        # The function was renamed in 2023; older drivers have only this name.
         reasons = read("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
         return {
             "sm_mhz": read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
@@ -283,7 +261,7 @@ class CudaDevice:
         }
 
     def no_clocks(self) -> str:
-        """Why there are no clocks to read; empty where there are."""
+        """Why the clocks cannot be read; empty if they can."""
         if self._nvml is None:
             try:
                 nvml = importlib.import_module("pynvml")
@@ -298,7 +276,7 @@ class CudaDevice:
         return ""
 
     def close(self) -> None:
-        """Releases the device, after everything that was made on it. A second call does nothing."""
+        """Releases the device, after everything allocated on it. A second call does nothing."""
         if self._open:
             self._open = False
             if self._nvml is not None:

@@ -1,4 +1,4 @@
-"""What the CUDA driver itself reports about this machine; no Python package is needed for it."""
+"""Asks the CUDA driver itself about this machine, without any Python package."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ TOO_OLD = {35, 36, 803, 804}
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device.
-
-    Attributes:
-        name: as the driver calls it.
-        sm: compute capability, 86 for 8.6.
-        memory: in all, in bytes.
-        index: its number among the devices that the driver shows.
-    """
+    """A CUDA device; ``sm`` is its compute capability, 86 for 8.6, and ``memory`` its total memory in bytes."""
 
     name: str
     sm: int
@@ -31,7 +24,7 @@ class Device:
 
 
 def devices() -> tuple[Device, ...]:
-    """The CUDA devices that the driver shows; empty where there is no driver or no device."""
+    """The CUDA devices that the driver shows; empty without a driver or a device."""
     driver, count, _ = _start()
     visible = []
     for index in range(count):
@@ -49,12 +42,12 @@ def devices() -> tuple[Device, ...]:
 
 
 def absence() -> str:
-    """Why there is no CUDA device, as words that fit after "as"; empty where there is one."""
+    """Why there is no CUDA device, as words that fit after "as"; empty if there is one."""
     return _start()[2]
 
 
 def driver_version() -> str:
-    """The newest CUDA that the driver runs, such as ``13.0``; empty where there is no driver."""
+    """The newest CUDA version that the driver supports, such as ``13.0``; empty without a driver."""
     driver, version = _driver(), ctypes.c_int()
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return ""
@@ -69,7 +62,7 @@ def _driver() -> Any:
 
 
 def _start() -> tuple[Any, int, str]:
-    """The initialised driver, how many devices it has, and why there is none."""
+    """The initialised driver, its number of devices, and why it has none."""
     driver, count = _driver(), ctypes.c_int()
     if driver is None:
         return None, 0, "this machine has no CUDA driver"

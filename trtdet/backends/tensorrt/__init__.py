@@ -1,1 +1,1 @@
-"""TensorRT 8.6 to 11 and TensorRT-RTX: building engines and running them."""
+"""Builds and runs engines of TensorRT 8.6 to 11 and of TensorRT-RTX."""

@@ -1,15 +1,13 @@
-"""The process in which an engine is built. Only :mod:`trtdet.backends.tensorrt.builder` runs this script.
+"""Builds an engine in its own process. Only :mod:`trtdet.backends.tensorrt.builder` runs this script.
 
-It is a separate process because the builder can end the one it runs in, because Ctrl-C must stop it at once, and
-because the builder orders parts of an engine by their addresses: only a fresh process without address randomisation
-gives the same bytes every time.
+The builder can end its process, and Ctrl-C must stop it at once. It also orders parts of an engine by their addresses,
+so only a fresh process without address randomisation gives identical bytes every time.
 
-It reads ``request.json`` and ``model.onnx`` in the working directory and writes ``engine`` and ``log.txt`` there, or
-``error.txt``; depending on the backend and the request also ``layers.json``, ``timing.cache`` and
-``calibration.cache``. Standard output has its progress, a JSON list of stage, done and total in a line, and the
-builder's messages above VERBOSE, a JSON string in a line.
+The script reads ``request.json`` and ``model.onnx`` in the working directory and writes ``engine`` and ``log.txt``, or
+``error.txt``; depending on the request also ``layers.json``, ``timing.cache`` and ``calibration.cache``. Each line of
+standard output is JSON: a progress list [stage, done, total], or a string with a builder message above VERBOSE.
 
-With the argument ``load`` it loads the engine that lies there and does nothing else.
+With the argument ``load`` it only loads the engine in the working directory.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 Report = Callable[[Any], None]
-"""Writes a line of JSON to the standard output: a list of stage, done and total, or a message."""
+"""Writes a line of JSON to the standard output: [stage, done, total] or a message."""
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # sys/personality.h
 _QUERY = 0xFFFFFFFF
@@ -42,13 +40,13 @@ class RefusedError(Exception):
 
 
 def main() -> None:
-    # Started again without address randomisation; where the system forbids that, it goes on with it.
+    # Restart without address randomisation; if the system forbids that, continue with it.
     libc = ctypes.CDLL(None, use_errno=True)
     persona = libc.personality(_QUERY)
     randomised = persona >= 0 and not persona & _ADDR_NO_RANDOMIZE
     if randomised and libc.personality(persona | _ADDR_NO_RANDOMIZE) >= 0 and libc.personality(_QUERY) != persona:
         os.execv(sys.executable, [sys.executable, *sys.argv])
-    # A script's own folder comes first on the path, and there this package's tensorrt.py would hide the library.
+    # A script's own folder comes first on the path, where modules of this package could hide installed ones.
     sys.path.pop(0)
     report = channel()
     request = json.loads(Path("request.json").read_text())
@@ -59,7 +57,7 @@ def main() -> None:
         refusals = (RefusedError, TrtdetError)
     try:
         if request["plugins"] and not request["loads_plugins"]:
-            # Once a creator is registered there, parsing its operator ends the process without a message.
+            # If a creator is registered in TensorRT-RTX, parsing its operator ends the process without a message.
             raise RefusedError("it takes no plugin libraries; leave them out or use --backend tensorrt")
         with Path("log.txt").open("w") as log:
             trt = __import__(request["module"])
@@ -70,7 +68,7 @@ def main() -> None:
             if request["options"]["embed_plugins"]:
                 check_embedded()
             if request["inspect"]:
-                # Last, after the engine was written: loading it can end the process.
+                # Loading the engine can end the process, so this comes after the engine is written.
                 layers = inspect(trt, files["engine"], logger, request=request)
                 if layers:
                     Path("layers.json").write_text(layers)
@@ -79,10 +77,10 @@ def main() -> None:
 
 
 def check_embedded() -> None:
-    """Refuses an engine that a process that has loaded no plugin library cannot load.
+    """Refuses an engine that cannot be loaded in a process without its plugin libraries.
 
-    The engine may lack the libraries that it was to carry: TensorRT documents ``setPluginsToSerialize`` for
-    version-compatible engines alone (NvInfer.h, ``IBuilderConfig``). Here they are known to the whole process.
+    TensorRT documents ``setPluginsToSerialize`` only for version-compatible engines (NvInfer.h, ``IBuilderConfig``), so
+    other engines may lack the libraries. In this process the libraries are already loaded.
     """
     process = subprocess.run(
         [sys.executable, __file__, _LOAD], stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -96,7 +94,7 @@ def check_embedded() -> None:
 
 
 def load() -> None:
-    """Loads the engine as a program does that knows of no plugin library; says in a file where that is refused."""
+    """Loads the engine without plugin libraries, as another program would; writes a refusal to a file."""
     sys.path.pop(0)
     request = json.loads(Path("request.json").read_text())
     with Path("load.txt").open("w") as log:
@@ -104,28 +102,28 @@ def load() -> None:
         logger = logger_of(trt, log)
         trt.init_libnvinfer_plugins(logger, "")
         runtime = trt.Runtime(logger)
-        runtime.engine_host_code_allowed = True  # the libraries, and the runtime of a version-compatible engine
+        runtime.engine_host_code_allowed = True  # for the libraries and the runtime of a version-compatible engine
         if runtime.deserialize_cuda_engine(Path("engine").read_bytes()) is None:
             Path(_REFUSED).write_text(logger.first())
 
 
 def channel() -> Report:
-    """Reports on the original standard output; everything else that is printed is discarded from then on."""
+    """Reports on the original standard output; all other output is discarded from then on."""
     stream = os.fdopen(os.dup(1), "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
-    alone = threading.Lock()  # the builder's threads speak at the same time
+    lock = threading.Lock()  # the builder's threads report at the same time
 
     def report(value: Any) -> None:
-        with alone:
+        with lock:
             stream.write(json.dumps(value) + "\n")
 
     return report
 
 
 def logger_of(trt: Any, log: Any, report: Report = lambda message: None) -> Any:
-    """Every message goes to the file ``log``, those above VERBOSE are reported, and errors are kept."""
+    """A logger that writes every message to ``log``, reports those above VERBOSE and keeps errors."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
@@ -150,10 +148,7 @@ def logger_of(trt: Any, log: Any, report: Report = lambda message: None) -> Any:
 
 
 def build(trt: Any, request: dict[str, Any], logger: Any, report: Report) -> dict[str, bytes]:
-    """Builds the engine of a request.
-
-    Returns:
-        ``engine``, and ``timing.cache`` and ``calibration.cache`` where there are any.
+    """Builds ``engine``, and ``timing.cache`` and ``calibration.cache`` if there are any.
 
     Raises:
         RefusedError: there is no builder, or the parser or the builder refused.
@@ -188,7 +183,7 @@ def build(trt: Any, request: dict[str, Any], logger: Any, report: Report) -> dic
             profile.set_shape(tensor.name, *((size, *rest) for size in request["batch"]))
         config.add_optimization_profile(profile)
     set_options(trt, config, request)
-    # The cache and the monitor are held here: the configuration keeps no references to them.
+    # The configuration keeps no references to the cache and the monitor, so these variables do.
     timings = timing_cache(config) if request["keep_timings"] else None
     if hasattr(trt, "IProgressMonitor"):
         monitor = progress_monitor(trt, report)
@@ -210,7 +205,7 @@ def build(trt: Any, request: dict[str, Any], logger: Any, report: Report) -> dic
 
 
 def parser_error(error: Any, model: bytes) -> str:
-    """A parser's error and the node it is about; TensorRT 8.6 gives the node's number only."""
+    """A parser's error and its node; TensorRT 8.6 gives only the node's index."""
     if hasattr(error, "node_name"):
         return f"node '{error.node_name()}' ({error.node_operator()}): {error.desc()}"
     import onnx
@@ -223,7 +218,7 @@ def parser_error(error: Any, model: bytes) -> str:
 
 
 def set_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any]) -> None:
-    """Gives a weakly typed network the precisions that a strongly typed one reads from its casts."""
+    """Sets the precisions of a weakly typed network, which a strongly typed one reads from its casts."""
     if not request["precisions"]:
         return
     config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
@@ -234,19 +229,18 @@ def set_precisions(trt: Any, network: Any, config: Any, request: dict[str, Any])
         precision = request["precisions"].get(layer.name)
         if precision is None:
             continue
-        # Layers that compute shapes and indices alone accept no other type; an assertion has no output. EfficientNMS
-        # gives a count first and then boxes and scores.
+        # Layers that only compute shapes and indices accept no other type, and an assertion has no output. The first
+        # output of EfficientNMS is a count.
         floats = [number for number in range(layer.num_outputs) if layer.get_output(number).dtype in computed]
         if floats:
             layer.precision = types[precision]
         if precision == "fp32":
-            # The precision alone leaves the builder free to store a result in half, which boxes do not fit.
+            # Otherwise the builder could store the result in FP16, which boxes do not fit.
             for number in floats:
                 layer.set_output_type(number, trt.float32)
 
 
 def set_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
-    """Sets the builder's flags and options."""
     options = request["options"]
     for name in request["builder_flags"]:
         config.set_flag(getattr(trt.BuilderFlag, name))
@@ -268,8 +262,7 @@ def set_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
 
 
 def timing_cache(config: Any) -> Any:
-    """The kernel times of earlier builds, or an empty cache where these are damaged or of another device or version;
-    None where the builder takes neither."""
+    """The kernel times of earlier builds; an empty cache if they do not fit this build, None if neither is accepted."""
     for data in (Path("timings").read_bytes(), b""):
         cache = config.create_timing_cache(data)
         if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
@@ -278,7 +271,7 @@ def timing_cache(config: Any) -> Any:
 
 
 def progress_monitor(trt: Any, report: Report) -> Any:
-    """Reports the progress of all phases together; a nested phase is a part of one step of the phase around it."""
+    """Reports the total progress; a nested phase is part of one step of its parent phase."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
@@ -309,11 +302,7 @@ def progress_monitor(trt: Any, report: Report) -> Any:
 
 
 def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: dict[str, Any], report: Report) -> Any:
-    """Gives the builder the requested calibrator.
-
-    Raises:
-        TrtdetError: the ranges or the images do not fit the network.
-    """
+    """Gives the builder the requested calibrator; raises TrtdetError if the ranges or images do not fit the network."""
     from trtdet.backends.tensorrt import calibrators
     from trtdet.calibration import cache
 
@@ -343,7 +332,7 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
         stream, memory = device.stream(), list[cuda.Buffer]()
 
         def upload(batch: Any) -> int:
-            # Each batch over the one before, in memory that is kept until the process ends.
+            # Every batch uses the same memory, which is kept until the process ends.
             if not memory:
                 memory.append(device.buffer(batch.nbytes))
             stream.copy_in(memory[0], batch)
@@ -355,7 +344,7 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
         calibration = calibrators.ImageCalibration(trt, implicit["calibrator"], images, quantile)
     config.int8_calibrator = calibration.calibrator
     if request["batch"]:
-        # The network is calibrated at one shape, that of the images' batches.
+        # Calibration uses a single shape, that of the image batches.
         profile = builder.create_optimization_profile()
         profile.set_shape(source.name, shape, shape, shape)
         config.set_calibration_profile(profile)
@@ -363,11 +352,11 @@ def calibration_of(trt: Any, builder: Any, network: Any, config: Any, request: d
 
 
 def inspect(trt: Any, engine: bytes, logger: Any, request: dict[str, Any]) -> str:
-    """The layers of the engine as its inspector lists them, JSON; empty where it cannot be loaded here."""
+    """The engine's layers from its inspector, JSON; empty if the engine cannot be loaded here."""
     runtime = trt.Runtime(logger)
     runtime.engine_host_code_allowed = True  # this process built it
     if not request["options"]["embed_plugins"]:
-        # A runtime has a registry of its own, which does not know the libraries that the builder has loaded.
+        # A runtime has its own registry, without the libraries that the builder has loaded.
         for path in request["plugins"]:
             runtime.get_plugin_registry().load_library(path)
     loaded = runtime.deserialize_cuda_engine(engine)
@@ -377,18 +366,18 @@ def inspect(trt: Any, engine: bytes, logger: Any, request: dict[str, Any]) -> st
 
 
 def builder_with(trt: Any, logger: Any, plugins: list[str], takes_plugins: bool) -> Any:
-    """A builder that knows the plugins of the libraries.
+    """A builder with the plugins of the libraries.
 
-    The registry loads them, also in TensorRT 8.6: Python loads TensorRT with its symbols hidden, so a library that is
-    opened by other means does not find the registry in which to enter its creators.
+    The registry must load the libraries, also in TensorRT 8.6. Python loads TensorRT with hidden symbols, so a library
+    opened in another way does not find the registry for its creators.
     """
     if takes_plugins:
-        # TensorRT's own plugins, EfficientNMS among them. TensorRT-RTX must have no creators at all.
+        # This registers TensorRT's own plugins, such as EfficientNMS. TensorRT-RTX must have no creators at all.
         trt.init_libnvinfer_plugins(logger, "")
     try:
         builder = trt.Builder(logger)
     except TypeError:
-        # The bindings raise it for a null pointer; the reason is among the messages.
+        # The bindings raise it for a null pointer; the reason is in the messages.
         raise RefusedError(f"no builder: {logger.first()}") from None
     for path in plugins:
         if builder.get_plugin_registry().load_library(path) is None:

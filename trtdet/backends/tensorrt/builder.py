@@ -1,5 +1,4 @@
-"""TensorRT 8.6 to 11: builds for the GPU of this machine. The build itself is shared with TensorRT-RTX, whose API is
-that of the modern TensorRT."""
+"""Builds with TensorRT 8.6 to 11 for the GPU of this machine; TensorRT-RTX uses the same build."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ LIBRARY = library_named("tensorrt")
 _LOG = logging.getLogger(__name__)
 
 _BUILDER_FLAGS: dict[str, tuple[str, ...]] = {"int8": ("INT8", "FP16"), "fp16": ("FP16",), "fp32": ()}
-"""By the lowest precision of an engine, what the builder of a weakly typed network may choose."""
+"""Precisions that the builder of a weakly typed network may use, by the lowest precision of the engine."""
 
 _ADVICE = (
     (
@@ -57,31 +56,27 @@ _ADVICE = (
         "--set engine.plugins=LIBRARY",
     ),
 )
-"""Patterns of the builder's messages, and what to do about each."""
+"""Patterns of builder messages, each with its fix."""
 
 UNCAPTURED_NMS: Mapping[NmsMode, str] = {
     "onnx": "the data decide how many boxes INMSLayer gives, so that memory is taken while it runs",
     "native": "the data decide when its Loop ends",
 }
-"""Data-dependent shapes and loops cannot be captured (release notes of TensorRT-RTX 1.2, "Memory Management"; NVIDIA's
-TensorRT on GitHub, issue 4194)."""
+"""CUDA graphs cannot hold data-dependent shapes and loops (release notes of TensorRT-RTX 1.2, "Memory Management";
+NVIDIA's TensorRT on GitHub, issue 4194)."""
 
 _CONTROL_FLOW = {"If", "Loop", "Scan"}
 
 _KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "CUDA_", "NVIDIA_", "VIRTUAL_ENV")
-"""Beginnings of the environment variables that the building process is given."""
+"""Prefixes of the environment variables that the build process gets."""
 
 
 class TensorRT:
-    """The installed TensorRT.
-
-    Raises:
-        BackendError: it is not installed, or the machine has no CUDA device. Its Runtime ends a process on a machine
-            without one, so none of its objects is created before a device is known.
-    """
+    """The installed TensorRT; raises BackendError without it or without a CUDA device."""
 
     def __init__(self) -> None:
         self._trt: Any = LIBRARY.load()
+        # TensorRT's Runtime ends a process without a device, so this looks for one before it creates any object.
         devices = cuda.devices()
         if not devices:
             raise BackendError(
@@ -100,9 +95,9 @@ class TensorRT:
             ctypes.CDLL(f"libnvinfer_vc_plugin.so.{major}")
         except OSError:
             vc_plugin = False
-        # By major version. Up to 10 a convolution, the SiLU after it and the quantisation of the result fuse
-        # (NVIDIA/TensorRT, thread 3205, and the plans in its tools/experimental/trt-engine-explorer); which form of
-        # weight scales 11 fuses is not published.
+        # By major version. Up to 10, a convolution, its SiLU and the quantisation of the result fuse (NVIDIA/TensorRT,
+        # thread 3205, and the plans in its tools/experimental/trt-engine-explorer). For 11 it is not published which
+        # weight scales fuse.
         silu: tuple[SiluForm, ...] = ("swish", "keep", "plugin")
         explicit, data_flow = Typing(), DataFlow(half=True, weights=("channel", "tensor"), fused=False)
         if major == 10:
@@ -116,10 +111,10 @@ class TensorRT:
             lists_layers=True,
             keeps_timing_cache=True,
             has_inspector=True,
-            # EfficientNMS is deprecated from 10.12 on in favour of INMSLayer, which takes memory while it runs.
+            # 10.12 deprecates EfficientNMS in favour of INMSLayer, which allocates memory while it runs.
             in_graph_nms=("efficient", "onnx", "native"),
             uncaptured_nms=UNCAPTURED_NMS,
-            # The plugin of the 8.6.0 wheel takes the field and computes as if it were not there.
+            # The plugin of the 8.6.0 wheel accepts the field but ignores it.
             nms_across_classes=not version.startswith("8.6.0"),
             max_topk=3840,
             explicit=explicit,
@@ -128,7 +123,7 @@ class TensorRT:
             hardware_compatible=(major, minor) >= (8, 6),
             tf32=True,
             tactic_sources=tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ())),
-            # Without it one context alone could use the batches of a dynamic engine; later versions always share them.
+            # Without it only one context can use a dynamic batch; later versions always share the profile.
             preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
             cache_version=version_number(version) if implicit else 0,
             missing_ops=missing_operators((major, minor), vc_plugin),
@@ -152,14 +147,14 @@ class TensorRT:
 def build_engine(
     library: Library, caps: Capabilities, request: BuildRequest, progress: Progress, sms: tuple[int, ...] = ()
 ) -> Built:
-    """Builds an engine in a process of its own, with detailed layer messages.
+    """Builds an engine in its own process, with detailed layer messages.
 
-    ``caps`` are those of the installed version of the library. ``sms`` are the compute capabilities to build for ahead
-    of time; empty for the machine's own.
+    ``caps`` describe the installed version of the library. ``sms`` are the compute capabilities to build for ahead of
+    time; empty for this machine's GPU.
 
     Raises:
-        BackendError: the parser or the builder refused, or the process ended; the message holds its own words, and
-            ``messages`` all that it said, what it printed as it ended and the reason in full included.
+        BackendError: the parser or the builder refused, or the process ended. The text quotes the reason; ``messages``
+            has all builder messages, the error output and the full reason.
     """
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
@@ -167,7 +162,7 @@ def build_engine(
         (folder / "request.json").write_text(json.dumps(_facts(library, caps, request, sms=sms)))
         (folder / "model.onnx").write_bytes(without_registry(request.model).SerializeToString())
         (folder / "timings").write_bytes(request.timing_cache)
-        # The size of the environment shifts the heap, and with it the order of objects that are sorted by address.
+        # The size of the environment shifts the heap, and so the order of objects sorted by address.
         environment = {key: value for key, value in os.environ.items() if key.startswith(_KEPT)}
         with (folder / "stderr.txt").open("w") as errors:
             process = subprocess.Popen(
@@ -178,7 +173,7 @@ def build_engine(
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                # Ctrl-C reaches this process alone, which then ends the building one.
+                # Ctrl-C reaches only this process, which then ends the build process.
                 start_new_session=True,
             )
         messages = []
@@ -200,7 +195,7 @@ def build_engine(
 
 
 def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:
-    """The request as the building process reads it."""
+    """The request in the form that the build process reads."""
     typing = caps.explicit if request.implicit is None else caps.implicit
     if typing is None:
         raise BackendError(f"{caps.name} {caps.version} has no calibrators; quantise explicitly")
@@ -242,11 +237,7 @@ def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tup
 def _built(
     folder: Path, code: int, caps: Capabilities, sms: tuple[int, ...], started: float, messages: tuple[str, ...]
 ) -> Built:
-    """The files of the building process as its result.
-
-    Raises:
-        BackendError: there is no engine among them.
-    """
+    """Reads the result from the build process's files; raises BackendError if there is no engine."""
 
     def text(name: str) -> str:
         return (folder / name).read_text(errors="replace") if (folder / name).is_file() else ""

@@ -1,9 +1,7 @@
-"""The calibrators of implicit quantisation, which TensorRT has up to version 10: ranges that trtdet chose, or images
-for TensorRT to choose them from.
+"""Calibrators for implicit quantisation in TensorRT up to 10, with trtdet's ranges or with images.
 
-They live in the building process, in which the builder calls them. TensorRT's bindings treat an exception in a
-calibrator as the end of the images, and TensorRT builds without INT8 where it has no range: an error is kept here, and
-:meth:`CacheCalibration.check` and :meth:`ImageCalibration.check` raise it.
+The builder calls them in the build process. TensorRT's bindings treat an exception in a calibrator as the end of the
+images, and TensorRT builds without INT8 if it has no range. So the calibrators keep errors, and ``check`` raises them.
 """
 
 from __future__ import annotations
@@ -24,12 +22,11 @@ CALIBRATORS = {
     "entropy": "IInt8EntropyCalibrator2",
     "percentile": "IInt8LegacyCalibrator",
 }
-"""TensorRT's own calibrators, by the rule that they follow."""
+"""TensorRT's own calibrators, by calibration rule."""
 
 _CUTOFF = 1.0
-"""Where the percentile calibrator would start to extrapolate, as a share of the largest value: nowhere. It and the
-quantile of 0.9999 are those of NVIDIA's BERT demonstration (NVIDIA/TensorRT, release/8.6,
-``demo/BERT/helpers/calibrator.py``)."""
+"""Where the percentile calibrator starts to extrapolate, as a share of the largest value; 1 disables that. This and the
+quantile 0.9999 are from NVIDIA's BERT demo (NVIDIA/TensorRT, release/8.6, ``demo/BERT/helpers/calibrator.py``)."""
 
 _WORDS = (
     "Calibration table does not match",
@@ -40,19 +37,19 @@ _WORDS = (
     "Init calibration params failed",
     "Building FP32 calibration engine failed",
 )
-"""Messages of TensorRT 8.6 where it cannot or does not calibrate."""
+"""Messages of TensorRT 8.6 when it cannot or does not calibrate."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images for a network to be calibrated on.
+    """Images to calibrate a network on.
 
     Attributes:
         input: name of the network's input.
-        shape: its (B, 3, H, W); where the batch is dynamic, with the B that the calibration profile has as optimum.
-        batches: float32 (b, 3, H, W) with b up to B; read once, and one at a time.
-        upload: copies a batch (B, 3, H, W) to the device and gives its address there. It may use the same memory each
-            time: TensorRT is done with a batch before it asks for the next.
+        shape: its (B, 3, H, W); B of a dynamic batch is the optimum of the calibration profile.
+        batches: float32 (b, 3, H, W) with b up to B; read once, one at a time.
+        upload: copies a batch (B, 3, H, W) to the device and returns its address. Each batch may use the same memory,
+            as TensorRT finishes a batch before it asks for the next.
     """
 
     input: str
@@ -78,11 +75,10 @@ def _reason(messages: Sequence[str]) -> str:
 
 
 class CacheCalibration:
-    """A calibrator that hands over a cache and has no images.
+    """A calibrator with a cache and without images.
 
-    Args:
-        trt: the module ``tensorrt``.
-        text: as :func:`trtdet.calibration.cache.write` gives it for this version and ``EntropyCalibration2``.
+    ``text`` is the cache that :func:`trtdet.calibration.cache.write` gives for this version and
+    ``EntropyCalibration2``.
 
     Attributes:
         calibrator: for ``IBuilderConfig.int8_calibrator``; this object must outlive the build.
@@ -100,7 +96,7 @@ class CacheCalibration:
 
         class Calibrator(base):  # type: ignore[misc]  # the base is known only at run time
             def __init__(self) -> None:
-                # Not super(): the bindings find their own part of the object through the base alone.
+                # Not super(): the bindings find their part of the object only through the base.
                 base.__init__(self)
 
             def get_batch_size(self) -> int:
@@ -119,9 +115,9 @@ class CacheCalibration:
         self.calibrator = Calibrator()
 
     def check(self, built: bool, messages: Sequence[str]) -> None:
-        """Checks the calibration once the builder has returned, with these messages, oldest first.
+        """Checks the calibration after the build, with the build's messages, oldest first.
 
-        Where it built no engine, its own error is reported elsewhere.
+        If there is no engine, its error is reported elsewhere.
 
         Raises:
             CalibrationError: TensorRT did not calibrate as requested; the message quotes it.
@@ -139,18 +135,15 @@ class CacheCalibration:
 
 
 class ImageCalibration:
-    """One of TensorRT's own calibrators, fed with images through Polygraphy; the attributes of
-    :class:`CacheCalibration`.
+    """One of TensorRT's own calibrators, with images through Polygraphy; attributes as in :class:`CacheCalibration`.
 
-    A batch that is smaller than the network's, as the last may be, is filled with its own images again. TensorRT takes
-    a single batch size; leaving images out could lose the largest activation, while counting images twice changes a
-    histogram little.
+    TensorRT takes a single batch size, so a smaller batch, such as the last, is filled with copies of its own images.
+    Dropping images could lose the largest activation; counting some twice changes a histogram little.
 
     Args:
-        trt: the module ``tensorrt``.
         rule: ``minmax``, ``entropy`` or ``percentile``.
-        images: the calibration images; the first batch is read at once.
-        quantile: of ``percentile``, the share of the magnitudes that the range covers, over 0 and up to 1.
+        images: the first batch is read at once.
+        quantile: for ``percentile``, the share of the magnitudes inside the range, in (0, 1].
 
     Raises:
         BackendError: this version has no calibrators, or Polygraphy is not installed.
@@ -195,7 +188,7 @@ class ImageCalibration:
 
         Raises:
             CalibrationError: TensorRT did not calibrate on all images; the message quotes it.
-            TrtdetError: the images ended with this error.
+            TrtdetError: reading the images failed with this error.
         """
         if isinstance(self._failure, TrtdetError):
             raise self._failure
@@ -213,7 +206,7 @@ class ImageCalibration:
             )
 
     def _feed(self, batches: Iterable[NDArray[np.float32]]) -> Iterator[dict[str, int]]:
-        """For each batch, the address of its copy on the device."""
+        """The device address of each batch's copy."""
         try:
             for batch in batches:
                 address = int(self._images.upload(batch))
@@ -221,7 +214,7 @@ class ImageCalibration:
                 yield {self._images.input: address}
             self._ended = True
         except Exception as error:
-            # TensorRT's bindings would print it and continue as if there were no more images.
+            # TensorRT's bindings would print it and continue as if the images had ended.
             self._failure = error
 
     def _filled(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:

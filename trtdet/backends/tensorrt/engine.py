@@ -1,4 +1,4 @@
-"""Runs a built engine of TensorRT 8.6 to 11 or of TensorRT-RTX: all of them have ``execute_async_v3``."""
+"""Runs an engine of TensorRT 8.6 to 11 or of TensorRT-RTX; all of them have ``execute_async_v3``."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ from trtdet.errors import BackendError
 
 
 def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> EngineRunner:
-    """Loads an engine onto the first device that it was built for.
-
-    With ``graphs`` its work is launched as a CUDA graph where it can be captured.
+    """Loads an engine onto the first device that it was built for; ``graphs`` allows CUDA graphs.
 
     Raises:
-        BackendError: it cannot be run here, was altered or cut short, needs plugins that are not given, or the device
-            has not enough memory; the message quotes TensorRT.
+        BackendError: it cannot run here, was altered or cut short, lacks plugins, or the device has too little memory;
+            the message quotes TensorRT.
     """
     if reason := obstacle(facts):
         raise BackendError(f"the engine cannot be run here, as {reason}")
     if not engine:
         raise BackendError("the engine is empty", "build it again")
-    # As far as the formats are published; TensorRT itself refuses the rest when it loads the engine.
+    # Only published formats can be checked here; TensorRT itself refuses the others when it loads the engine.
     library = facts.library
     foreign = any(engine.startswith(row.magic) for row in LIBRARIES if row.magic and row != library)
     if foreign or not engine.startswith(library.magic):
@@ -51,11 +49,11 @@ def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> En
 
 
 class EngineRunner:
-    """An engine on a device, as :class:`~trtdet.backends.base.Runner` says. Contexts may run in several
-    threads at the same time; calls run one at a time.
+    """An engine on a device, see :class:`~trtdet.backends.base.Runner`. Contexts may run in parallel threads; calls run
+    one at a time.
 
-    A call with a dynamic batch is launched without a CUDA graph, as its shape may change; a context's does not. Of
-    TensorRT-RTX it is launched as such a graph too, which the library captures for each shape.
+    With a dynamic batch, a call may change the shape and uses no CUDA graph, but a context does. TensorRT-RTX uses
+    graphs for both, as it captures one for each shape.
     """
 
     def __init__(self, loaded: LoadedEngine, graphs: bool) -> None:
@@ -79,8 +77,8 @@ class EngineRunner:
         smallest, _, largest = self._loaded.batches
         if len(images) > largest:
             raise BackendError(f"the engine takes {largest} images at once, not {len(images)}", "build it with --batch")
-        missing = max(0, smallest - len(images))
-        filled = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+        padding = max(0, smallest - len(images))
+        filled = np.concatenate([images, np.repeat(images[-1:], padding, axis=0)]) if padding else images
         with self._lock:
             if self._called is None:
                 self._called = self._make_context(largest)
@@ -94,7 +92,7 @@ class EngineRunner:
     def new_context(self, images: NDArray[np.float32]) -> EngineContext:
         with self._lock:
             context = self._filled_context(images)
-            # The first run also does what is done once; it must not be captured.
+            # The first run includes one-time work, which must not be captured.
             context.run()
             self._capture(context)
             context.run()
@@ -113,10 +111,9 @@ class EngineRunner:
         return layer_times(rows[warm_up:], self.inspect())
 
     def inspect(self) -> str:
-        """The report of TensorRT's inspector on the engine, JSON with a list ``Layers``.
+        """The report of TensorRT's inspector, JSON with a list ``Layers``.
 
-        Raises:
-            BackendError: the report is empty: the engine was built without profiling information.
+        Raises BackendError if it is empty, as the engine was built without profiling information.
         """
         loaded = self._loaded
         with loaded.doing("listing the layers"):

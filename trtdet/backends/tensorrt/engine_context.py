@@ -16,13 +16,9 @@ from trtdet.errors import BackendError, one_line
 
 
 class EngineContext:
-    """One execution context with a stream and memory of its own, for batches up to a size.
+    """One execution context with its own stream and memory, for up to ``largest`` images.
 
-    Args:
-        loaded: the engine.
-        largest: images at once.
-        profiler: times every layer; work under it is not launched as a graph.
-        graphs: a library that captures graphs by itself is told to.
+    ``profiler`` times every layer and rules out CUDA graphs. ``graphs`` lets TensorRT-RTX capture graphs itself.
     """
 
     def __init__(self, loaded: LoadedEngine, largest: int, profiler: Any = None, graphs: bool = False) -> None:
@@ -58,7 +54,7 @@ class EngineContext:
         self._finish = weakref.finalize(self, _end_context, self._stream, self._resources)
 
     def fill(self, images: NDArray[np.float32]) -> None:
-        """Puts a batch into the input buffer."""
+        """Copies a batch into the input buffer."""
         size = self._loaded.input.shape[1:]
         if images.shape[1:] != size:
             raise BackendError(
@@ -73,8 +69,8 @@ class EngineContext:
         return self._timed(transfers, behind_another=False)
 
     def compute(self) -> float:
-        # An event that is recorded on an idle stream happens at once, and the launch that follows is timed with the
-        # work. Behind a run that is under way it happens when that ends, and by then the launch is over.
+        # On an idle stream an event is recorded at once, so the time would include the launch that follows. Behind a
+        # running batch it is recorded when that batch ends, after the launch.
         return self._timed(False, behind_another=True)
 
     def _timed(self, transfers: bool, behind_another: bool) -> float:
@@ -104,16 +100,16 @@ class EngineContext:
         return {output.name: self._array(output.name) for output in self._loaded.outputs}
 
     def capture(self) -> str:
-        """Captures the work as a CUDA graph, after a first run at this shape; TensorRT-RTX does that by itself.
+        """Captures the work as a CUDA graph, after a first run at this shape; TensorRT-RTX captures by itself.
 
-        Returns why that is not possible; empty where it was done.
+        Returns why this is not possible, or an empty string.
         """
-        # TensorRT-RTX knows beforehand.
+        # Only TensorRT-RTX can tell in advance.
         if hasattr(self._trt_context, "is_stream_capturable"):
             with self._loaded.gpu.current():
                 if not self._trt_context.is_stream_capturable(self._stream.handle):
                     return "TensorRT-RTX says that this engine cannot be captured"
-        # A capture around the library's own would collide with it.
+        # Capturing again around the library's own capture would fail.
         if not self._library_graphs:
             try:
                 self._graph = self._resources.enter_context(self._stream.capture(self._enqueue))
@@ -142,21 +138,21 @@ class EngineContext:
             return engine.create_execution_context()
         config = engine.create_runtime_config()
         if specialised:
-            # TensorRT-RTX compiles the kernels of a shape in the background and uses slower ones until then, which a
-            # graph would keep.
+            # By default TensorRT-RTX compiles a shape's kernels in the background and uses slower ones meanwhile. A
+            # graph would keep the slower ones.
             config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
         if self._library_graphs:
             config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         return engine.create_execution_context(config)
 
     def _resize(self, batch: int) -> None:
-        """Sets the batch and reads the shapes that the outputs then have."""
-        # No local name holds the context: one in the trace of an error would keep it alive beyond its device.
+        """Sets the batch size and reads the resulting output shapes."""
+        # No local variable holds the context: in an error's traceback it would outlive its device.
         loaded, stream = self._loaded, self._stream
         mark = loaded.logger.count
         with loaded.doing(f"setting a batch of {batch}"):
             if loaded.dynamic:
-                # Of TensorRT 8.6, only the first context has a profile from the start.
+                # In TensorRT 8.6, only the first context starts with a profile.
                 if self._trt_context.active_optimization_profile != 0:
                     if not self._trt_context.set_optimization_profile_async(0, stream.handle):
                         raise BackendError(
@@ -191,7 +187,7 @@ class EngineContext:
 
 
 def _end_context(stream: cuda.Stream, resources: ExitStack) -> None:
-    # After Ctrl-C the device may still be working on the memory that is about to be freed.
+    # After Ctrl-C the device may still use the memory that is about to be freed.
     with suppress(BackendError):
         stream.wait()
     resources.close()

@@ -1,4 +1,4 @@
-"""What is known of an engine before it is loaded, and whether it can run on this machine."""
+"""Facts about an engine before it is loaded, and whether it can run on this machine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ _AMPERE = 80
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is known of an engine before it is opened.
+    """Facts about an engine before it is loaded.
 
     Attributes:
-        library: built it.
-        version: of the library, when it was built.
+        library: the library that built it, in ``version``.
         sms: compute capabilities it was built for.
         version_compatible: later versions of the library can run it.
         hardware_compatible: every device of compute capability 8.0 or later can run it.
-        plugins: the plugin libraries that it needs.
+        plugins: plugin libraries it needs.
         embedded: it carries its plugins, which are host code.
     """
 
@@ -38,7 +37,7 @@ class EngineFacts:
 
     @staticmethod
     def of(bundle: Bundle) -> EngineFacts:
-        """The facts of a bundle's engine, from its manifest."""
+        """The facts in a bundle's manifest."""
         backend = bundle.manifest.backend
         return EngineFacts(
             library_named(backend.name),
@@ -57,9 +56,9 @@ class EngineFacts:
 
 
 def obstacle(facts: EngineFacts) -> str:
-    """Why an engine cannot be run on this machine, as words that fit after "as"; empty where it can.
+    """Why an engine cannot run on this machine, as words that fit after "as"; empty if it can.
 
-    No object of TensorRT is created for this: its Runtime ends the process on a machine without a device.
+    This creates no TensorRT object: its Runtime ends the process on a machine without a device.
     """
     if absence := cuda.absence():
         return absence
@@ -83,7 +82,7 @@ def obstacle(facts: EngineFacts) -> str:
 
 
 def fitting_devices(facts: EngineFacts) -> list[cuda.Device]:
-    """The devices of this machine that the engine was built for."""
+    """The devices of this machine that can run the engine."""
     return [
         device
         for device in cuda.devices()

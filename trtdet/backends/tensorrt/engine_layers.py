@@ -1,4 +1,4 @@
-"""The layers of an engine: which ONNX nodes each came from, and how long it takes."""
+"""The ONNX nodes and the time of each layer of an engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trtdet.backends.base import LayerTime
 def onnx_nodes(name: str, metadata: str = "") -> tuple[str, ...]:
     """The ONNX nodes that a layer of an engine came from.
 
-    They are taken from TensorRT's metadata, ``[ONNX Layer: Conv_41]`` once for each node. Without metadata they are
-    read from the layer's name, in which ``+``, ``||`` and ``PWN(...)`` join the names of nodes. A copy between two
-    formats has no node, nor has a kernel that TensorRT named itself, ``__myl_...``.
+    TensorRT's metadata has ``[ONNX Layer: Conv_41]`` for each node. Without metadata, the layer's name joins the names
+    of nodes with ``+``, ``||`` and ``PWN(...)``. A format copy and a kernel with TensorRT's own name, ``__myl_...``,
+    have no nodes.
     """
     if nodes := re.findall(r"\[ONNX Layer: ([^\]]*)\]", metadata):
         return tuple(dict.fromkeys(nodes))
@@ -27,7 +27,7 @@ def onnx_nodes(name: str, metadata: str = "") -> tuple[str, ...]:
 
 
 def new_profiler(trt: Any) -> Any:
-    """A profiler that keeps the layers of the last run, with their milliseconds, in ``times``."""
+    """A profiler that keeps the last run's layers and milliseconds in ``times``."""
 
     class Profiler(trt.IProfiler):  # type: ignore[misc]  # the base is known only at run time
         times: list[tuple[str, float]]
@@ -43,11 +43,10 @@ def new_profiler(trt: Any) -> Any:
 
 
 def layer_times(rows: list[list[tuple[str, float]]], report: str) -> tuple[LayerTime, ...]:
-    """The times of each layer over all runs, in the order in which the layers first ran.
+    """The times of each layer over all runs, in the order of first execution.
 
-    Args:
-        rows: for each run, the layers that ran, with their milliseconds.
-        report: the inspector's JSON; of an engine that was built with layer names alone, it lists just these.
+    ``rows`` has the layers and milliseconds of each run. ``report`` is the inspector's JSON; it lists only names if the
+    engine was built with layer names alone.
     """
     kinds: dict[str, tuple[str, tuple[str, ...]]] = {}
     for layer in json.loads(report).get("Layers", []):

@@ -1,4 +1,4 @@
-"""An engine in the memory of a device, with its inputs and outputs."""
+"""An engine in device memory, with its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtdet.backends.tensorrt.messages import advised, logger_of
 from trtdet.errors import BackendError, one_line
 
 _DTYPES = {"FLOAT": "f4", "HALF": "f2", "INT8": "i1", "UINT8": "u1", "INT32": "i4", "INT64": "i8", "BOOL": "?"}
-"""NumPy's types by the names of trt.DataType."""
+"""NumPy types by name of trt.DataType."""
 
 _ADVICE = (
     (
@@ -29,12 +29,12 @@ _ADVICE = (
     (r"magic tag|serialization|deserializ|checksum|corrupt", "it was altered or cut short; build it again"),
     (r"initialization|driver", "update the driver to one for this TensorRT's CUDA"),
 )
-"""What to do about errors of TensorRT, by patterns in its messages, the more specific first."""
+"""Patterns of TensorRT's messages, each with its fix, the more specific first."""
 
 
 @dataclass(frozen=True)
 class EngineTensor:
-    """An input or output; with a dynamic batch its shape starts with -1."""
+    """An input or output; the shape of a dynamic batch starts with -1."""
 
     name: str
     dtype: np.dtype[Any]
@@ -42,12 +42,9 @@ class EngineTensor:
 
 
 class LoadedEngine:
-    """A deserialised engine, its input and outputs, and its device; released together, in order.
+    """A deserialised engine and its device, released together in order.
 
-    Attributes:
-        input, outputs: the tensors.
-        dynamic: whether the batch is.
-        batches: the smallest batch, the one that it was optimised for, and the largest.
+    ``batches`` are the smallest, the optimal and the largest batch size; ``dynamic`` tells whether the batch is.
     """
 
     def __init__(self, engine: bytes, facts: EngineFacts, gpu: cuda.CudaDevice) -> None:
@@ -77,8 +74,8 @@ class LoadedEngine:
 
     @property
     def captures_graphs(self) -> bool:
-        """Whether the library captures and replays CUDA graphs by itself where a context asks for it; TensorRT-RTX
-        does, whatever the shape ("Working with RTX CUDA Graphs" in its documentation)."""
+        """Whether the library can capture and replay CUDA graphs itself, as TensorRT-RTX does for any shape ("Working
+        with RTX CUDA Graphs" in its documentation)."""
         return hasattr(self.trt, "CudaGraphStrategy")
 
     def close(self) -> None:
@@ -86,17 +83,17 @@ class LoadedEngine:
 
     @contextmanager
     def doing(self, action: str) -> Iterator[None]:
-        """Makes the device current; an exception of TensorRT becomes a BackendError with the messages of its log."""
+        """Makes the device current; turns an exception of TensorRT into a BackendError with its log messages."""
         mark = self.logger.count
         with self.gpu.current():
             try:
                 yield
             except (TypeError, RuntimeError, MemoryError) as error:
-                # A factory that gave nothing is a TypeError.
+                # The bindings raise TypeError for a null pointer from a factory.
                 raise self.refused(action, mark, one_line(error)) from None
 
     def refused(self, action: str, mark: int, otherwise: str = "it gave no reason") -> BackendError:
-        """The error for a call that failed, with what TensorRT logged since ``mark`` and what to do about it."""
+        """The error for a failed call, with TensorRT's messages since ``mark`` and the fix."""
         words = one_line("; ".join(self.logger.since(mark)) or otherwise)
         return BackendError(f"{self.title} {self.trt.__version__} failed at {action}: {advised(words, _ADVICE)}")
 
@@ -109,12 +106,12 @@ class LoadedEngine:
         if missing:
             raise BackendError(f"the engine needs the plugin library '{missing[0]}', which does not exist")
         if facts.library.loads_plugins:
-            # TensorRT's own plugins, EfficientNMS among them. TensorRT-RTX must have no creators at all.
+            # This registers TensorRT's own plugins, such as EfficientNMS. TensorRT-RTX must have no creators at all.
             self.trt.init_libnvinfer_plugins(self.logger, "")
         mark = self.logger.count
         runtime = self.trt.Runtime(self.logger)
         if facts.embedded or facts.version_compatible:
-            # Both carry host code, a plugin or the runtime of their version, which needs this permission.
+            # Host code, of plugins or of the version's runtime, needs this permission.
             runtime.engine_host_code_allowed = True
         for path in facts.plugins:
             if runtime.get_plugin_registry().load_library(str(path.resolve())) is None:
@@ -122,7 +119,7 @@ class LoadedEngine:
         return runtime
 
     def _read_tensors(self) -> None:
-        # No local name holds the engine: one in the trace of an error would keep it alive beyond its device.
+        # No local variable holds the engine: in an error's traceback it would outlive its device.
         trt = self.trt
         inputs: list[EngineTensor] = []
         outputs: list[EngineTensor] = []
@@ -148,7 +145,7 @@ class LoadedEngine:
 
 
 def release(gpu: cuda.CudaDevice, objects: list[Any]) -> None:
-    """Deletes a library's objects on the device, the youngest first."""
+    """Deletes a library's objects on the device, last created first."""
     with gpu.current():
         while objects:
             objects.pop()

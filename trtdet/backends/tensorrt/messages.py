@@ -1,4 +1,4 @@
-"""The messages of TensorRT: those that are kept for errors, and what to do about those that are known."""
+"""Keeps TensorRT's error messages and adds the fix where it is known."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from functools import cache
 from typing import Any
 
 Advice = Sequence[tuple[str, str]]
-"""Patterns of messages and what to do where one is found, the more specific first."""
+"""Patterns of messages, each with its fix, the more specific first."""
 
 
 def advised(words: str, table: Advice, beside: Sequence[str] = ()) -> str:
-    """A library's message, followed by what to do about it where that is known; other messages ``beside`` it are
-    searched but not quoted."""
+    """A library's message with the fix if one is known; the messages ``beside`` are searched too, but not quoted."""
     text = "\n".join((words, *beside))
     return next((f"{words}; {advice}" for pattern, advice in table if re.search(pattern, text, re.IGNORECASE)), words)
 
 
 @cache
 def logger_of(trt: Any) -> Any:
-    """The logger of a library, which keeps the last errors: one for each, as TensorRT keeps a process's first."""
+    """A library's only logger, with the last errors; TensorRT keeps the first logger of a process."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]  # the base is known only at run time
         def __init__(self) -> None:
@@ -35,7 +34,7 @@ def logger_of(trt: Any) -> Any:
                 self.count += 1
 
         def since(self, mark: int) -> list[str]:
-            """The messages after the first ``mark``, as many of them as are kept."""
+            """The messages after the first ``mark``, except those no longer kept."""
             return list(self._errors)[-(self.count - mark) :] if self.count > mark else []
 
     return Logger()

@@ -1,20 +1,19 @@
-"""What TensorRT's ONNX parser reads, by version of TensorRT.
+"""ONNX opsets and operators of TensorRT's parser, by version of TensorRT.
 
-The parser takes a model of any opset without a word and reads each operator in the form that it knows: that of 8.6
-does not look at the axes that ReduceMean has as an input from opset 18 on, and reduces over all. So a model is written
-in the opset that the version's documentation names. Sources, all of https://github.com/onnx/onnx-tensorrt and
-https://github.com/NVIDIA/TensorRT, are in docs/models.md.
+The parser accepts a model of any opset silently and reads each operator in the form it knows. For example, that of 8.6
+ignores the axes input of ReduceMean from opset 18 on and reduces over all axes. So a model is written in the opset of
+the version's documentation. The sources, in onnx/onnx-tensorrt and NVIDIA/TensorRT on GitHub, are in docs/models.md.
 """
 
 from __future__ import annotations
 
 NEWEST = 24
-"""The newest opset that is written for any parser. TensorRT 11.5 reads 25, which brought two-bit types and windows of
-Attention alone, and onnxruntime 1.31, which calibrates, knows Swish in 24 only."""
+"""The newest opset written for any parser. TensorRT 11.5 reads 25, which only adds two-bit types and windows of
+Attention. onnxruntime 1.31, which calibrates, has Swish in 24 only."""
 
 PARSERS = (((10, 15), NEWEST), ((10, 0), 20), ((9, 0), 19), ((0, 0), 17))
-"""The first version that reads opsets up to so many. Where a version's documentation could not be read, it is counted
-with the last before it that could: an opset too old costs nothing."""
+"""(first version, newest opset that its parser reads). A version without readable documentation counts with the last
+one before it: an opset that is too old does no harm."""
 
 NEVER = (
     *("AffineGrid", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"),
@@ -25,7 +24,7 @@ NEVER = (
     *("SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss"),
     *("SplitToSequence", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique"),
 )
-"""Operators that no version reads, TensorRT-RTX 1.7 neither."""
+"""Operators that no version of TensorRT reads, nor TensorRT-RTX 1.7."""
 
 _SINCE = {
     "CastLike": (9, 1),
@@ -37,16 +36,14 @@ _SINCE = {
     "STFT": (10, 5),
     "Swish": (11, 0),
 }
-"""Operators of opsets that an older version reads, and the first version that has them."""
+"""The first version that reads each operator; earlier versions lack it, though they read its opset."""
 
 
 def missing_operators(version: tuple[int, int], vc_plugin: bool = True) -> dict[str, str]:
-    """The ONNX operators up to that opset that the parser lacks, each with the reason.
+    """The ONNX operators that the parser of a (major, minor) version lacks, each with the reason.
 
-    Args:
-        version: of TensorRT, major and minor.
-        vc_plugin: libnvinfer_vc_plugin is installed. The parser makes a RoiAlign into ROIAlign_TRT of libnvinfer_plugin
-            and then wants the path of that other library, whether or not the engine is to be version-compatible.
+    ``vc_plugin`` tells whether libnvinfer_vc_plugin is installed. For RoiAlign the parser uses ROIAlign_TRT of
+    libnvinfer_plugin, but needs the path of libnvinfer_vc_plugin even for engines that are not version-compatible.
     """
     later = {
         op: f"its parser knows the operator from TensorRT {first[0]}{f'.{first[1]}' if first[1] else ''} on"

@@ -1,4 +1,4 @@
-"""TensorRT-RTX: builds engines ahead of time for consumer GPUs, on any machine, with or without one."""
+"""TensorRT-RTX: builds engines ahead of time for consumer GPUs, on any machine, with or without a GPU."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ LIBRARY = library_named("tensorrt-rtx")
 
 
 class TensorRTRTX:
-    """The installed TensorRT-RTX.
-
-    Raises:
-        BackendError: it is not installed; the message holds the pip line.
-    """
+    """The installed TensorRT-RTX; raises BackendError, with the install command, if there is none."""
 
     def __init__(self) -> None:
         self._trt: Any = LIBRARY.load()
@@ -34,16 +30,16 @@ class TensorRTRTX:
             version=self._trt.__version__,
             makes_engine=LIBRARY.makes_engine,
             lists_layers=True,
-            # It takes a timing cache and ignores it; its builder's messages list the layers.
+            # The builder ignores timing caches; its messages list the layers.
             sms=(75, 80, 86, 89, 120, 121),
             default_sms=(80, 86, 89, 120),
             sms_without_int8=(75,),
             uncaptured_nms={"native": UNCAPTURED_NMS["native"]},
-            # From 1.2 on; its release notes say that capture needs it.
+            # From 1.2 on; its release notes require the flag for capture.
             capture_flags=tuple(name for name in ("REQUIRE_USER_ALLOCATION",) if hasattr(self._trt.BuilderFlag, name)),
             tf32=True,
             max_topk=3840,
-            # Its INT8 convolutions never write INT8, and float32 where the channels' scales are left to them.
+            # INT8 convolutions never write INT8, and write float32 if they apply per-channel weight scales.
             data_flow=DataFlow(half=True, weights=("tensor",), fused=False),
             max_opset=LIBRARY.newest_opset(),
             fp8=True,
@@ -65,7 +61,7 @@ class TensorRTRTX:
                     f"{', '.join(map(str, caps.sms))}"
                 )
         built = build_engine(LIBRARY, caps, request, progress=progress, sms=request.sms or caps.default_sms)
-        # One that was cut short would fail only when it is loaded.
+        # An incomplete engine would otherwise fail only when it is loaded.
         if not built.engine.startswith(LIBRARY.magic) or LIBRARY.missing_bytes(built.engine):
             raise BackendError(
                 f"{LIBRARY.title} {caps.version} gave an engine that is not whole",

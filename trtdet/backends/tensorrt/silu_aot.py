@@ -1,19 +1,16 @@
-"""``TRT_SiLU`` and ``TRT_HardSwish`` as Python plugins that are compiled ahead of time, for TensorRT 10.9 and later.
+"""``TRT_SiLU`` and ``TRT_HardSwish`` as Python plugins compiled ahead of time, for TensorRT 10.9 and later.
 
-The engine carries the kernel as PTX, so that the service that runs it needs neither Python nor a plugin library. The
-kernel is the one of ``plugins/silu``, compiled by NVRTC, with the constants of each node written into its source.
+The engine carries the kernel as PTX, so running it needs neither Python nor a plugin library. NVRTC compiles the kernel
+of ``plugins/silu`` with the constants of each node in its source.
 
-The rules that this follows are in ``tensorrt/plugin`` of TensorRT's Python package (TensorRT on GitHub,
-``python/packaging/bindings_wheel/tensorrt/plugin``), named below by file:
+The rules below are from TensorRT's Python package (TensorRT on GitHub,
+``python/packaging/bindings_wheel/tensorrt/plugin``):
 
-- ``_validate.py``: annotations must be types and not strings, attributes have no defaults, and an attribute that is a
-  list is a NumPy array. So is the single integer here: ``_lib.py`` makes a built-in ``int`` of an array of one element,
-  which NumPy 2.4 refuses.
-- ``_plugin_class.py``: ``aot_impl`` is called with every attribute by position, so a node must carry all of
-  :data:`ATTRIBUTES`; the C++ plugin alone knows defaults. The kernel takes the inputs, then the scalars, which are
-  32-bit integers, then the outputs.
-- ``_lib.py``: a creator makes a plugin that runs in Python unless it is asked for another kind; hence
-  :data:`NETWORK_FLAG`.
+- ``_validate.py``: annotations are types, not strings, and attributes have no defaults. A list attribute is a NumPy
+  array. So is the single integer here, as ``_lib.py`` would make an ``int`` of an array, which NumPy 2.4 refuses.
+- ``_plugin_class.py``: ``aot_impl`` gets every attribute by position, so a node must carry all of :data:`ATTRIBUTES`;
+  only the C++ plugin has defaults. The kernel takes the inputs, then 32-bit integer scalars, then the outputs.
+- ``_lib.py``: a creator makes a plugin that runs in Python by default; hence :data:`NETWORK_FLAG`.
 
 The parser finds the creators by the node's ``plugin_namespace``, ``plugin_version`` and ``op_type``.
 """
@@ -37,10 +34,10 @@ PIP = "pip install 'trtdet[aot]'"
 
 NAMESPACE = "trtdet"
 NETWORK_FLAG = "PREFER_AOT_PYTHON_PLUGINS"
-"""The member of NetworkDefinitionCreationFlag that a network with these nodes is created with."""
+"""The NetworkDefinitionCreationFlag of a network with these nodes."""
 
 ATTRIBUTES = ("output_type", "input_scale", "factor", "offset")
-"""The attributes that every node must carry, in this order; their meaning is in ``plugins/README.md``."""
+"""The attributes that every node must carry, in this order; ``plugins/README.md`` explains them."""
 
 Activation = Literal["silu", "hard_swish"]
 ElementType = Literal["float", "half", "int8"]
@@ -52,13 +49,13 @@ LAYOUTS: dict[ElementType, dict[str, tuple[int, bool]]] = {
     "half": {"CHW2": (2, False), "HWC8": (8, True), "HWC16": (16, True)},
     "int8": {"CHW4": (4, False), "CHW32": (32, False), "HWC16": (16, True)},
 }
-"""By type of input and output, the TensorFormat members beside LINEAR, each as (channels a vector, channels last). They
-pack the dimension third to last, which is the channels for (N, C, H, W) only."""
+"""TensorFormat members besides LINEAR, by type of input and output: (channels per vector, channels last). They pack the
+third dimension from the end, which is the channels only for (N, C, H, W)."""
 
 THREADS = 256
-"""A block, as ``kThreadsPerBlock`` in ``plugins/silu/kernel.cuh``."""
+"""Threads per block, as ``kThreadsPerBlock`` in ``plugins/silu/kernel.cuh``."""
 
-_ARCHITECTURE = "compute_75"  # the oldest that NVRTC 13 knows; the driver compiles PTX for every later GPU
+_ARCHITECTURE = "compute_75"  # the oldest that NVRTC 13 supports; the driver compiles PTX for every later GPU
 _HEADERS = ("activation.h", "kernel.cuh")
 _CPP_ACTIVATIONS: dict[Activation, str] = {"silu": "kSiLU", "hard_swish": "kHardSwish"}
 _CPP_TYPES: dict[ElementType, str] = {"float": "float", "half": "trtdet::Half", "int8": "trtdet::Int8"}
@@ -72,10 +69,8 @@ class Kernel:
     """One kernel with its constants.
 
     Attributes:
-        activation: ``silu`` or ``hard_swish``.
-        input: type of x.
-        output: type of y.
-        vector: channels a vector of the layout, 1 for LINEAR.
+        input, output: types of x and y.
+        vector: channels per vector of the layout, 1 for LINEAR.
         channels: (input_scale, factor, offset) for each channel, or once for all.
     """
 
@@ -96,7 +91,7 @@ class Kernel:
         return 16 // max(_BYTES[self.input], _BYTES[self.output])
 
     def source(self) -> str:
-        """CUDA C++ of the kernel ``(x, total, channels, span, y)``; the numbers are those of ``trtdet::Extent``."""
+        """CUDA C++ of the kernel ``(x, total, channels, span, y)``; the integers are those of ``trtdet::Extent``."""
         rows = ",\n".join(
             "    {" + ", ".join(f"{value.hex()}f" for value in (*row, 0.0)) + "}" for row in self.channels
         )
@@ -120,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(trtdet::kThreadsPerBlock)
 
 @functools.lru_cache(maxsize=256)
 def compile_ptx(kernel: Kernel) -> bytes:
-    """PTX of the kernel, for compute capability 7.5 and later; needs no GPU.
+    """PTX of the kernel for compute capability 7.5 and later; needs no GPU.
 
     Raises:
         BackendError: NVRTC is not installed or refused the source; the message quotes it.
@@ -148,13 +143,12 @@ def compile_ptx(kernel: Kernel) -> bytes:
 
 
 def check_compiler() -> None:
-    """Refuses kernels that would be compiled here, where they cannot be or the driver could not read them.
+    """Checks that kernels can be compiled here and read by the driver, before a long calibration.
 
-    The builder meets them after the calibration, so this is asked first. A driver reads PTX of its own version of CUDA
-    and of earlier ones (CUDA Compatibility, "Application Considerations").
+    A driver reads PTX of its own and earlier CUDA versions (CUDA Compatibility, "Application Considerations").
 
     Raises:
-        BackendError: NVRTC is not installed, or is of a newer CUDA than the driver.
+        BackendError: NVRTC is not installed, or its CUDA is newer than the driver's.
     """
     nvrtc, newest = _import_nvrtc(), cuda.driver_version()
     major, minor = _results(nvrtc, nvrtc.nvrtcVersion())
@@ -167,11 +161,11 @@ def check_compiler() -> None:
 
 
 def register(trt: Any) -> None:
-    """Registers both ops with the plugins of the module ``tensorrt``, 10.9 or later, once however often it is called.
+    """Registers both ops with the module ``tensorrt``, 10.9 or later; repeated calls do nothing.
 
     Raises:
-        BackendError: TensorRT-RTX is given or loaded, whose parser ends the process when it meets an op with a
-            registered creator; TensorRT or the driver is too old; or NVRTC is not installed.
+        BackendError: TensorRT-RTX is given or loaded, whose parser ends the process at an op with a registered creator;
+            TensorRT or the driver is too old; or NVRTC is not installed.
     """
     if trt.__name__ == "tensorrt_rtx" or "tensorrt_rtx" in sys.modules:
         raise BackendError(
@@ -208,7 +202,7 @@ def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
             y.dtype = getattr(trt.DataType, _OUTPUT_TYPES[kind])
         return y
 
-    # Set by hand, because under `annotations` they are strings, which _validate.py cannot read.
+    # Set by hand: with postponed `annotations` they are strings, which _validate.py cannot read.
     describe.__annotations__ = {
         "x": trtp.TensorDesc,
         "output_type": npt.NDArray[np.int32],
@@ -256,10 +250,10 @@ def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
 def channel_table(
     input_scale: npt.NDArray[np.float32], factor: npt.NDArray[np.float32], offset: npt.NDArray[np.float32]
 ) -> tuple[tuple[float, float, float], ...]:
-    """The attributes side by side, each of length 1 or C: (input_scale, factor, offset) for each channel, or once.
+    """(input_scale, factor, offset) for each channel, or once; each attribute has length 1 or C.
 
     Raises:
-        BackendError: lengths that do not fit, a value that is not finite, or an input_scale not above 0.
+        BackendError: the lengths do not match, a value is not finite, or an input_scale is not above 0.
     """
     attributes = {"input_scale": input_scale, "factor": factor, "offset": offset}
     count = max(len(values) for values in attributes.values())
@@ -283,7 +277,7 @@ def _import_nvrtc() -> Any:
 
 
 def _results(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
-    """The results after the status, which must be success: a single result, or a tuple."""
+    """The results after the status: a single one or a tuple. Any status but success is an error."""
     status, *rest = answer
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise BackendError(f"NVRTC: {nvrtc.nvrtcGetErrorString(status)[1].decode()}")
