@@ -92,7 +92,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _annotate(options: Namespace, bundle: Bundle, times: Mapping[str, float] | None, console: Console) -> str:
-    """Writes the annotated model; its path."""
+    """Writes the annotated model and returns its path."""
     from trtdet.audit.roofline import estimate, flow_of
     from trtdet.building.costs import gpu_of
     from trtdet.files import write_atomically

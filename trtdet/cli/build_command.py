@@ -36,7 +36,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         if audit.advice:
             console.say(f"to try, the first of {len(audit.advice)} that 'trtdet audit' lists: {audit.advice[0]}")
     left = left_by_default(PrecisionPlan.load(bundle.file("plan.json")))
-    if left and chosen.from_ is None:  # a point's plan is the tune's, and says why itself
+    if left and chosen.from_ is None:  # The plan of a tune's variant gives its own reasons.
         flag = spelled(BuildOptions, "plan.int8_all")
         console.say(f"in FP16 by default, as INT8 makes them no faster: {left} (plan.json has each; {flag})")
     if manifest.quantization.corrections:
@@ -49,7 +49,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     worth: dict[str, Any] | None = None
     if result.worth is not None:
         worth = result.worth.as_dict()
-    elif WORTH in manifest.files:  # kept in a bundle that is up to date
+    elif WORTH in manifest.files:  # From the existing bundle, which is up to date.
         worth = json.loads(bundle.file(WORTH).read_text())
     if worth is not None:
         console.say(worth["said"])
@@ -67,7 +67,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _summary(bundle: Bundle, options: BuildOptions, up_to_date: bool) -> str:
-    """The last line: the file, where it runs, what its layers run in, and the options."""
+    """The last line: the engine, its target, the precision of its layers, and the options."""
     manifest, engine = bundle.manifest, bundle.engine
     target = f"{manifest.backend.name} {manifest.backend.version}"
     if manifest.backend.sms:

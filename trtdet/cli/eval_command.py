@@ -103,7 +103,7 @@ def _dataset(options: Namespace, detector: Detector) -> CocoDataset:
 
 
 def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: ImageCache | None = None) -> Evaluation:
-    """Runs the detector that is asked for, and prints what it scores and how it ran."""
+    """Evaluates a detector and prints its score, and how it ran."""
     from trtdet.evaluation.scoring import evaluate
 
     evaluation = evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache)
@@ -125,7 +125,7 @@ def _compared(
     agreement: AgreementOptions,
     console: Console,
 ) -> dict[str, Any]:
-    """Runs two detectors on the same images and prints how they differ, in mAP where there are annotations."""
+    """Evaluates two detectors on the same images and prints their differences, in mAP if there are annotations."""
     from trtdet.data import ImageCache
     from trtdet.evaluation.agreement import agree, check_spread, evaluator_spread
     from trtdet.evaluation.comparison import compare
@@ -136,7 +136,7 @@ def _compared(
         check_spread(pair[0])
     cache, show = ImageCache(), console.progress
     evaluation = _scored(pair[0], dataset, console, cache=cache)
-    # The reference's classes may be in another order. What could not be read was told already.
+    # The reference may order its classes differently. Unreadable images were reported above.
     dataset = _dataset(options, pair[1])
     dataset = replace(dataset, images=tuple(im for im in dataset.images if im.id in evaluation.metric.detections))
     reference = evaluate(pair[1], dataset, partial(show, "evaluating the reference"), cache=cache)
@@ -153,7 +153,7 @@ def _compared(
         )
         figures["evaluator_spread"] = spread.as_dict()
         console.say(spread)
-    # The last line says what there is to say of the difference.
+    # The last line printed is the verdict on the difference.
     if options.annotations:
         comparison = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling"))
         against: dict[str, Any] = comparison.as_dict()

@@ -35,7 +35,7 @@ def _measure(
     foresee: Callable[..., Forecast],
     measure: Callable[..., Experiment],
 ) -> dict[str, Any]:
-    """Prints the variants of an experiment and draws them on a page beside its files, or prints what it would do."""
+    """Runs an experiment, prints its variants and writes a page into its folder; with --dry-run prints a forecast."""
     from trtdet.config import load_config
     from trtdet.files import write_atomically
     from trtdet.report import experiment_page

@@ -1,4 +1,4 @@
-"""``trtdet sensitivity``: what INT8 costs at each convolution."""
+"""``trtdet sensitivity``: ranks the convolutions by their sensitivity to INT8."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ _SENT = {
     "pixels": "images = np.zeros((1, 480, 640, 3), np.uint8)  # RGB\n"
     'tensor = grpcclient.InferInput("image", images.shape, "UINT8")',
 }
-"""How the client of the example makes its input."""
+"""Example code that makes the client's input."""
 
 
 def readme(bundle: Bundle, name: str, options: TritonOptions, warnings: list[str]) -> str:
-    """The README, in Markdown, of an ensemble of this name with these warnings."""
+    """The README in Markdown; ``name`` is the ensemble's."""
     manifest, batch = bundle.manifest, Batch(bundle.manifest)
     shapes = {
         "encoded": "`image` BYTES (n, 1): n image files (JPEG, PNG, ...) of any sizes",
@@ -88,7 +88,7 @@ def _engine_line(bundle: Bundle) -> str:
 
 
 def _image_section(bundle: Bundle) -> str:
-    """The packages and the version of TensorRT that the server must have."""
+    """Requirements of the server: Python packages, and the TensorRT version."""
     backend = bundle.manifest.backend
     if bundle.engine is None:
         text = (

@@ -1,4 +1,4 @@
-"""Where the time goes: profiles of one target or of two in turns."""
+"""Sections of a profile: time by kind of operator, by part of the network and by layer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from trtdet.report.document import Chart, Grid, Part, Section, Text
 from trtdet.tables import Column, Table
 
 _MOST = 16
-"""Bars of their own; the rest is one."""
+"""Number of single bars; the remaining groups share one bar."""
 
 
 def profile_section(plain: Mapping[str, Any]) -> Section:
-    """A profile, as :meth:`trtdet.performance.profiles.Profile.as_dict` has it: bars by kind of operator and by part,
-    the layers in the order of execution, the tables."""
+    """Charts and tables of one profile, given as :meth:`trtdet.performance.profiles.Profile.as_dict`."""
     types, parts = ([Share(**share) for share in plain[key]] for key in ("types", "parts"))
     latency, layers = plain["latency_ms"], plain["layers"]
     text = (
@@ -60,7 +59,7 @@ def profile_section(plain: Mapping[str, Any]) -> Section:
 
 
 def profiling_sections(profiling: Profiling) -> tuple[Section, ...]:
-    """A profile just measured, or two and their differences, and the circumstances."""
+    """Sections of one profile, or of two and their differences, and the measuring conditions."""
     sections = []
     for profile in (profiling.profile, profiling.against):
         if profile is not None:
