@@ -287,11 +287,11 @@ class Config(_Section):
         Raises:
             ConfigError: a value is out of range.
         """
-        kept = {key: value for key, value in changes.items() if value is not None}
-        if not kept:
+        values = {key: value for key, value in changes.items() if value is not None}
+        if not values:
             return self
         data = self.model_dump()
-        data["nms"].update(kept)
+        data["nms"].update(values)
         return _validate(data, "options")
 
 
@@ -321,12 +321,12 @@ def load_config(source: str | Path) -> Config:
     return _validate(_read(source), str(source))
 
 
-def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(source: str | Path, folder: Path = Path(), chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     names = shipped("configs")
     path = names[str(source)] if str(source) in names else folder / source
     try:
         place = path.resolve()
-        if place in seen:
+        if place in chain:
             raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(names)}")
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
@@ -358,7 +358,7 @@ def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()
         return data
     if not isinstance(base, str):
         raise _error(f"{source}: 'extends' must be a name or a file, got {_shown(base)}")
-    return _merge(_read(base, path.parent, (*seen, place)), data)
+    return _merge(_read(base, path.parent, (*chain, place)), data)
 
 
 class _Loader(yaml.SafeLoader):
@@ -395,8 +395,8 @@ def _count(value: Any, source: str, counts: dict[int, int]) -> int:
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if nested else value
     return merged
 
 

@@ -188,11 +188,11 @@ class Console:
     def _draw(self, stage: str, done: int, total: int) -> None:
         from rich import console, progress
 
-        measurable, seconds, left = self._expected or total != 1, self._course.left, ""
+        measurable, seconds, remaining = self._expected or total != 1, self._course.left, ""
         if seconds is not None:
             minutes, rest = divmod(round(seconds), 60)
             hours, minutes = divmod(minutes, 60)
-            left = f"about {f'{hours}:{minutes:02}' if hours else minutes}:{rest:02} left"
+            remaining = f"about {f'{hours}:{minutes:02}' if hours else minutes}:{rest:02} left"
         try:
             if self._bar is None:
                 columns = ("{task.description}", "{task.fields[count]}", "{task.fields[share]}", "{task.fields[left]}")
@@ -210,7 +210,7 @@ class Console:
                 completed=self._course.share,
                 count="" if total == 1 else f"{done}/{total}",
                 share=f"{self._course.share:.0%}" if self._expected else "",
-                left=left,
+                left=remaining,
             )
         except (OSError, RuntimeError):
             # No thread can be started, or the terminal is gone: continue without a bar.

@@ -54,9 +54,9 @@ class Table:
 
     def filled(self) -> Table:
         """The table without columns that are empty in every row; a table without rows keeps all."""
-        kept = [place for place in range(len(self.columns)) if not self.rows or any(row[place] for row in self._cells)]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return replace(self, columns=[self.columns[place] for place in kept], rows=rows)
+        used = [place for place in range(len(self.columns)) if not self.rows or any(row[place] for row in self._cells)]
+        rows = [[row[place] for place in used] for row in self.rows]
+        return replace(self, columns=[self.columns[place] for place in used], rows=rows)
 
     @cached_property
     def _columns(self) -> list[Column]:
@@ -85,13 +85,13 @@ class Table:
         from rich.text import Text
 
         rule = Box("    \n    \n -- \n    \n    \n    \n    \n    \n")
-        drawn = RichTable(
+        rich_table = RichTable(
             box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold" if styled else ""
         )
         for column, align in zip(self._columns, self._aligned, strict=True):
-            drawn.add_column(Text(_printable(column.title)), justify=align, overflow="fold")
+            rich_table.add_column(Text(_printable(column.title)), justify=align, overflow="fold")
         for row in self._cells:
-            drawn.add_row(*map(Text, row))
+            rich_table.add_row(*map(Text, row))
         terminal = sys.stdout is not None and sys.stdout.isatty()
         console = Console(
             width=None if terminal else 10_000,  # Files and pipes get no line breaks inside cells.
@@ -99,7 +99,7 @@ class Table:
             force_terminal=styled or None,
         )
         with console.capture() as captured:
-            console.print(drawn)
+            console.print(rich_table)
         bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if styled else ("", "", "")  # ECMA-48, SGR
         lines = [line.rstrip() for line in captured.get().splitlines()]
         # A cell can hold a long sentence; the rule under the headings stays short.

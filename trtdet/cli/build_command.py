@@ -22,23 +22,23 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.config import load_config
     from trtdet.quantization import PrecisionPlan, left_by_default
 
-    config, chosen = load_config(options.config), options_of(options, BuildOptions)
+    config, build_options = load_config(options.config), options_of(options, BuildOptions)
     if options.dry_run:
-        forecast = foresee_build(options.model, config, options.output, options=chosen)
+        forecast = foresee_build(options.model, config, options.output, options=build_options)
         console.say(forecast.table())
         return {"dry_run": True, "bundle": str(options.output), **forecast.as_dict()}
     result = build(
-        options.model, config, options.output, options=chosen, progress=console.progress, expect=console.expect
+        options.model, config, options.output, options=build_options, progress=console.progress, expect=console.expect
     )
     bundle, manifest, audit = result.bundle, result.bundle.manifest, result.audit
     if audit is not None:
         console.say(audit.summary)
         if audit.advice:
             console.say(f"to try, the first of {len(audit.advice)} that 'trtdet audit' lists: {audit.advice[0]}")
-    left = left_by_default(PrecisionPlan.load(bundle.file("plan.json")))
-    if left and chosen.from_ is None:  # The plan of a tune's variant gives its own reasons.
+    fp16_by_default = left_by_default(PrecisionPlan.load(bundle.file("plan.json")))
+    if fp16_by_default and build_options.from_ is None:  # The plan of a tune's variant gives its own reasons.
         flag = spelled(BuildOptions, "plan.int8_all")
-        console.say(f"in FP16 by default, as INT8 makes them no faster: {left} (plan.json has each; {flag})")
+        console.say(f"in FP16 by default, as INT8 makes them no faster: {fp16_by_default} (plan.json has each; {flag})")
     if manifest.quantization.corrections:
         console.say(f"corrected: {'; '.join(manifest.quantization.corrections)}")
     if result.trade_off is not None:
@@ -55,7 +55,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         console.say(worth["said"])
     if manifest.nms.reason:
         console.say(f"NMS {manifest.nms.mode}: {manifest.nms.reason}")
-    console.say(_summary(bundle, chosen, result.up_to_date))
+    console.say(_summary(bundle, build_options, result.up_to_date))
     return {
         "bundle": str(bundle.path),
         "up_to_date": result.up_to_date,

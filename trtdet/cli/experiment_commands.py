@@ -31,7 +31,7 @@ def _tune(options: Namespace, console: Console) -> dict[str, Any]:
 def _measure(
     options: Namespace,
     console: Console,
-    chosen: Any,
+    request: Any,
     foresee: Callable[..., Forecast],
     measure: Callable[..., Experiment],
 ) -> dict[str, Any]:
@@ -42,11 +42,11 @@ def _measure(
 
     config = load_config(options.config)
     if options.dry_run:
-        forecast = foresee(options.model, config, options.output, options=chosen)
+        forecast = foresee(options.model, config, options.output, options=request)
         console.say(forecast.table())
         return {"dry_run": True, "folder": str(options.output), **forecast.as_dict()}
     experiment = measure(
-        options.model, config, options.output, options=chosen, progress=console.progress, expect=console.expect
+        options.model, config, options.output, options=request, progress=console.progress, expect=console.expect
     )
     folder = experiment.folder
     page = folder / "experiment.html"

@@ -39,13 +39,13 @@ def write_details(error: BaseException) -> Path | None:
 
 def interrupted(error: BaseException) -> bool:
     """Whether Ctrl-C caused the exception; a compiled module interrupted during import raises ImportError."""
-    seen: set[int] = set()
-    rest: BaseException | None = error
-    while rest is not None and id(rest) not in seen:
-        if isinstance(rest, KeyboardInterrupt):
+    visited: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in visited:
+        if isinstance(cause, KeyboardInterrupt):
             return True
-        seen.add(id(rest))
-        rest = rest.__cause__ or rest.__context__
+        visited.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

@@ -66,8 +66,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     console.progress("trying what the model's numbers can mean", 1, 1)
     pictures: list[str] = []
     if options.pictures is not None:
-        drawn = infer(Detector.open(options.model, guess.config), images, options.pictures)
-        pictures = [str(path) for path in drawn.pictures]
+        result = infer(Detector.open(options.model, guess.config), images, options.pictures)
+        pictures = [str(path) for path in result.pictures]
     _say(options, guess, console)
     return {
         "config": str(options.output),

@@ -103,8 +103,8 @@ def run_demo(folder: Path | str, progress: Progress = silent) -> Demo:
     }
     for rule in RULES:
         # The images are run only once: every rule uses the same histograms.
-        alone = CalibrationOptions(rule=rule, images=images, histograms=main / HISTOGRAMS)
-        options = BuildOptions(calibration=alone, effort="none", guard="off", plan=PlanOptions(int8_all=True))
+        rule_only = CalibrationOptions(rule=rule, images=images, histograms=main / HISTOGRAMS)
+        options = BuildOptions(calibration=rule_only, effort="none", guard="off", plan=PlanOptions(int8_all=True))
         variants[f"INT8 {rule} alone"] = (bundles / f"int8-{rule}", options)
     rows: list[DemoRow] = []
     backend, cache = "", ImageCache()

@@ -112,8 +112,8 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         sections.append(ranges_section(run.ranges, run.collection, inputs, worst=run.worst, percent=run.ranges.percent))
     if run.audit is not None:
         # Times are for the GPU of the build's own comparison.
-        compared = (run.worth or {}).get("estimate")
-        gpu = gpu_of(compared["gpu"] if compared else None, manifest.backend.sms)
+        comparison = (run.worth or {}).get("estimate")
+        gpu = gpu_of(comparison["gpu"] if comparison else None, manifest.backend.sms)
         times = estimate(flow_of(bundle), gpu, manifest.input.shape.opt[0])
         basis = f"estimated for {times.gpu.name}, batch {times.batch}"
         sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), basis))

@@ -224,32 +224,32 @@ def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
     intervals are combined as independent ones, which is cautious for equal images.
     """
     first, second = ({row.name: row for row in run.experiment.variants} for run in runs if run.experiment is not None)
-    both = [name for name in first if name in second]
-    if not both:
+    common = [name for name in first if name in second]
+    if not common:
         raise ConfigError(f"'{names[0]}' and '{names[1]}' have no variant in common: {len(first)} and {len(second)}")
-    rows, beyond = [], 0
-    for name in both:
+    rows, significant = [], 0
+    for name in common:
         pair = first[name], second[name]
-        apart = pair[1].difference - pair[0].difference
+        difference = pair[1].difference - pair[0].difference
         # FP32 has no interval: its reference is FP32 itself.
         width = math.hypot(*(((row.high or 0.0) - (row.low or 0.0)) / 2 for row in pair))
-        beyond += abs(apart) > width
-        verdict = "more than noise" if abs(apart) > width else "noise" if apart else "equal"
+        significant += abs(difference) > width
+        verdict = "more than noise" if abs(difference) > width else "noise" if difference else "equal"
         costs = [*(row.engine and row.engine / 1e6 for row in pair), *(row.latency_ms for row in pair)]
         scores = (100 * (row.map or 0) for row in pair)
-        rows.append((pair[0].title, *scores, 100 * apart, 100 * width, verdict, *costs))
+        rows.append((pair[0].title, *scores, 100 * difference, 100 * width, verdict, *costs))
     columns: tuple[Column | str, ...] = (
         *(Column("variant", align="left"), Column(f"mAP in {names[0]}", ".2f"), Column(f"mAP in {names[1]}", ".2f")),
         *(Column("difference", "+.2f"), Column("90 %, either side", ".2f"), "verdict"),
         *(Column(f"engine MB in {name}", ".1f") for name in names),
         *(Column(f"latency ms in {name}", ".2f") for name in names),
     )
-    table = Table(columns, rows, f"{len(both)} variants in both; differences are of the loss against FP32")
-    lines = [f"{beyond} of {len(both)} variants differ by more than noise."]
+    table = Table(columns, rows, f"{len(common)} variants in both; differences are of the loss against FP32")
+    lines = [f"{significant} of {len(common)} variants differ by more than noise."]
     for name, variants, other in ((names[0], first, second), (names[1], second, first)):
-        alone = [row.title for key, row in variants.items() if key not in other]
-        if alone:
-            lines.append(f"In {name} alone: {'; '.join(alone)}.")
+        titles = [row.title for key, row in variants.items() if key not in other]
+        if titles:
+            lines.append(f"In {name} alone: {'; '.join(titles)}.")
     return RunDifference(*names, scores=tuple(lines), variants=table.filled())
 
 

@@ -70,9 +70,9 @@ def _in_images(detections: Detections, placements: NDArray[np.float64]) -> dict[
         where = ImageTransform(
             scale_x=scale_x, scale_y=scale_y, pad_x=int(pad_x), pad_y=int(pad_y), width=int(width), height=int(height)
         )
-        kept = int(real.sum())
-        outputs["num_dets"][i] = kept
-        outputs["boxes"][i, :kept] = where.to_image(boxes[real])
-        outputs["scores"][i, :kept] = scores[real]
-        outputs["classes"][i, :kept] = classes[real]
+        number = int(real.sum())
+        outputs["num_dets"][i] = number
+        outputs["boxes"][i, :number] = where.to_image(boxes[real])
+        outputs["scores"][i, :number] = scores[real]
+        outputs["classes"][i, :number] = classes[real]
     return outputs

@@ -82,8 +82,8 @@ def _engine_line(bundle: Bundle) -> str:
     backend = bundle.manifest.backend
     if bundle.engine is None:
         return "the ONNX model, run by the onnxruntime backend"
-    made = ", ".join(f"{sm // 10}.{sm % 10}" for sm in backend.sms)
-    devices = "8.0 and later" if backend.hardware_compatible else made
+    capabilities = ", ".join(f"{sm // 10}.{sm % 10}" for sm in backend.sms)
+    devices = "8.0 and later" if backend.hardware_compatible else capabilities
     return f"the engine of TensorRT {backend.version}" + (f", for compute capability {devices}" if devices else "")
 
 

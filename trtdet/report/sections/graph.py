@@ -70,12 +70,12 @@ def model_nodes(model: onnx.ModelProto, plan: PrecisionPlan) -> list[Node]:
     """The nodes of a model; edges skip nodes that only change the data type."""
     steps = []
     for node in model.graph.node:
-        drawn, entry = None, plan.entries.get(node.name)
+        mark, entry = None, plan.entries.get(node.name)
         if node.op_type not in _PASSED:
             tip = (node.name, node.op_type, entry.reason if entry is not None else "")
             label, precision = (node.name, entry.precision) if entry is not None else (node.op_type, "")
-            drawn = Node(label, "<br>".join(filter(None, tip)), precision, before=())
-        steps.append((node.input, node.output, drawn))
+            mark = Node(label, "<br>".join(filter(None, tip)), precision, before=())
+        steps.append((node.input, node.output, mark))
     return _linked(steps)
 
 
@@ -111,20 +111,20 @@ def graph_section(nodes: Sequence[Node], basis: str) -> Section:
     ]
     longest = max((node.ms or 0.0 for node in nodes), default=0.0) or 1.0
     for precision in sorted({node.precision for node in nodes}):
-        own = [(node, place) for node, place in zip(nodes, places, strict=True) if node.precision == precision]
-        sizes = [_LEAST + (_MOST - _LEAST) * ((node.ms or 0.0) / longest) ** 0.5 for node, _ in own]
+        group = [(node, place) for node, place in zip(nodes, places, strict=True) if node.precision == precision]
+        sizes = [_LEAST + (_MOST - _LEAST) * ((node.ms or 0.0) / longest) ** 0.5 for node, _ in group]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": precision.upper() or "other types",
-                "x": [place[0] for _, place in own],
-                "y": [place[1] for _, place in own],
-                "text": [node.label for node, _ in own],
+                "x": [place[0] for _, place in group],
+                "y": [place[1] for _, place in group],
+                "text": [node.label for node, _ in group],
                 "textposition": "top center",
-                "hovertext": [node.tip for node, _ in own],
+                "hovertext": [node.tip for node, _ in group],
                 "hoverinfo": "text",
-                "customdata": [node.ms or 0.0 for node, _ in own],
+                "customdata": [node.ms or 0.0 for node, _ in group],
                 "marker": {"color": PRECISIONS[precision], "size": sizes, "symbol": "square", "line": {"width": 0}},
             }
         )
@@ -170,9 +170,9 @@ def layout(nodes: Sequence[Node]) -> tuple[list[tuple[float, float]], list[list[
     chains: list[list[int]] = []
     for place, node in enumerate(nodes):
         for source in node.before:
-            passed = range(column_of[source] + 1, column_of[place])
-            chain = [source, *range(len(column_of), len(column_of) + len(passed)), place]
-            column_of += passed
+            crossed = range(column_of[source] + 1, column_of[place])
+            chain = [source, *range(len(column_of), len(column_of) + len(crossed)), place]
+            column_of += crossed
             chains.append(chain)
             for first, second in pairwise(chain):
                 before[second].append(first)
@@ -189,19 +189,19 @@ def _rows(
     columns: list[list[int]], before: Mapping[int, list[int]], after: Mapping[int, list[int]]
 ) -> dict[int, float]:
     """y of each place: near the mean of its neighbours, and at least 1 from the next place in its column."""
-    rows = {place: float(index) - len(own) / 2 for own in columns for index, place in enumerate(own)}
+    rows = {place: float(index) - len(column) / 2 for column in columns for index, place in enumerate(column)}
     for sweep in range(2 * _SWEEPS):
         neighbours = before if sweep % 2 == 0 else after
-        for own in columns if sweep % 2 == 0 else reversed(columns):
-            wished = {
+        for column in columns if sweep % 2 == 0 else reversed(columns):
+            targets = {
                 place: fmean(rows[other] for other in neighbours[place]) if neighbours.get(place) else rows[place]
-                for place in own
+                for place in column
             }
-            own.sort(key=lambda place: wished[place])
+            column.sort(key=lambda place: targets[place])
             # Enforce a distance of 1, then shift the whole column so that its mean stays.
-            placed: list[float] = []
-            for place in own:
-                placed.append(max(wished[place], placed[-1] + 1) if placed else wished[place])
-            shift = fmean(wished.values()) - fmean(placed)
-            rows.update({place: row + shift for place, row in zip(own, placed, strict=True)})
+            spaced: list[float] = []
+            for place in column:
+                spaced.append(max(targets[place], spaced[-1] + 1) if spaced else targets[place])
+            shift = fmean(targets.values()) - fmean(spaced)
+            rows.update({place: row + shift for place, row in zip(column, spaced, strict=True)})
     return rows

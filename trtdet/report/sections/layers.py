@@ -38,14 +38,14 @@ def audit_section(audit: Audit, plan: PrecisionPlan, estimate: Estimate) -> Sect
     rows: list[tuple[Cell, ...]] = []
     for place, layer in enumerate(audit.layers, 1):
         planned = {name: plan.entries[name].precision.upper() for name in layer.onnx if name in plan.entries}
-        timed = times.get(layer.name)
+        time = times.get(layer.name)
         # Names of generated kernels list all their operations and end with a number.
         name = layer.name if len(layer.name) <= 90 else f"{layer.name[:75]}...{layer.name[-12:]}"
         rows.append(
             (
                 *(place, layer.type, listed(list(planned)), ", ".join(dict.fromkeys(planned.values()))),
                 *(layer.input, layer.output, layer.bytes / 1e6),
-                *((timed.ms, timed.ms / total, timed.bound) if timed is not None else (None, None, "")),
+                *((time.ms, time.ms / total, time.bound) if time is not None else (None, None, "")),
                 name,
             )
         )

@@ -45,21 +45,21 @@ def pictures_section(
     paths = evenly(paths, min(count, len(paths)))
     pair = open_pair(target, reference)
     first, second = (_detections(detector, paths, progress) for detector in pair)
-    apart = [difference(*both) for both in zip(first, second, strict=True)]
-    shown = [place for place in np.argsort(-np.array(apart), kind="stable")[:_SHOWN] if apart[place] > 0]
+    distances = [difference(*both) for both in zip(first, second, strict=True)]
+    largest = [place for place in np.argsort(-np.array(distances), kind="stable")[:_SHOWN] if distances[place] > 0]
     text = (
         f"{len(paths)} images by '{reference.name}' (left) and '{target.name}' (right), detections with a score of at "
-        f"least {_SCORE}; the {len(shown)} on which they differ most, by the scores of what only one finds and the "
+        f"least {_SCORE}; the {len(largest)} on which they differ most, by the scores of what only one finds and the "
         "differences of scores of what both find."
     )
-    if not shown:
+    if not largest:
         text = f"On {len(paths)} images '{target.name}' finds exactly what '{reference.name}' finds."
     pictures = []
-    for place in shown:
+    for place in largest:
         sides = second[place], first[place]
         caption = f"{paths[place].name}: {len(sides[0][1])} and {len(sides[1][1])} detections, difference"
         jpeg = _side_by_side(paths[place], sides, pair[0].classes)
-        pictures.append(Picture(jpeg, f"{caption} {apart[place]:.2f}"))
+        pictures.append(Picture(jpeg, f"{caption} {distances[place]:.2f}"))
     return Section("Where the detections differ most", (Text((text,)), *pictures))
 
 

@@ -45,23 +45,23 @@ def ranges_section(
     if percent is not None:
         rules["percentile"] = partial(percentile, percent=percent)
 
-    def drawn(tensor: str) -> DrawnHistogram:
+    def drawn_histogram(tensor: str) -> DrawnHistogram:
         histogram = collection.histograms[tensor]
-        written = None if ranges is None else ranges.tensors.get(tensor)
+        tensor_range = None if ranges is None else ranges.tensors.get(tensor)
         top, heights = compact(histogram)
         thresholds, note = {}, ""
         if histogram.amax:
             thresholds = {rule: float(f"{choose(histogram):.6g}") for rule, choose in rules.items()}
-        if written is not None and histogram.amax:
-            kept = histogram.counts[: round(written.amax / histogram.width)].sum() / max(histogram.total, 1)
-            note = f"{1 - kept:.2%} of the values are cut off, the largest is {histogram.amax:.4g}"
-        chosen = None if written is None else float(f"{written.amax:.6g}")
-        return DrawnHistogram("", tensor, top=top, heights=heights, thresholds=thresholds, chosen=chosen, note=note)
+        if tensor_range is not None and histogram.amax:
+            inside = histogram.counts[: round(tensor_range.amax / histogram.width)].sum() / max(histogram.total, 1)
+            note = f"{1 - inside:.2%} of the values are cut off, the largest is {histogram.amax:.4g}"
+        amax = None if tensor_range is None else float(f"{tensor_range.amax:.6g}")
+        return DrawnHistogram("", tensor, top=top, heights=heights, thresholds=thresholds, chosen=amax, note=note)
 
     inputs = {name: tensor for name, tensor in inputs.items() if tensor in collection.histograms}
     tensors = list(dict.fromkeys(inputs.values()))
     with ThreadPoolExecutor() as pool:  # NumPy computes outside the interpreter's lock
-        by_tensor = dict(zip(tensors, pool.map(drawn, tensors), strict=True))
+        by_tensor = dict(zip(tensors, pool.map(drawn_histogram, tensors), strict=True))
     entries = tuple(replace(by_tensor[tensor], name=name) for name, tensor in inputs.items())
     order, why = [name for name in worst if name in inputs], "the most sensitive"
     if not order:

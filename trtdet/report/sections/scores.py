@@ -34,8 +34,8 @@ def scores_section(scores: Mapping[str, Any], other: Mapping[str, Any] | None, a
         rows: list[tuple[Cell, ...]] = []
         for name, value in values.items():
             theirs = others.get(name)
-            apart = None if value is None or theirs is None else 100 * (value - theirs)
-            cells = (name, None if value is None else 100 * value, None if theirs is None else 100 * theirs, apart)
+            difference = None if value is None or theirs is None else 100 * (value - theirs)
+            cells = (name, None if value is None else 100 * value, None if theirs is None else 100 * theirs, difference)
             rows.append(cells[: len(columns)])
         return Grid(Table(columns, rows))
 

@@ -61,10 +61,10 @@ def accuracy_sentence(worth: Mapping[str, Any] | None, scores: Mapping[str, Any]
     The evaluation (``scores``) has priority over the build's own comparison (``worth``).
     """
     if scores is None:
-        compared = (worth or {}).get("comparison")
-        if worth is None or compared is None:
+        comparison = (worth or {}).get("comparison")
+        if worth is None or comparison is None:
             return ""
-        return _difference_sentence(compared["map"] + compared["difference"], compared, worth["against"].upper())
+        return _difference_sentence(comparison["map"] + comparison["difference"], comparison, worth["against"].upper())
     against = scores.get("against") or {}
     if "difference" in against:
         return _difference_sentence(scores["map"], against, Path(against["file"]).name)
@@ -145,14 +145,14 @@ def figures_section(run: Run) -> Section:
         rows.append(("calibration", f"{quantization.calibrator}", "", f"{quantization.images.count} images"))
     columns = ("figure", Column("value", align="left"), Column("against", align="left"), Column("how it is known"))
     parts = [Grid(Table(columns, rows).filled())]
-    kept: dict[tuple[str, Cause], list[str]] = {}
+    not_int8: dict[tuple[str, Cause], list[str]] = {}
     for name, entry in plan.entries.items():
         if entry.precision != "int8":
-            kept.setdefault((entry.precision, entry.cause), []).append(name)
-    if kept:
+            not_int8.setdefault((entry.precision, entry.cause), []).append(name)
+    if not_int8:
         causes = [
             (precision.upper(), len(names), _CAUSES.get(cause, cause.value), listed(names))
-            for (precision, cause), names in sorted(kept.items(), key=lambda item: -len(item[1]))
+            for (precision, cause), names in sorted(not_int8.items(), key=lambda item: -len(item[1]))
         ]
         why = ("runs in", "convolutions", Column("why", align="left"), Column("which", align="left"))
         parts.append(Grid(Table(why, causes, "What is not in INT8, and why")))
