@@ -42,7 +42,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _paired(options: Namespace, console: Console) -> str:
-    """Evaluates both on the same images; a sentence on whether they differ by more than noise."""
+    """Evaluates both on the same images; returns a sentence on the difference, and on whether it is noise."""
     from trtdet.data import CocoDataset, ImageCache
     from trtdet.evaluation.comparison import compare, open_pair
     from trtdet.evaluation.scoring import evaluate

@@ -73,7 +73,10 @@ def _template(name: str) -> tuple[NDArray[np.float64], ...]:
 
 
 def colour(rng: np.random.Generator, against: NDArray[np.float32], contrast: float) -> NDArray[np.float32]:
-    """A colour float32 (3,), 0..255, with a channel difference from ``against`` of ``contrast`` or more; 9 attempts."""
+    """A colour float32 (3,), 0..255, which differs from ``against`` in one channel by at least ``contrast``.
+
+    After 9 attempts, the last colour is taken.
+    """
     for _ in range(9):
         colour = rng.uniform(0, 255, 3).astype(np.float32)
         if float(np.abs(colour - against).max()) >= contrast:

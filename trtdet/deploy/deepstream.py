@@ -28,7 +28,7 @@ _CONFIG = "config_infer_primary.txt"
 _PARSER = "nvdsinfer_trtdet"
 _CALIBRATION = "calibration.cache"
 _FILTERS = {"nearest": 0, "linear": 1, "cubic": 2, "area": 3}
-"""Values of ``scaling-filter``: nearest, bilinear, cubic (on a GPU), and a filter that averages when it shrinks."""
+"""Values of ``scaling-filter``: nearest, bilinear, cubic (on a GPU), and a filter that covers more pixels to shrink."""
 
 _SOURCES = {
     f"{_PARSER}.cpp": f"deepstream/{_PARSER}.cpp",

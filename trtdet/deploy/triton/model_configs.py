@@ -160,7 +160,7 @@ class ModelConfigs:
         if engine and manifest.nms.mode in ("efficient", "host"):
             config["optimization"] = {"cuda": {"graphs": True}}
         if not engine and manifest.quantization.mode != "none":
-            # Level -1 disables fusion of Q/DQ into integer kernels, which saturate at 16 bits on CPUs without VNNI.
+            # Level -1: exact optimisations only. Fused integer kernels saturate at 16 bits on CPUs without VNNI.
             config["optimization"] = {"graph": {"level": -1}}
         dims = [*([] if batch.shared else [batch.most]), *manifest.input.shape.max[1:]]
         zeros = {"data_type": self._input["data_type"], "dims": dims, "zero_data": True}
