@@ -1,4 +1,4 @@
-"""trtdet: a trained detector becomes an INT8 TensorRT engine, and COCO mAP says what INT8 cost.
+"""Turns trained detectors into INT8 TensorRT engines, and measures the loss in COCO mAP.
 
 import trtdet
 config = trtdet.load_config("yolox")
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trtdet.runtime.detector import Detector
     from trtdet.runtime.pictures import infer
 
-# No module may be called like one of these names: importing it would put the module in the function's place.
+# No module may have one of these names: importing it would replace the function by the module.
 _HOMES = {
     name: home
     for home, names in {
@@ -121,7 +121,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part when it is first used: ``trtdet --help`` then loads neither NumPy nor ONNX."""
+    """Imports a name at its first use, so that ``trtdet --help`` loads neither NumPy nor ONNX."""
     if name not in _HOMES:
         raise AttributeError(f"module 'trtdet' has no attribute '{name}'")
     return getattr(importlib.import_module(f"trtdet.{_HOMES[name]}"), name)

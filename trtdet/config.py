@@ -1,7 +1,6 @@
-"""Typed, validated configuration of a detector: what the pixels must look like and what the outputs mean.
+"""The configuration of a detector, read from YAML and validated: pre-processing, meaning of the outputs, NMS, classes.
 
-A YAML file describes a detector. Everything that a C++ consumer must repeat (pre-processing, thresholds, class names)
-is data here and is copied into the bundle's manifest unchanged.
+It is copied unchanged into the bundle's manifest, from which C++ programs read it.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ COCO_CLASSES: tuple[str, ...] = (
     "hair drier", "toothbrush",
 )
 # fmt: on
-"""The 80 category names of COCO in the order of their ids, which is the class order of nearly every release."""
+"""The 80 category names of COCO in the order of their ids, which nearly every release uses as its class order."""
 
 NmsMode = Literal["native", "onnx", "efficient", "host"]
-"""Where non-maximum suppression runs: in the graph as plain operators, as ONNX's NonMaxSuppression or as TensorRT's
-EfficientNMS_TRT; or on the host, in whoever reads the outputs."""
+"""Where NMS runs: in the engine, as plain operators (``native``), ONNX's NonMaxSuppression (``onnx``) or TensorRT's
+EfficientNMS_TRT (``efficient``); or on the host, after the engine."""
 
 SiluForm = Literal["keep", "swish", "plugin"]
-"""What SiLU becomes: the operators that the model has, ONNX's Swish, or the operator of trtdet's plugin library."""
+"""How SiLU is written: unchanged, as ONNX's Swish, or as the operator of trtdet's plugin library."""
 
 
 def _encodable(text: str) -> str:
@@ -61,18 +60,18 @@ def _as_tuple(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(_encodable)]
 Listed = BeforeValidator(_as_tuple)
-"""Of a tuple, which YAML and JSON write as a list."""
+"""Validator of a tuple: YAML and JSON give it as a list."""
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Colour = Annotated[tuple[Finite, Finite, Finite], Listed]
 
 _LARGEST = 1 << 20
-"""Bytes of a configuration file: a file that is something else, or a device, is not read to its end."""
+"""Largest size of a configuration file in bytes, so that no other large file or device is read to its end."""
 _MOST_VALUES = 100_000
 _MOST_PROBLEMS = 10
 _LONGEST = 2000
-"""Characters of an expression."""
+"""Largest length of an expression in characters."""
 
 
 class _Section(BaseModel):
@@ -80,16 +79,15 @@ class _Section(BaseModel):
 
 
 class InputConfig(_Section):
-    """How an image becomes the network's input.
+    """Pre-processing of an image: decode to 8-bit, resize, reorder channels, ``(x * scale - mean) / std`` per channel.
 
-    The order is: decode to 8-bit, resize, reorder channels, then ``(x * scale - mean) / std`` per channel, where
     ``mean`` and ``std`` are in the channel order of ``color``. The result is float32, NCHW.
     """
 
     size: Annotated[tuple[Positive, Positive], Listed]
     """(height, width) in pixels."""
     name: Text | None = None
-    """The model's input; may be left out where the model has a single input."""
+    """Name of the model's input; needed only if the model has several."""
     resize: Literal["letterbox-topleft", "letterbox-centre", "stretch"] = "letterbox-centre"
     interpolation: Literal["nearest", "linear", "cubic", "area"] = "linear"
     pad_value: Annotated[int, Field(ge=0, le=255)] = 114
@@ -116,47 +114,46 @@ class InputConfig(_Section):
 
 
 class HeadConfig(_Section):
-    """What the raw outputs mean.
+    """Meaning of the raw outputs.
 
     ``decode`` is one of these rules:
 
     - ``yolox``: (B, N, 5 + C), ``xy = (xy + grid) * stride``, ``wh = exp(wh) * stride``, objectness, classes
     - ``yolov5``: (B, N, 5 + C), boxes already decoded to centre x, y, width, height in pixels, objectness, classes
     - ``yolov8``: (B, 4 + C, N), boxes decoded as above, classes; also YOLO11
-    - ``dfl``: distance distributions of ``bins`` values a side (Li et al. 2020, arXiv:2006.04388), as a single output
+    - ``dfl``: distance distributions of ``bins`` values per side (Li et al. 2020, arXiv:2006.04388), as a single output
       (B, N, C + 4 * bins) or, per stride, a class map (B, N_s, C) and a distance map (B, N_s, 4 * bins)
-    - ``boxes``: already decoded: boxes (B, N, 4), in the form that ``boxes`` and the units that ``units`` name, and
-      scores (B, N, C), or (B, N, C + 1) with a background class; also the queries of DETR and its kin
-    - ``detections``: (B, N, 6), a box as of ``boxes``, its score and the index of its class; also YOLOv10 and YOLO26 as
-      their own exporter writes them
+    - ``boxes``: decoded boxes (B, N, 4), see ``boxes`` and ``units``, and scores (B, N, C), or (B, N, C + 1) with a
+      background class; also the queries of DETR and similar models
+    - ``detections``: (B, N, 6): a box as for rule ``boxes``, its score and its class index; also YOLOv10 and YOLO26
+      from their own exporters
     """
 
     decode: Literal["yolox", "yolov5", "yolov8", "dfl", "boxes", "detections"]
     strides: Annotated[tuple[Positive, ...], Field(min_length=1), Listed] = (8, 16, 32)
     bins: Annotated[int, Field(ge=2)] = 8
     cell_offset: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """Where in its cell a ``dfl`` anchor point lies, in strides; 0 for NanoDet-Plus."""
+    """Offset of a ``dfl`` anchor point in its cell, in strides; 0 for NanoDet-Plus."""
     boxes: Literal["xyxy", "yxyx", "cxcywh"] = "xyxy"
-    """What the four numbers of rules ``boxes`` and ``detections`` are: two corners, or centre, width and height."""
+    """Box format of rules ``boxes`` and ``detections``: two corners, or centre, width and height."""
     units: Literal["pixels", "relative"] = "pixels"
-    """What these numbers are counted in: pixels of the network's input, or shares of its width and height."""
+    """Units of these boxes: pixels of the network's input, or fractions of its width and height."""
     scores: Literal["probabilities", "logits", "softmax"] = "probabilities"
-    """``logits`` where the model leaves the sigmoid to the consumer, ``softmax`` where rule ``boxes`` needs a softmax
-    over the classes."""
+    """``logits`` if the scores still need a sigmoid, ``softmax`` if rule ``boxes`` needs a softmax over the classes."""
     background: Literal["none", "first", "last"] = "none"
-    """Where rule ``boxes`` has the score of no object, which is of none of the classes."""
+    """Position of the background score in rule ``boxes``; the background is not one of ``classes``."""
     columns: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1), Listed] | None = None
-    """Where rule ``boxes`` has the score of each class, in the order of ``classes``; None for all columns but the
-    background's. DETR's weights for COCO have columns for category ids that no category has."""
+    """Score column of each class in rule ``boxes``, in the order of ``classes``; None for all except the background.
+    DETR's COCO weights, for example, have columns for unused category ids."""
     compute: dict[Text, Text] | None = None
-    """What rule ``boxes`` takes, where the model gives other tensors: an expression for each name, ``boxes`` (B, N, 4)
-    and ``scores`` (B, N, C) among them, over the outputs and the names before (trtdet.detection.expressions)."""
+    """Computes the inputs of rule ``boxes`` from other outputs: an expression by name, with ``boxes`` (B, N, 4) and
+    ``scores`` (B, N, C) among the names. Expressions use outputs and earlier names (trtdet.detection.expressions)."""
     rpn_pre_nms_topk: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """How many anchors of each level a two-stage model suppresses among, at most; None for as many as exported."""
+    """Largest number of anchors per level that enter the NMS of a two-stage model; None keeps the exported number."""
     rpn_post_nms_topk: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """How many proposals its second stage gets, at most; None for as many as exported."""
+    """Largest number of proposals for its second stage; None keeps the exported number."""
     outputs: Annotated[tuple[Text, ...], Field(min_length=1), Listed] | None = None
-    """Names of the raw outputs, in the order the rule expects; None takes the model's own outputs in order."""
+    """Names of the raw outputs in the order that the rule expects; None takes the model's outputs in their order."""
 
     @field_validator("compute")
     @classmethod
@@ -195,29 +192,28 @@ class HeadConfig(_Section):
 
 
 class NmsConfig(_Section):
-    """Which detections leave the detector. The defaults are those that COCO mAP is measured with: a service that wants
-    only confident boxes raises ``score_threshold`` here, or filters again when it reads the result."""
+    """Selection of detections. The defaults suit COCO mAP; for confident boxes only, raise ``score_threshold``."""
 
     score_threshold: Probability = 0.001
     """A candidate's score must exceed this."""
     iou_threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.65
-    """A box is suppressed by a better box of its class that overlaps it by more than this. No boxes overlap by more
-    than 1: with 1 the best candidates leave as they are, which ``nms: none`` in a configuration stands for."""
+    """A box is suppressed if its IoU with a better box of its class exceeds this. 1 suppresses nothing; ``nms: none``
+    in a configuration means 1."""
     max_detections: Positive = 300
     pre_nms_topk: Positive = 3000
-    """The candidates of an image, the best, that enter the suppression at most."""
+    """Largest number of candidates per image that enter the suppression; the best are taken."""
     class_agnostic: bool = False
     candidates: Literal["all-classes", "best-class"] = "all-classes"
     """``all-classes``: a box competes with every class over the threshold; ``best-class``: with its best class only."""
 
     @property
     def suppresses(self) -> bool:
-        """Whether a box can suppress another; what a detector has that is trained to find each object once, cannot."""
+        """Whether a box can suppress another; False for detectors that find each object only once."""
         return self.iou_threshold < 1
 
     @property
     def most_candidates(self) -> int:
-        """The candidates of an image, the best, that are looked at."""
+        """Number of best candidates per image that are considered."""
         return self.pre_nms_topk if self.suppresses else self.max_detections
 
     @model_validator(mode="after")
@@ -229,7 +225,7 @@ class NmsConfig(_Section):
 
 
 class Config(_Section):
-    """A detector: its input, its head, its NMS and its class names."""
+    """Configuration of a detector."""
 
     name: Text
     classes: tuple[Text, ...]
@@ -269,15 +265,17 @@ class Config(_Section):
 
     @property
     def suppresses_logits(self) -> bool:
-        """Whether suppression meets logits: a head's only factor needs no sigmoid to be compared, and kept scores get
-        theirs at the end. A product of objectness and class has to be made of probabilities."""
+        """Whether NMS compares logits and applies the sigmoid only to kept scores.
+
+        YOLOX and YOLOv5 cannot: their score is objectness times class, a product of probabilities.
+        """
         return self.head.scores == "logits" and self.head.decode not in ("yolox", "yolov5")
 
     def with_size(self, size: tuple[int, int]) -> Config:
-        """This configuration with another height and width of the input, in pixels.
+        """This configuration with another input size (height, width) in pixels.
 
         Raises:
-            ConfigError: a stride of the head does not divide them, or they are out of range.
+            ConfigError: a value is out of range, or not a multiple of the head's strides.
         """
         data = self.model_dump()
         data["input"]["size"] = size
@@ -289,33 +287,32 @@ class Config(_Section):
         Raises:
             ConfigError: a value is out of range.
         """
-        kept = {key: value for key, value in changes.items() if value is not None}
-        if not kept:
+        values = {key: value for key, value in changes.items() if value is not None}
+        if not values:
             return self
         data = self.model_dump()
-        data["nms"].update(kept)
+        data["nms"].update(values)
         return _validate(data, "options")
 
 
 def shipped_folder(name: str) -> Path:
-    """A folder that comes with trtdet: beside the package in a checkout, inside it when installed."""
+    """A folder of trtdet's data: beside the package in a checkout, inside it when installed."""
     package = Path(__file__).resolve().parent
     installed = package / name
     return installed if installed.is_dir() else package.parent / name
 
 
 def shipped(kind: Literal["configs", "calib"]) -> dict[str, Path]:
-    """The files that come with trtdet in ``configs/`` or ``calib/``, by stem."""
+    """The shipped files in ``configs/`` or ``calib/``, by stem."""
     files = sorted(shipped_folder(kind).iterdir())
     return {path.stem: path for path in files if path.is_file() and path.suffix != ".md"}
 
 
 def load_config(source: str | Path) -> Config:
-    """Reads a configuration.
+    """Reads a YAML file, or a shipped configuration by its name such as ``yolox``.
 
-    Args:
-        source: a YAML file, or the name of a shipped configuration such as ``yolox``. A file may start from another
-            with ``extends:`` and a shipped name or a path relative to itself, and give only the keys that differ.
+    A file can extend another one and give only the keys that differ: ``extends:`` takes a shipped name, or a path
+    relative to the file.
 
     Raises:
         ConfigError: the file is missing, too large or not YAML, or a key is misspelt, missing, of the wrong type or out
@@ -324,12 +321,12 @@ def load_config(source: str | Path) -> Config:
     return _validate(_read(source), str(source))
 
 
-def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(source: str | Path, folder: Path = Path(), chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     names = shipped("configs")
     path = names[str(source)] if str(source) in names else folder / source
     try:
         place = path.resolve()
-        if place in seen:
+        if place in chain:
             raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(names)}")
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
@@ -338,7 +335,7 @@ def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()
             f"configuration '{source}' is neither a file nor a shipped name; shipped: {', '.join(names)}"
             f"{nearest(str(source), names)}"
         ) from None
-    except (OSError, ValueError, RuntimeError) as error:  # also of a name with a null character, or links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # also for null characters and circular links
         raise _error(f"configuration '{source}' cannot be read: {error}") from None
     if len(content) > _LARGEST:
         raise _error(f"configuration '{source}' is larger than {_LARGEST} bytes; a detector takes a few dozen lines")
@@ -351,7 +348,7 @@ def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()
     except RecursionError:
         raise _error(f"configuration '{source}' is nested too deeply; a detector takes three levels") from None
     except Exception as error:
-        # Of the text behind a tag, PyYAML raises whatever int(), datetime() and its own tables raise.
+        # For tagged values, PyYAML passes on exceptions of int(), datetime() and its own lookups.
         raise _error(f"configuration '{source}' has a value that YAML cannot read: {error}") from None
     if not isinstance(data, dict):
         raise _error(f"configuration '{source}' must be a mapping of keys, got {type(data).__name__}")
@@ -361,14 +358,14 @@ def _read(source: str | Path, folder: Path = Path(), seen: tuple[Path, ...] = ()
         return data
     if not isinstance(base, str):
         raise _error(f"{source}: 'extends' must be a name or a file, got {_shown(base)}")
-    return _merge(_read(base, path.parent, (*seen, place)), data)
+    return _merge(_read(base, path.parent, (*chain, place)), data)
 
 
 class _Loader(yaml.SafeLoader):
     merged_keys = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Writes out ``<<``, whose aliases multiply before there is anything to count."""
+        """Expands ``<<`` and counts its keys: nested aliases would multiply here, before ``_count`` runs."""
         before = len(node.value)
         super().flatten_mapping(node)
         self.merged_keys += len(node.value) - before
@@ -377,8 +374,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count(value: Any, source: str, counts: dict[int, int]) -> int:
-    """The values that a document has once its aliases are written out, which a few bytes can make billions; ``counts``
-    are by the identity of lists and mappings, 0 for those that are being counted."""
+    """Number of values with all aliases expanded; a few bytes of YAML can mean billions.
+
+    ``counts`` maps id() of lists and mappings to their number; 0 marks a count in progress.
+    """
     if not isinstance(value, (dict, list)):
         return 1
     total = counts.get(id(value))
@@ -396,8 +395,8 @@ def _count(value: Any, source: str, counts: dict[int, int]) -> int:
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if nested else value
     return merged
 
 
@@ -431,7 +430,7 @@ def _explain(item: dict[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as a message can quote it, in a few words whatever it holds."""
+    """A short repr of any value, for messages."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 60
     try:

@@ -1,7 +1,7 @@
-"""What trtdet raises on purpose.
+"""Errors and warnings.
 
-    TrtdetError                    every error a user can cause or meet; the command line prints it and exits 1
-    ├── ConfigError                a configuration file or an option that cannot be right; names the key path
+    TrtdetError                    every expected error; the command line prints it and exits with 1
+    ├── ConfigError                a wrong configuration key or option; names the key path
     ├── DataError                  images or annotations
     ├── ModelError                 an ONNX model, a checkpoint or an export
     ├── CalibrationError           activations or ranges that cannot be used
@@ -9,18 +9,16 @@
     ├── BundleError                a bundle that is incomplete, altered or of another schema
     └── OutputError                a file or folder that cannot be written
 
-Each message is a single line: what was wrong, what was got, what is allowed, what to do next.
+Each message is a single line: the problem, the actual value, the allowed values, the next step.
 """
 
 from __future__ import annotations
 
 
 class TrtdetError(Exception):
-    """Base of every error that trtdet raises on purpose.
+    """Base of all expected errors.
 
-    Attributes:
-        problem: what was wrong, what was got, what is allowed.
-        hint: what to do next, such as the pip line of a library that is missing; empty where the problem says it.
+    ``hint`` is the next step, such as the pip command for a missing library; empty where ``problem`` says it.
     """
 
     def __init__(self, problem: str, hint: str = "") -> None:
@@ -49,11 +47,7 @@ class CalibrationError(TrtdetError):
 
 
 class BackendError(TrtdetError):
-    """A backend is missing, cannot do what was asked, or failed while doing it.
-
-    Attributes:
-        messages: what its builder said until it failed, a line each; empty where none had begun.
-    """
+    """A backend is missing, cannot do the task, or failed; ``messages`` are the lines of its builder's log."""
 
     def __init__(self, problem: str, hint: str = "", messages: tuple[str, ...] = ()) -> None:
         super().__init__(problem, hint)
@@ -61,24 +55,24 @@ class BackendError(TrtdetError):
 
 
 class BundleError(TrtdetError):
-    """A bundle is incomplete, altered, or of a schema this version does not read."""
+    """A bundle is incomplete, altered, or of an unsupported schema."""
 
 
 class OutputError(TrtdetError):
-    """A file or folder cannot be written; what stood there before is untouched."""
+    """A file or folder cannot be written; an existing one is unchanged."""
 
 
 def one_line(text: object, limit: int = 300) -> str:
-    """Text from elsewhere as it fits into a message of one line: white space is folded, characters that a terminal
-    would obey or that cannot be encoded are replaced, and what follows ``limit`` characters is left out."""
+    """Foreign text for a one-line message: white space folded, control characters and characters that cannot be
+    encoded replaced, cut to ``limit`` characters."""
     folded = " ".join(str(text).split())
     cut = folded if len(folded) <= limit else folded[: limit - 3] + "..."
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 
 
 class TrtdetWarning(UserWarning):
-    """Something was skipped or adjusted and the result says so; never raised for a lost accuracy."""
+    """Something was skipped or adjusted, which the result also records; never raised for lost accuracy."""
 
 
 class ImplausibleDetections(TrtdetWarning):
-    """On its images a model does not look like a working detector, or does so more with another configuration."""
+    """On the given images a model finds nothing plausible, or works better with another configuration."""

@@ -1,4 +1,4 @@
-"""What a person sees of a command: its results, its progress with an estimate, its warnings and errors."""
+"""Output of a command for people: results, progress with the remaining time, warnings and errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trtdet.errors import OutputError, TrtdetWarning, one_line
 from trtdet.tables import Table, Tables
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, the steps done and the steps in all; a total of 1 stands for an unknown length."""
+"""Called with (stage, steps done, total steps); a total of 1 means an unknown length."""
 
 Expect = Callable[[Sequence["ExpectedStage"]], None]
-"""Called with the stages that are to come, as far as they are known."""
+"""Called with the stages ahead, as far as they are known."""
 
 _MESSAGE = 4000
-"""Characters that a warning or an error may have: a message that quotes a user's file stays readable."""
+"""Largest length of a warning or error in characters: a message that quotes a user's file stays readable."""
 
 
 class OutputClosed(Exception):
-    """Whoever read standard output has closed it, as ``head`` does: there is nobody left to print for."""
+    """The reader of standard output has closed it, as ``head`` does."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -40,30 +40,29 @@ def unheard(steps: Sequence[ExpectedStage]) -> None:
 
 @dataclass(frozen=True)
 class ExpectedStage:
-    """A stage that is to come."""
+    """A stage ahead."""
 
     stage: str
     """Its name, as ``Progress`` gets it."""
     seconds: float
-    """An estimate; 0 where its result is there already."""
+    """Estimated duration; 0 where its result exists already."""
 
 
 class Course:
-    """How far a command of several stages is, and how long it still takes.
+    """Progress of a command of several stages, and its remaining time.
 
-    The estimates of the stages say what part of the work each is. The pace is measured, and an estimate counts as if
-    a tenth of all had been done at its pace. A stage that is not among ``steps`` counts by itself; ``now`` is the clock
-    at the start, in seconds.
+    The estimates weight the stages. The pace is measured; the estimated pace counts as much as the first tenth of the
+    work. Without ``steps``, each stage counts by itself. ``now`` is the clock at the start, in seconds.
     """
 
     def __init__(self, steps: Sequence[ExpectedStage] = (), now: float = 0.0) -> None:
         self._steps, self._all = tuple(steps), sum(step.seconds for step in steps)
         self._place, self._begun, self._now = 0, now, now
         self.share = 0.0
-        """The part of the command that is done, 0..1."""
+        """The finished fraction of the command, 0..1."""
 
     def tell(self, stage: str, done: int, total: int, now: float) -> None:
-        """That ``done`` of ``total`` steps of a stage are over."""
+        """Records that ``done`` of ``total`` steps of a stage are finished."""
         self._now = now
         part = min(1.0, done / max(total, 1))
         if not self._all:
@@ -77,7 +76,7 @@ class Course:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end; None where nothing is known."""
+        """Estimated remaining seconds; None where there is no estimate yet."""
         passed = self._now - self._begun
         if not self._all:
             return passed * (1 - self.share) / self.share if self.share else None
@@ -87,14 +86,14 @@ class Course:
 
 
 class Console:
-    """The results of a command on standard output; its progress, warnings and errors on standard error.
+    """Prints results on standard output; progress, warnings and errors on standard error.
 
-    A terminal gets one progress bar for the command, with its stage and an estimate; a file or a pipe gets none. Used
-    as a context manager, it also shows warnings, and exceptions of threads, as single lines.
+    Only a terminal gets a progress bar, one per command. As a context manager it also prints warnings, and exceptions
+    of threads, as single lines.
 
     Args:
-        json: standard output gets one JSON object and nothing else; text goes to standard error.
-        verbose: show messages of libraries and builders, and how long each stage took.
+        json: standard output gets only one JSON object; text goes to standard error.
+        verbose: also show messages of libraries and builders, and the time of each stage.
     """
 
     def __init__(self, json: bool = False, verbose: bool = False) -> None:
@@ -113,7 +112,7 @@ class Console:
             self._until_end.enter_context(_messages_to(self.line))
         self._until_end.enter_context(warnings.catch_warnings())
         warnings.showwarning = self._warning
-        # A warning counts once a place by default; two skipped images are two facts.
+        # By default Python shows a warning once per code line; two skipped images need two warnings.
         warnings.simplefilter("always", category=TrtdetWarning)
         self._until_end.callback(setattr, threading, "excepthook", threading.excepthook)
         threading.excepthook = self._thread_failed
@@ -125,11 +124,11 @@ class Console:
         self._until_end.close()
 
     def expect(self, steps: Sequence[ExpectedStage]) -> None:
-        """Lets the bar be one for all of these stages."""
+        """Uses one progress bar for all these stages."""
         self._expected, self._course = bool(steps), Course(steps, time.monotonic())
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """Shows that ``done`` of ``total`` steps of a stage are over; a total of 1 stands for an unknown length."""
+        """Shows progress, see :data:`Progress`."""
         now = time.monotonic()
         if stage != self._stage:
             self._finish_stage()
@@ -143,23 +142,23 @@ class Console:
             self._finish_stage()
 
     def say(self, text: object) -> None:
-        """Prints a result: a line, or a table, which is drawn with styles in a terminal (unless ``NO_COLOR`` is set).
+        """Prints a line or a table; tables have styles in a terminal unless ``NO_COLOR`` is set.
 
         Raises:
             OutputClosed: nobody reads standard output any more.
             OutputError: standard output cannot be written.
         """
-        self._close()  # the next report of progress draws it again, below
+        self._close()  # The next progress call draws the bar again, below the text.
         if self._json:
             self.line(str(text))
         else:
-            # A terminal that is to show styles, see https://no-color.org.
+            # See https://no-color.org.
             styles = os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
             styles = styles and sys.stdout is not None and sys.stdout.isatty()
             _write(f"{text.text(styled=True) if styles and isinstance(text, (Table, Tables)) else text}\n")
 
     def give(self, result: Mapping[str, Any]) -> None:
-        """Prints the JSON object of a command, where JSON was asked for, and sees to it that what was printed arrives.
+        """Prints the command's JSON object if ``json`` is set, and flushes standard output.
 
         Raises:
             OutputClosed: nobody reads standard output any more.
@@ -171,7 +170,7 @@ class Console:
         """Prints a line on standard error."""
         if sys.stderr is None:
             return
-        with suppress(OSError):  # There is no other place to say that standard error is full or closed.
+        with suppress(OSError):  # A full or closed standard error cannot be reported anywhere.
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False)
             else:
@@ -189,11 +188,11 @@ class Console:
     def _draw(self, stage: str, done: int, total: int) -> None:
         from rich import console, progress
 
-        measurable, seconds, left = self._expected or total != 1, self._course.left, ""
+        measurable, seconds, remaining = self._expected or total != 1, self._course.left, ""
         if seconds is not None:
             minutes, rest = divmod(round(seconds), 60)
             hours, minutes = divmod(minutes, 60)
-            left = f"about {f'{hours}:{minutes:02}' if hours else minutes}:{rest:02} left"
+            remaining = f"about {f'{hours}:{minutes:02}' if hours else minutes}:{rest:02} left"
         try:
             if self._bar is None:
                 columns = ("{task.description}", "{task.fields[count]}", "{task.fields[share]}", "{task.fields[left]}")
@@ -211,15 +210,15 @@ class Console:
                 completed=self._course.share,
                 count="" if total == 1 else f"{done}/{total}",
                 share=f"{self._course.share:.0%}" if self._expected else "",
-                left=left,
+                left=remaining,
             )
         except (OSError, RuntimeError):
-            # No thread can be started, or the terminal is gone: the work itself goes on.
+            # No thread can be started, or the terminal is gone: continue without a bar.
             self._close()
             self._terminal = False
 
     def _finish_stage(self) -> None:
-        """Prints how long the stage took, where that is wanted, and closes a bar of this stage alone."""
+        """Prints the stage's duration if verbose, and closes the bar if it belongs to this stage only."""
         stage, self._stage = self._stage, ""
         seconds = time.monotonic() - self._started
         if self._verbose and stage and seconds >= 0.1:
@@ -245,7 +244,7 @@ class Console:
 
 @contextmanager
 def _messages_to(show: Callable[[str], None]) -> Iterator[None]:
-    """Lets ``show`` have what libraries and builders log, a line a message."""
+    """Passes log messages of libraries and builders to ``show``, one line each."""
     import logging
 
     class Messages(logging.Handler):
@@ -270,7 +269,7 @@ def _write(text: str, flush: bool = False) -> None:
         print(text, end="", flush=flush)
     except OSError as error:
         with suppress(OSError, ValueError):
-            # The interpreter would try to write again, at its end and with a traceback, what the buffer holds.
+            # Otherwise the interpreter would write the buffer again at exit, and print a traceback.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)

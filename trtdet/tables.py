@@ -1,4 +1,4 @@
-"""Tables of results: the same rows as text for a terminal or a pipe, as Markdown and as HTML."""
+"""Tables of results as text, Markdown, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ _NUMBER = re.compile(r"[-+]?[\d ]*\d(\.\d+)?([eE][-+]?\d+)?\s?%?$")
 
 @dataclass(frozen=True)
 class Column:
-    """One column."""
+    """A column; ``spec`` formats its int and float cells, such as ``.2f``, ``+.2f`` or ``.1%``."""
 
     title: str
     spec: str = ""
-    """How its int and float cells are written, as in ``format(value, spec)``: ``.2f``, ``+.2f``, ``.1%``."""
     align: Align | None = None
-    """None puts a column to the right whose every cell is a number or empty."""
+    """None aligns a column of numbers to the right."""
 
     def write(self, cell: Cell) -> str:
-        """A cell as it is printed: on one line, with nothing that a terminal would obey; empty for None."""
+        """The cell as one line without control characters; empty for None."""
         if cell is None:
             return ""
         return _printable(cell if isinstance(cell, str) else format(cell, self.spec))
@@ -44,9 +43,7 @@ class Table:
     """
 
     columns: Sequence[Column | str]
-    """``Column``, or a heading alone."""
     rows: Sequence[Sequence[Cell]]
-    """A cell that is text stays as it is."""
     title: str = ""
     notes: Sequence[str] = ()
 
@@ -56,10 +53,10 @@ class Table:
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row}")
 
     def filled(self) -> Table:
-        """The same without the columns that are empty in every row; all of them where there is no row."""
-        kept = [place for place in range(len(self.columns)) if not self.rows or any(row[place] for row in self._cells)]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return replace(self, columns=[self.columns[place] for place in kept], rows=rows)
+        """The table without columns that are empty in every row; a table without rows keeps all."""
+        used = [place for place in range(len(self.columns)) if not self.rows or any(row[place] for row in self._cells)]
+        rows = [[row[place] for place in used] for row in self.rows]
+        return replace(self, columns=[self.columns[place] for place in used], rows=rows)
 
     @cached_property
     def _columns(self) -> list[Column]:
@@ -81,42 +78,38 @@ class Table:
         return self.text()
 
     def text(self, styled: bool = False) -> str:
-        """Plain text in columns. A terminal's width wraps cells inside their columns; a file or a pipe wraps nothing.
-
-        Args:
-            styled: for a terminal: title and headings are bold, rule and notes dim.
-        """
+        """Plain text in columns; cells wrap only in a terminal. ``styled`` adds bold headings and dim notes."""
         from rich.box import Box
         from rich.console import Console
         from rich.table import Table as RichTable
         from rich.text import Text
 
         rule = Box("    \n    \n -- \n    \n    \n    \n    \n    \n")
-        drawn = RichTable(
+        rich_table = RichTable(
             box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold" if styled else ""
         )
         for column, align in zip(self._columns, self._aligned, strict=True):
-            drawn.add_column(Text(_printable(column.title)), justify=align, overflow="fold")
+            rich_table.add_column(Text(_printable(column.title)), justify=align, overflow="fold")
         for row in self._cells:
-            drawn.add_row(*map(Text, row))
+            rich_table.add_row(*map(Text, row))
         terminal = sys.stdout is not None and sys.stdout.isatty()
         console = Console(
-            width=None if terminal else 10_000,  # no line is wrapped where there is no terminal
+            width=None if terminal else 10_000,  # Files and pipes get no line breaks inside cells.
             color_system="standard" if styled else None,
             force_terminal=styled or None,
         )
         with console.capture() as captured:
-            console.print(drawn)
+            console.print(rich_table)
         bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if styled else ("", "", "")  # ECMA-48, SGR
         lines = [line.rstrip() for line in captured.get().splitlines()]
-        # The rule under the headings need not be as long as the longest sentence in a cell.
+        # A cell can hold a long sentence; the rule under the headings stays short.
         lines = [f"{dim}{line[:100]}{end}" if set(line) == {"-"} else line for line in lines]
         above = [f"{bold}{_printable(self.title)}{end}", ""] if self.title else []
         below = ["", *(f"{dim}{_printable(note)}{end}" for note in self.notes)] if self.notes else []
         return "\n".join([*above, *lines, *below])
 
     def markdown(self) -> str:
-        """A Markdown table (GitHub's), the title a paragraph above and each note a paragraph below."""
+        """A GitHub Markdown table, with the title above and the notes below."""
         lines = [
             _markdown_row([_printable(column.title) for column in self._columns]),
             "|" + "|".join("---:" if align == "right" else "---" for align in self._aligned) + "|",
@@ -126,13 +119,12 @@ class Table:
         return "\n\n".join(part for part in parts if part)
 
     def as_dicts(self) -> list[dict[str, Cell]]:
-        """The rows for JSON: cells as they were given, by the titles of the columns."""
+        """The rows for JSON: unformatted cells by column title."""
         titles = [column.title for column in self._columns]
         return [dict(zip(titles, row, strict=True)) for row in self.rows]
 
     def html(self) -> str:
-        """A ``<table>``, the title its caption and each note a paragraph below; cells that stand to the right have
-        the class ``number``."""
+        """A ``<table>`` with a caption, and the notes below; right-aligned cells have the class ``number``."""
         kinds = [' class="number"' if align == "right" else "" for align in self._aligned]
 
         def row(tag: str, cells: Sequence[str]) -> str:
@@ -148,7 +140,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """Several tables and the paragraphs between them, in order, written like a single table."""
+    """Tables and paragraphs in order, with the methods of a single table."""
 
     parts: Sequence[Table | str]
 
@@ -156,11 +148,11 @@ class Tables:
         return self.text()
 
     def text(self, styled: bool = False) -> str:
-        """The parts as ``Table.text`` gives them, an empty line between two."""
+        """See :meth:`Table.text`; an empty line separates the parts."""
         return "\n\n".join(part if isinstance(part, str) else part.text(styled) for part in self.parts)
 
     def markdown(self) -> str:
-        """The parts as ``Table.markdown`` gives them; text stays as it is."""
+        """See :meth:`Table.markdown`; paragraphs are unchanged."""
         return "\n\n".join(part if isinstance(part, str) else part.markdown() for part in self.parts)
 
 

@@ -1,4 +1,4 @@
-"""The command line: arguments in, a call of the package, its results out. A file has a command or two."""
+"""The command line. Each file has one or two commands, which call the package and print its results."""
 
 from __future__ import annotations
 
@@ -56,11 +56,9 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Runs a command and returns 0, 1 on an error, or 130 on Ctrl-C; wrong usage exits with 2.
 
-    Returns:
-        0 when done, 1 on an error, 130 on Ctrl-C; wrong usage exits with 2. No exception leaves it, unless the
-        environment variable TRTDET_RAISE is set.
+    Unexpected exceptions pass only if the environment variable TRTDET_RAISE is set.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # A file name need not be text in the terminal's encoding.
@@ -101,11 +99,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
 
 def parsers(*names: str) -> tuple[Parser, dict[str, Parser]]:
-    """The parser of ``trtdet`` and those of its commands.
-
-    Args:
-        names: the commands whose options are declared; the others have their line in the help.
-    """
+    """The parser of ``trtdet``, and those of its commands by name. Only the commands in ``names`` get options."""
     top = Parser(
         prog="trtdet", description="A trained detector becomes an INT8 TensorRT engine, and COCO mAP says what it cost."
     )

@@ -68,22 +68,22 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     if gpu is not None:
         flow, batches = flow_of(bundle), options.batch or (1, 32)
         estimates = [estimate(flow, gpu, batch) for batch in batches]
-        alone = [estimate(flow, gpu, n, graph=False) for n in batches]
+        without_graph = [estimate(flow, gpu, n, graph=False) for n in batches]
         console.say("")
-        console.say(estimate_tables(estimates, alone, options.all))
+        console.say(estimate_tables(estimates, without_graph, options.all))
         plain["estimate"] = [each.as_dict() for each in estimates]
     if options.onnx is not None:
         plain["onnx"] = _annotate(options, bundle, times, console=console)
     if not options.compare:
         return plain
-    agreed = compare_layers(bundle, options.images, options.num_images, limit=options.limit, progress=console.progress)
-    console.say(agreed.table())
-    console.say(agreed)
-    return {**plain, "compare": agreed.as_dict()}
+    result = compare_layers(bundle, options.images, options.num_images, limit=options.limit, progress=console.progress)
+    console.say(result.table())
+    console.say(result)
+    return {**plain, "compare": result.as_dict()}
 
 
 def _annotate(options: Namespace, bundle: Bundle, times: Mapping[str, float] | None, console: Console) -> str:
-    """Writes the annotated model; its path."""
+    """Writes the annotated model and returns its path."""
     from trtdet.audit.roofline import estimate, flow_of
     from trtdet.building.costs import gpu_of
     from trtdet.files import write_atomically

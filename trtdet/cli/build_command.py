@@ -22,23 +22,23 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.config import load_config
     from trtdet.quantization import PrecisionPlan, left_by_default
 
-    config, chosen = load_config(options.config), options_of(options, BuildOptions)
+    config, build_options = load_config(options.config), options_of(options, BuildOptions)
     if options.dry_run:
-        forecast = foresee_build(options.model, config, options.output, options=chosen)
+        forecast = foresee_build(options.model, config, options.output, options=build_options)
         console.say(forecast.table())
         return {"dry_run": True, "bundle": str(options.output), **forecast.as_dict()}
     result = build(
-        options.model, config, options.output, options=chosen, progress=console.progress, expect=console.expect
+        options.model, config, options.output, options=build_options, progress=console.progress, expect=console.expect
     )
     bundle, manifest, audit = result.bundle, result.bundle.manifest, result.audit
     if audit is not None:
         console.say(audit.summary)
         if audit.advice:
             console.say(f"to try, the first of {len(audit.advice)} that 'trtdet audit' lists: {audit.advice[0]}")
-    left = left_by_default(PrecisionPlan.load(bundle.file("plan.json")))
-    if left and chosen.from_ is None:  # a point's plan is the tune's, and says why itself
+    fp16_by_default = left_by_default(PrecisionPlan.load(bundle.file("plan.json")))
+    if fp16_by_default and build_options.from_ is None:  # The plan of a tune's variant gives its own reasons.
         flag = spelled(BuildOptions, "plan.int8_all")
-        console.say(f"in FP16 by default, as INT8 makes them no faster: {left} (plan.json has each; {flag})")
+        console.say(f"in FP16 by default, as INT8 makes them no faster: {fp16_by_default} (plan.json has each; {flag})")
     if manifest.quantization.corrections:
         console.say(f"corrected: {'; '.join(manifest.quantization.corrections)}")
     if result.trade_off is not None:
@@ -49,13 +49,13 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     worth: dict[str, Any] | None = None
     if result.worth is not None:
         worth = result.worth.as_dict()
-    elif WORTH in manifest.files:  # kept in a bundle that is up to date
+    elif WORTH in manifest.files:  # From the existing bundle, which is up to date.
         worth = json.loads(bundle.file(WORTH).read_text())
     if worth is not None:
         console.say(worth["said"])
     if manifest.nms.reason:
         console.say(f"NMS {manifest.nms.mode}: {manifest.nms.reason}")
-    console.say(_summary(bundle, chosen, result.up_to_date))
+    console.say(_summary(bundle, build_options, result.up_to_date))
     return {
         "bundle": str(bundle.path),
         "up_to_date": result.up_to_date,
@@ -67,7 +67,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _summary(bundle: Bundle, options: BuildOptions, up_to_date: bool) -> str:
-    """The last line: the file, where it runs, what its layers run in, and the options."""
+    """The last line: the engine, its target, the precision of its layers, and the options."""
     manifest, engine = bundle.manifest, bundle.engine
     target = f"{manifest.backend.name} {manifest.backend.version}"
     if manifest.backend.sms:

@@ -25,19 +25,19 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         raise ConfigError(f"-o {options.output} names the ranges; the histograms and the cache are written beside it")
     prepare_target(options.output)
     started = time.perf_counter()
-    chosen = options_of(options, CalibrateOptions)
-    version = version_number(chosen.tensorrt)
+    calibrate_options = options_of(options, CalibrateOptions)
+    version = version_number(calibrate_options.tensorrt)
     calibrated = calibrate(
         options.model,
         load_config(options.config),
-        chosen.calibration,
+        calibrate_options.calibration,
         progress=console.progress,
-        quantization=chosen.quantization,
-        attention=chosen.plan.int8_attention,
+        quantization=calibrate_options.quantization,
+        attention=calibrate_options.plan.int8_attention,
     )
-    histograms = chosen.calibration.histograms or options.output.with_suffix(".npz")
+    histograms = calibrate_options.calibration.histograms or options.output.with_suffix(".npz")
     cache = options.output.with_suffix(".cache")
-    written = [options.output, cache] if calibrated.reused else [options.output, histograms, cache]
+    paths = [options.output, cache] if calibrated.reused else [options.output, histograms, cache]
     if not calibrated.reused:
         calibrated.collection.save(histograms)
     write_atomically(cache, calibrated.ranges.to_calibration_cache(version).encode())
@@ -47,7 +47,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     tensors = len(calibrated.ranges.tensors)
     source = f"from {histograms}" if calibrated.reused else f"{calibrated.collection.images} images"
     console.say(f"{tensors} ranges by {calibrated.ranges.rule}, {source}, {seconds:.1f} s, peak memory {peak:.0f} MB")
-    console.say(f"wrote {', '.join(map(str, written))}")
+    console.say(f"wrote {', '.join(map(str, paths))}")
     return {
         "images": calibrated.collection.images,
         "skipped": list(calibrated.collection.skipped),

@@ -1,4 +1,4 @@
-"""What a command is, and a parser that answers a misspelt word with the nearest."""
+"""The class of a command, and a parser that suggests the nearest option for a misspelt one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ class Command:
     """One command of ``trtdet``.
 
     Attributes:
-        name: as it is typed.
         summary: its line in ``trtdet --help``.
         add_options: declares its options on a parser.
-        run: takes the options and the console, does the work through a call of the package, prints the results, and
-            returns the object of ``--json``.
+        run: does the work, prints the results and returns the object for ``--json``.
         usage: its arguments in short; empty to list every option.
-        examples: arguments of whole commands, each with a few words on what it does.
+        examples: pairs of the arguments of a command and its meaning.
     """
 
     name: str
@@ -37,7 +35,6 @@ class Command:
 
     @property
     def description(self) -> str:
-        """The summary, with a capital letter, and the examples."""
         lines = [self.summary[:1].upper() + self.summary[1:] + "."]
         if self.examples:
             width = max(len(arguments) for arguments, _ in self.examples)
@@ -60,7 +57,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are a single line, and name the option nearest to a misspelling."""
+    """An argument parser with one-line errors, which suggest the nearest option for a misspelt one."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **settings})
@@ -73,16 +70,17 @@ class Parser(argparse.ArgumentParser):
         return self._option_string_actions  # argparse has no public list of its options.
 
     def check_spelling(self, words: Iterable[str]) -> None:
-        """Ends with an error at the first word that is meant as an option and is none.
+        """Exits with an error at the first unknown option.
 
-        argparse itself first complains of a required option that is missing, though it is there misspelt."""
+        argparse alone would first report a required option as missing, although it is only misspelt.
+        """
         options = self.options()
         for word in words:
             if word == "--":
                 return
             name = word.partition("=")[0]
             if name.startswith("--"):
-                unknown = " " not in word and name not in options  # words with spaces are values
+                unknown = " " not in word and name not in options  # Words with spaces are values.
             else:
                 unknown = len(word) > 2 and word[0] == "-" and word[:2] not in options and not re.match(r"-\.?\d", word)
             if unknown:

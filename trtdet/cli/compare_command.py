@@ -42,7 +42,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _paired(options: Namespace, console: Console) -> str:
-    """Runs both on the same images, and says whether they differ by more than noise."""
+    """Evaluates both on the same images; returns a sentence on the difference, and on whether it is noise."""
     from trtdet.data import CocoDataset, ImageCache
     from trtdet.evaluation.comparison import compare, open_pair
     from trtdet.evaluation.scoring import evaluate
@@ -52,12 +52,12 @@ def _paired(options: Namespace, console: Console) -> str:
     second, first = (
         evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache) for detector in pair
     )
-    compared = compare(second, first, progress=partial(console.progress, "resampling"))
-    noise = "which is noise" if compared.low <= 0 <= compared.high else "which is more than noise"
+    comparison = compare(second, first, progress=partial(console.progress, "resampling"))
+    noise = "which is noise" if comparison.low <= 0 <= comparison.high else "which is more than noise"
     return (
-        f"mAP {100 * first.result.map:.2f} -> {100 * second.result.map:.2f}: {100 * compared.difference:+.2f} "
-        f"(90 % interval {100 * compared.low:+.2f} .. {100 * compared.high:+.2f}, paired bootstrap over "
-        f"{compared.images} images), {noise}."
+        f"mAP {100 * first.result.map:.2f} -> {100 * second.result.map:.2f}: {100 * comparison.difference:+.2f} "
+        f"(90 % interval {100 * comparison.low:+.2f} .. {100 * comparison.high:+.2f}, paired bootstrap over "
+        f"{comparison.images} images), {noise}."
     )
 
 

@@ -1,4 +1,4 @@
-"""``trtdet completion``: what a shell needs to complete commands, options and their values."""
+"""``trtdet completion``: shell completion of commands, options and values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         raise ConfigError("completion needs the library shtab, which is not installed", "pip install shtab") from None
     top, commands = parsers(*(command.name for command in COMMANDS))
     for parser in (top, *commands.values()):
-        for action in parser._actions:  # argparse has no public list of them
+        for action in parser._actions:  # argparse has no public list of its options.
             if action.type is Path and action.help != argparse.SUPPRESS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # as shtab documents it
     script = str(shtab.complete(top, options.shell))

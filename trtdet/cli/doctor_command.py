@@ -12,7 +12,7 @@ from trtdet.tables import Table
 
 
 def _options(parser: ArgumentParser) -> None:
-    """The command has no options of its own."""
+    """The command has no options."""
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:

@@ -58,28 +58,28 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     check_suffix(options.output, ".json")
     if options.annotations is None and options.against is None:
         raise ConfigError("eval needs --annotations to score with, or --against a reference, which needs none")
-    config, chosen = config_if_given(options), options_of(options, EvalOptions)
-    if config is None and chosen.nms.values:
+    config, eval_options = config_if_given(options), options_of(options, EvalOptions)
+    if config is None and eval_options.nms.values:
         raise ConfigError("a bundle's NMS thresholds were chosen when it was built; build it again with others")
     if config is not None:
-        config = config.with_nms(**chosen.nms.values)
+        config = config.with_nms(**eval_options.nms.values)
     agreement = AgreementOptions(options.agreement_threshold, Bootstrap(options.resamples))
     reference = None
     if options.against is None:
-        detector = Detector.open(options.target, config, chosen.nms.mode, runtime=options.runtime)
+        detector = Detector.open(options.target, config, eval_options.nms.mode, runtime=options.runtime)
     else:
         detector, reference = open_pair(
-            options.target, options.against, config, nms=chosen.nms.mode, runtime=options.runtime
+            options.target, options.against, config, nms=eval_options.nms.mode, runtime=options.runtime
         )
     dataset = _dataset(options, detector)
-    seen = None
-    if chosen.check_input:
-        seen = examine_target(options.target, detector, config, paths=[image.path for image in dataset.images])
+    input_check = None
+    if eval_options.check_input:
+        input_check = examine_target(options.target, detector, config, paths=[image.path for image in dataset.images])
     if reference is None:
         result = _scored(detector, dataset, console).as_dict()
     else:
         result = _compared((detector, reference), dataset, options, agreement=agreement, console=console)
-    result = {**result, "input_check": seen}
+    result = {**result, "input_check": input_check}
     if options.output is not None:
         write_atomically(options.output, f"{json.dumps(result, indent=1)}\n".encode())
         console.say(f"wrote {options.output}")
@@ -95,7 +95,7 @@ def _dataset(options: Namespace, detector: Detector) -> CocoDataset:
 
 
 def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: ImageCache | None = None) -> Evaluation:
-    """Runs the detector that is asked for, and prints what it scores and how it ran."""
+    """Evaluates a detector and prints its score, and how it ran."""
     from trtdet.evaluation.scoring import evaluate
 
     evaluation = evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache)
@@ -117,7 +117,7 @@ def _compared(
     agreement: AgreementOptions,
     console: Console,
 ) -> dict[str, Any]:
-    """Runs two detectors on the same images and prints how they differ, in mAP where there are annotations."""
+    """Evaluates two detectors on the same images and prints their differences, in mAP if there are annotations."""
     from trtdet.data import ImageCache
     from trtdet.evaluation.agreement import agree
     from trtdet.evaluation.comparison import compare
@@ -126,29 +126,29 @@ def _compared(
 
     cache, show = ImageCache(), console.progress
     evaluation = _scored(pair[0], dataset, console, cache=cache)
-    # The reference's classes may be in another order. What could not be read was told already.
+    # The reference may order its classes differently. Unreadable images were reported above.
     dataset = _dataset(options, pair[1])
     dataset = replace(dataset, images=tuple(im for im in dataset.images if im.id in evaluation.metric.detections))
     reference = evaluate(pair[1], dataset, partial(show, "evaluating the reference"), cache=cache)
-    agreed = agree(evaluation, reference, agreement, progress=partial(show, "resampling the agreement"))
-    if agreed.ap is None and not options.annotations:
-        raise DataError(f"'{options.target}' cannot be compared without --annotations: {agreed.problem}")
+    agreement_score = agree(evaluation, reference, agreement, progress=partial(show, "resampling the agreement"))
+    if agreement_score.ap is None and not options.annotations:
+        raise DataError(f"'{options.target}' cannot be compared without --annotations: {agreement_score.problem}")
     bootstrap = agreement.bootstrap
     shift = score_shift(evaluation, reference, bootstrap, progress=partial(show, "comparing scores"))
-    figures = {"agreement": agreed.as_dict(), "score_shift": shift.as_dict()}
+    figures = {"agreement": agreement_score.as_dict(), "score_shift": shift.as_dict()}
     console.say(f"\n{shift}\n")
-    # The last line says what there is to say of the difference.
+    # The last line printed is the verdict on the difference.
     if options.annotations:
         comparison = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling"))
         against: dict[str, Any] = comparison.as_dict()
-        console.say(f"{agreed}\n{comparison}")
+        console.say(f"{agreement_score}\n{comparison}")
         if evaluation.masks is not None and reference.masks is not None:
             masks = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling masks"), of="masks")
             against["masks"] = masks.as_dict()
             console.say(masks)
     else:
         against = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
-        console.say(f"against {reference.file}: {agreed}")
+        console.say(f"against {reference.file}: {agreement_score}")
     return {**evaluation.as_dict(), "against": {**against, **figures}}
 
 

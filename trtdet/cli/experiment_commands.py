@@ -31,22 +31,22 @@ def _tune(options: Namespace, console: Console) -> dict[str, Any]:
 def _measure(
     options: Namespace,
     console: Console,
-    chosen: Any,
+    request: Any,
     foresee: Callable[..., Forecast],
     measure: Callable[..., Experiment],
 ) -> dict[str, Any]:
-    """Prints the variants of an experiment and draws them on a page beside its files, or prints what it would do."""
+    """Runs an experiment, prints its variants and writes a page into its folder; with --dry-run prints a forecast."""
     from trtdet.config import load_config
     from trtdet.files import write_atomically
     from trtdet.report import experiment_page
 
     config = load_config(options.config)
     if options.dry_run:
-        forecast = foresee(options.model, config, options.output, options=chosen)
+        forecast = foresee(options.model, config, options.output, options=request)
         console.say(forecast.table())
         return {"dry_run": True, "folder": str(options.output), **forecast.as_dict()}
     experiment = measure(
-        options.model, config, options.output, options=chosen, progress=console.progress, expect=console.expect
+        options.model, config, options.output, options=request, progress=console.progress, expect=console.expect
     )
     folder = experiment.folder
     page = folder / "experiment.html"

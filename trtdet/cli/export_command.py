@@ -91,11 +91,11 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _opset(options: Namespace) -> int:
-    """The opset that was asked for, by its number or by the backend that is to read the file.
+    """The requested opset, given as a number or by the backend that will read the file.
 
     Raises:
-        BackendError: no such backend, or its version is needed and not known.
-        ConfigError: the source has its own, or the backend reads none that is written.
+        BackendError: the backend is unknown, or its version is needed and unknown.
+        ConfigError: the source has its own opset, or the backend reads none that the exporter writes.
     """
     from trtdet.backends import library_named
     from trtdet.exporter import OPSETS, ExportOptions

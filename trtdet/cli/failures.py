@@ -1,4 +1,4 @@
-"""An exception that nobody foresaw: one line for the user, the traceback in a file."""
+"""Unexpected exceptions: one line for the user, and a file with the traceback."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from trtdet import __version__
 from trtdet.errors import one_line
 
 RAISE = "TRTDET_RAISE"
-"""Environment variable for developers: not empty, unforeseen exceptions leave the command line as they are."""
+"""Environment variable for developers; if it is set, unexpected exceptions are raised unchanged."""
 
 
 def write_details(error: BaseException) -> Path | None:
-    """Writes the traceback, the command and the versions into a new file of the folder for temporary files.
-
-    Returns:
-        The file, which is whole; None where none could be written, as on a full disk.
-    """
+    """Writes traceback, command and versions into a new temporary file; None if that fails, as on a full disk."""
     part = ""
     try:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -42,26 +38,25 @@ def write_details(error: BaseException) -> Path | None:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether an exception came of Ctrl-C: compiled modules that are interrupted while they load raise an ImportError
-    of it."""
-    seen: set[int] = set()
-    rest: BaseException | None = error
-    while rest is not None and id(rest) not in seen:
-        if isinstance(rest, KeyboardInterrupt):
+    """Whether Ctrl-C caused the exception; a compiled module interrupted during import raises ImportError."""
+    visited: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in visited:
+        if isinstance(cause, KeyboardInterrupt):
             return True
-        seen.add(id(rest))
-        rest = rest.__cause__ or rest.__context__
+        visited.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
 def describe(error: BaseException, details: Path | None) -> str:
-    """One line: the type, the message, and where to read more."""
+    """One line: the type, the message, and the file with the details."""
     try:
         message = one_line(str(error)) or "no message"
     except Exception:
         message = "its message cannot be printed"
     if details is not None:
-        # No memory and no space are the machine's; anything else should have been a TrtdetError.
+        # Lack of memory or disk space is no bug; anything else should have been a TrtdetError.
         machine = isinstance(error, (OSError, MemoryError))
         where = f"the details are in {details}" if machine else f"please report it with the details in {details}"
         return f"unexpected {type(error).__name__}: {message}; {where}"

@@ -1,4 +1,4 @@
-"""``trtdet init``: a configuration for a model of one's own."""
+"""``trtdet init``: drafts a configuration for the user's own model."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     console.progress("trying what the model's numbers can mean", 1, 1)
     pictures: list[str] = []
     if options.pictures is not None:
-        drawn = infer(Detector.open(options.model, guess.config), images, options.pictures)
-        pictures = [str(path) for path in drawn.pictures]
+        result = infer(Detector.open(options.model, guess.config), images, options.pictures)
+        pictures = [str(path) for path in result.pictures]
     _say(options, guess, console)
     return {
         "config": str(options.output),
@@ -88,7 +88,7 @@ def _names(text: str) -> list[str]:
 
 
 def _drafted(options: Namespace, text: str) -> str:
-    """Writes a draft beside the place of the configuration, unless one is there; what to do with it."""
+    """Writes a draft beside the configuration's path unless one exists; returns the next step for the user."""
     from trtdet.files import write_atomically
 
     place = options.output.with_suffix(f".draft{options.output.suffix}")

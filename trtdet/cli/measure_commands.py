@@ -1,4 +1,4 @@
-"""``trtdet bench`` and ``trtdet profile``: latency and throughput, and where the time goes."""
+"""``trtdet bench`` and ``trtdet profile``: latency, throughput, and time by layer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _profile(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _finish(options: Namespace, console: Console, measured: Any, text: str = "") -> dict[str, Any]:
-    """Prints what to know before a measurement is believed, and writes it where that was asked for."""
+    """Prints the warnings of a measurement, and writes it into the ``--output`` file."""
     from trtdet.files import write_atomically
 
     for warning in measured.warnings:

@@ -1,6 +1,6 @@
-"""Options on the command line: the rows of :mod:`trtdet.options` become a parser, and what is parsed becomes options.
+"""Builds parsers from the rows of :mod:`trtdet.options`, and options from parsed arguments.
 
-What several commands share and no row says, such as the model and the output, is declared here too.
+Arguments that several commands share, such as the model and the output, are declared here too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def argument(parser: Any, spelling: str, help: str, *, default: Any = None, **fa
     """Declares an argument of a single command.
 
     Args:
-        parser: or a group of one.
-        spelling: its name or flags and what stands for its value, such as ``bundle BUNDLE`` or ``-o --output DIR``; a
-            flag without the latter is a switch, unless ``facts`` has choices.
-        help: what it does; the default is added to it.
-        default: its value where nobody gives it, of the type that texts are read as.
-        facts: further arguments of argparse's ``add_argument``.
+        parser: a parser or a group.
+        spelling: name or flags, and the placeholder of the value, such as ``bundle BUNDLE`` or ``-o --output DIR``; a
+            flag without a placeholder is a switch, unless ``facts`` has choices.
+        help: the default is added to it.
+        default: its type also reads the text.
+        facts: more arguments of argparse's ``add_argument``.
     """
     *names, metavar = spelling.split(" ")
     if metavar.startswith("--"):
@@ -46,7 +46,7 @@ def argument(parser: Any, spelling: str, help: str, *, default: Any = None, **fa
 
 
 def add_rows(parser: ArgumentParser, options: type[OptionSet]) -> None:
-    """Declares the flags of a dataclass of options in the groups of its rows, and ``--set`` for its settings."""
+    """Declares the flags of an options dataclass in their groups, and ``--set`` for its settings."""
     groups: dict[str, Any] = {}
     for row in offered(options):
         if not row.is_setting:
@@ -91,19 +91,18 @@ def _add_flag(group: Any, row: Row) -> None:
 
 
 def default_text(row: Row) -> str:
-    """The default of a row, as a user would give it."""
+    """The default of a row as on the command line."""
     return " ".join(row.text(item) for item in (row.default if row.many else (row.default,)))
 
 
 def _help(row: Row) -> str:
-    """The help of a row with its default."""
     return (
         row.help if row.default in (None, ()) or "default" in row.help else f"{row.help} (default: {default_text(row)})"
     )
 
 
 def reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader of argparse, which prints no other error's message."""
+    """``read`` for argparse, which shows the message of no other error than its own."""
 
     def value(text: str) -> Any:
         try:
@@ -134,11 +133,7 @@ def settings_of(options: type[OptionSet]) -> list[Row]:
 
 
 def options_of(parsed: Namespace, options: type[_Options]) -> _Options:
-    """The parsed arguments of a command as its dataclass of options.
-
-    Raises:
-        ConfigError: a value is not allowed.
-    """
+    """The parsed arguments as options. Raises ConfigError for a value that is not allowed."""
     values = {row.path: value for row, value in parsed.settings}
     for row in rows_of(options):
         if hasattr(parsed, ".".join(row.path)):
@@ -150,7 +145,7 @@ def options_of(parsed: Namespace, options: type[_Options]) -> _Options:
 def model_options(
     metavar: str, output: str, rows: type[OptionSet], dry_run: bool = False
 ) -> Callable[[ArgumentParser], None]:
-    """Declares the options of a command that reads a float model and its configuration, and writes ``-o``."""
+    """A function that declares a command's options: a float model, its configuration, ``-o`` and ``rows``."""
 
     def declare(parser: ArgumentParser) -> None:
         argument(parser, "model MODEL", "float ONNX model", type=Path)
@@ -164,7 +159,7 @@ def model_options(
 
 
 def add_target(parser: ArgumentParser, several: bool = False) -> None:
-    """A bundle, or a model with its configuration."""
+    """Declares the target: a bundle, or a model with its configuration."""
     if several:
         argument(parser, "targets BUNDLE|MODEL", "bundles or ONNX models", type=Path, nargs="+")
     else:
@@ -182,13 +177,13 @@ def add_runtime(parser: ArgumentParser) -> None:
 
 
 def config_if_given(options: Namespace) -> Config | None:
-    """The configuration of a model; None for a bundle, which carries its own."""
+    """The configuration given with ``--config``, or None."""
     from trtdet.config import load_config
 
     return load_config(options.config) if options.config else None
 
 
 def check_suffix(output: Path | None, *allowed: str) -> None:
-    """Refuses a name that says nothing of what is written, before anything is measured."""
+    """Raises ConfigError for another suffix, before anything is measured."""
     if output is not None and output.suffix not in allowed:
         raise ConfigError(f"-o {output} must end in {' or '.join(allowed)}")

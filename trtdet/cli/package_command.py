@@ -1,4 +1,4 @@
-"""``trtdet package``: a bundle for other servers."""
+"""``trtdet package``: packages a bundle for Triton or DeepStream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of every command, its options and its settings, from the parsers: ``python -m trtdet.cli.reference``."""
+"""Generates the page of all commands, options and settings: ``python -m trtdet.cli.reference``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from trtdet.options import Row
 
 
 def reference() -> str:
-    """The page as Markdown."""
     _, commands = parsers(*(command.name for command in COMMANDS))
     lines = [
         "# Commands",

@@ -1,4 +1,4 @@
-"""``trtdet report``: what runs found, as a page, as Markdown or as JSON."""
+"""``trtdet report``: the results of runs as a page, Markdown or JSON."""
 
 from __future__ import annotations
 

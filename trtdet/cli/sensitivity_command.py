@@ -1,4 +1,4 @@
-"""``trtdet sensitivity``: what INT8 costs at each convolution."""
+"""``trtdet sensitivity``: ranks the convolutions by their sensitivity to INT8."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
     check_suffix(options.output, ".json")
     prepare_target(options.output)
-    chosen = options_of(options, SensitivityOptions)
+    ranking_options = options_of(options, SensitivityOptions)
     rows = options.output.with_suffix(".jsonl")
-    ranking = sensitivity(options.model, load_config(options.config), chosen, rows=rows, progress=console.progress)
+    config = load_config(options.config)
+    ranking = sensitivity(options.model, config, ranking_options, rows=rows, progress=console.progress)
     ranking.save(options.output)
     console.say(ranking.table())
     console.say(f"{ranking.inferences} model runs, {ranking.seconds:.1f} s; wrote {options.output}, {rows}")

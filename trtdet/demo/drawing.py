@@ -1,4 +1,4 @@
-"""How shapes and their backgrounds are painted: outlines, fillings, clutter, blur and noise."""
+"""Paints shapes and backgrounds: outlines, fillings, clutter, blur and noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Image = NDArray[np.uint8]
 
 
 def outline(rng: np.random.Generator, name: str, extent: float) -> tuple[list[NDArray[np.float64]], int, int]:
-    """Contours of a shape, turned, squeezed and scaled to ``extent`` pixels; and the width and height of its patch."""
+    """Contours of a shape, rotated, squeezed and scaled to ``extent`` pixels; and width and height of its patch."""
     contours = _template(name)
     angle = rng.uniform(0, 2 * math.pi)
     tilt = rng.uniform(0, 2 * math.pi)
@@ -32,7 +32,7 @@ def outline(rng: np.random.Generator, name: str, extent: float) -> tuple[list[ND
 
 @functools.cache
 def _template(name: str) -> tuple[NDArray[np.float64], ...]:
-    """Contours of a class around the origin; where two overlap, there is a hole (even-odd rule)."""
+    """Contours of a class around the origin; overlapping contours make a hole (even-odd rule)."""
 
     def circle(radius: float, start: float = 0.0, end: float = 2 * math.pi, points: int = 40) -> NDArray[np.float64]:
         angles = np.linspace(start, end, points, endpoint=end - start < 2 * math.pi)
@@ -73,7 +73,10 @@ def _template(name: str) -> tuple[NDArray[np.float64], ...]:
 
 
 def colour(rng: np.random.Generator, against: NDArray[np.float32], contrast: float) -> NDArray[np.float32]:
-    """A colour float32 (3,), 0..255, at least ``contrast`` away from another in its largest channel difference."""
+    """A colour float32 (3,), 0..255, which differs from ``against`` in one channel by at least ``contrast``.
+
+    After 9 attempts, the last colour is taken.
+    """
     for _ in range(9):
         colour = rng.uniform(0, 255, 3).astype(np.float32)
         if float(np.abs(colour - against).max()) >= contrast:
@@ -82,7 +85,7 @@ def colour(rng: np.random.Generator, against: NDArray[np.float32], contrast: flo
 
 
 def paint(rng: np.random.Generator, height: int, width: int, under: Image) -> Image:
-    """The filling of an object: one colour, a gradient or stripes, uint8 (height, width, 3)."""
+    """The filling of an object, uint8 (height, width, 3): one colour, a gradient or stripes."""
     ground = np.array(cv2.mean(under)[:3], np.float32)
     first = colour(rng, ground, rng.uniform(35, 110))
     kind = rng.random()
@@ -94,7 +97,7 @@ def paint(rng: np.random.Generator, height: int, width: int, under: Image) -> Im
 
 
 def _ramp(rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
-    """A plane float32 (height, width) that rises in a random direction, in pixels from the middle."""
+    """A plane float32 (height, width): distance in pixels from the middle along a random direction."""
     angle = rng.uniform(0, 2 * math.pi)
     y = (np.arange(height, dtype=np.float32) - height / 2)[:, None] * np.float32(math.sin(angle))
     x = (np.arange(width, dtype=np.float32) - width / 2)[None, :] * np.float32(math.cos(angle))
@@ -109,7 +112,7 @@ def _gradient(
 
 
 def _colourise(plane: NDArray[np.uint8], colours: NDArray[Any]) -> Image:
-    """Looks the values of a plane (H, W) up in colours (256, 3): several times faster than NumPy's indexing."""
+    """Looks up values (H, W) in colours (256, 3), several times faster than NumPy's indexing."""
     return np.asarray(cv2.LUT(cv2.merge([plane, plane, plane]), colours.astype(np.uint8)[None]), np.uint8)
 
 
@@ -117,13 +120,13 @@ def _stripes(
     rng: np.random.Generator, height: int, width: int, first: NDArray[np.float32], second: NDArray[np.float32]
 ) -> Image:
     period = rng.uniform(4, 16)
-    # The offset keeps the position positive, so that cutting to whole numbers is a floor.
+    # The offset keeps positions positive, so that the integer conversion is a floor.
     position = (_ramp(rng, height, width) * np.float32(2 / period) + np.float32(1024)).astype(np.uint16)
     return _colourise((position & 1).astype(np.uint8), np.stack([first, second] * 128))
 
 
 def background(rng: np.random.Generator, height: int, width: int) -> Image:
-    """A gradient with cloudy texture, and over it patches, lines, scribbles and letters that belong to no class."""
+    """A gradient with clouds, and on it patches, lines, scribbles and letters that belong to no class."""
     first = rng.uniform(10, 245, 3).astype(np.float32)
     second = np.clip(first + rng.uniform(-90, 90, 3), 0, 255).astype(np.float32)
     canvas = _gradient(rng, height, width, first=first, second=second)
@@ -163,7 +166,7 @@ def background(rng: np.random.Generator, height: int, width: int) -> Image:
 
 
 def degrade(rng: np.random.Generator, canvas: Image) -> Image:
-    """Blur, brightness, contrast and sensor noise over the whole image."""
+    """Adds blur, brightness, contrast and sensor noise to the image."""
     if rng.random() < 0.3:
         canvas = cv2.GaussianBlur(canvas, (3, 3), rng.uniform(0.4, 1.0)).astype(np.uint8, copy=False)
     gain, offset = rng.uniform(0.6, 1.25), rng.uniform(-25, 25)
@@ -176,6 +179,6 @@ def degrade(rng: np.random.Generator, canvas: Image) -> Image:
 
 @functools.lru_cache(maxsize=1)
 def _noise() -> Image:
-    """Gaussian noise uint8 (512, 512, 3) of mean 128 and deviation 32: a window of it is cheaper than new noise."""
+    """Gaussian noise uint8 (512, 512, 3), mean 128, deviation 32; windows of it are cheaper than new noise."""
     noise = np.random.default_rng(0).normal(128, 32, (512, 512, 3))
     return np.asarray(np.clip(np.round(noise), 0, 255).astype(np.uint8))

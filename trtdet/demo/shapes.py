@@ -1,8 +1,7 @@
-"""A synthetic detection data set in COCO's format: ten shapes on cluttered backgrounds.
+"""A synthetic detection data set in COCO format, ten shapes on cluttered backgrounds, which needs no download.
 
-It lets every step from training to mAP run with nothing downloaded. An image depends only on the seed, the name of
-its split and its index, so a split can be made longer without changing the images it had, and can be rendered on the
-fly where no file is wanted.
+An image depends only on the seed, the split's name and its index: a longer split keeps its first images, and images
+can be rendered without files.
 """
 
 from __future__ import annotations
@@ -33,40 +32,37 @@ CLASSES: tuple[str, ...] = (
 DEFAULT_SEED = 2107
 
 _VERSION = 2
-"""Of the renderer; raising it makes ``generate`` write again the images of an older version. 2 has segmentations."""
+"""Version of the renderer; ``generate`` replaces images of older versions. 2 has segmentations."""
 
 _SIZES = ((256, 256), (256, 256), (256, 320), (320, 256))
-"""(height, width) of the images; a repeated size is so much more frequent."""
+"""(height, width) of the images; a repeated size is more frequent."""
 
 _SCALES = ((13.0, 30.0), (34.0, 92.0), (98.0, 150.0))
-"""Longest extent in pixels of small, medium and large objects: COCO's limits, 32 and 96 pixels, lie between."""
+"""Range of the longest side of small, medium and large objects, in pixels; COCO's limits are 32 and 96."""
 
 _SCALE_ODDS = (0.42, 0.42, 0.16)
 _MIN_VISIBLE = 0.72
-"""Of an object's pixels, how much later objects must leave visible."""
+"""The fraction of an object's pixels that later objects must not cover."""
 
 Boxes = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class ShapesSplit:
-    """Where a generated split lies."""
+    """A split's folder of images (``000001.png`` and so on), and its COCO instances file."""
 
     images: Path
-    """Folder of ``000001.png`` and so on."""
     annotations: Path
-    """COCO instances JSON."""
 
 
 def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED) -> ShapesSplit:
     """Writes ``root/<split>/000001.png ...`` and ``root/annotations/instances_<split>.json``.
 
-    The annotations are written last, through a temporary name; where they exist and were made with the same arguments,
-    nothing is written again.
+    The annotations are written last, atomically; if they exist for the same arguments, nothing is written.
 
     Args:
         root: folder of the data set; created if missing.
-        split: name of the split, such as ``train`` or ``val``; other names give other images.
+        split: such as ``train`` or ``val``; each name gives other images.
         count: number of images, 1 or more.
         seed: 0 or more.
 
@@ -82,7 +78,7 @@ def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED)
     root = Path(root)
     files = ShapesSplit(root / split, root / "annotations" / f"instances_{split}.json")
     info = {"description": "trtdet shapes", "renderer": _VERSION, "split": split, "seed": seed, "count": count}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # absent, damaged or of another program
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # Missing, damaged or from another program.
         document = json.loads(files.annotations.read_text())
         names = [image["file_name"] for image in document["images"]]
         if document["info"] == info and all((files.images / name).is_file() for name in names):
@@ -93,7 +89,7 @@ def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED)
     try:
         files.images.mkdir(parents=True, exist_ok=True)
         files.annotations.parent.mkdir(parents=True, exist_ok=True)
-        files.annotations.unlink(missing_ok=True)  # the images that it describes are about to be overwritten
+        files.annotations.unlink(missing_ok=True)  # Its images are about to be overwritten.
         for index in range(count):
             image, owner, labels = _render(seed, split, index)
             name = f"{index + 1:06d}.png"
@@ -123,12 +119,7 @@ def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED)
 
 
 def render(seed: int, split: str, index: int) -> tuple[Image, Boxes, NDArray[np.int64]]:
-    """Renders one image.
-
-    Args:
-        seed: 0 or more.
-        split: any name.
-        index: 0 or more; file ``000001.png`` is index 0.
+    """Renders one image of a split; file ``000001.png`` has index 0.
 
     Returns:
         The image uint8 (H, W, 3), RGB, 0..255, with H and W 256 or 320; boxes float32 (n, 4), x1 y1 x2 y2 in pixels,
@@ -143,7 +134,7 @@ def render(seed: int, split: str, index: int) -> tuple[Image, Boxes, NDArray[np.
 
 
 def _render(seed: int, split: str, index: int) -> tuple[Image, NDArray[np.uint8], list[int]]:
-    """The image, the map (H, W) of which object (1, 2, ...) owns a pixel (0: none), and the classes."""
+    """The image, the object number of each pixel (H, W) with 0 for none, and the classes."""
     for name, number in (("seed", seed), ("index", index)):
         if number < 0:
             raise DataError(f"shapes: {name} is {number}, allowed is 0 or more")
@@ -173,7 +164,7 @@ def _boxes(owner: NDArray[np.uint8], count: int) -> Boxes:
 
 
 def _place(rng: np.random.Generator, canvas: Image, owner: NDArray[np.uint8], label: int, pixels: list[int]) -> bool:
-    """Draws an object unless it would hide too much of another; returns whether it did."""
+    """Draws an object unless it would hide too much of another; True if drawn."""
     height, width = owner.shape
     low, high = _SCALES[int(rng.choice(3, p=_SCALE_ODDS))]
     extent = math.exp(rng.uniform(math.log(low), math.log(high)))

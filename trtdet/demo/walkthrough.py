@@ -1,4 +1,4 @@
-"""The whole way on generated images: the shipped detector becomes INT8 bundles, and mAP tells what each costs."""
+"""The demo: builds bundles of the shipped detector on generated images and measures their loss in mAP."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CALIBRATION_IMAGES = 64
 VALIDATION_IMAGES = 200
 PICTURES = 6
 MAIN = "int8"
-"""The bundle of a build with default options; the other bundles use a single threshold rule without corrections."""
+"""The INT8 bundle with default options; the other INT8 bundles use one calibration rule without corrections."""
 
 
 @dataclass(frozen=True)
 class DemoRow:
-    """A variant: its precision, its score, its loss against FP32, and its engine."""
+    """Measured values of one variant; ``loss`` is in mAP against FP32."""
 
     variant: str
     map: float
@@ -46,7 +46,7 @@ class DemoRow:
 
 @dataclass(frozen=True)
 class Demo:
-    """What :func:`run_demo` measured and where it left its files."""
+    """Result of :func:`run_demo`."""
 
     rows: tuple[DemoRow, ...]
     folder: Path
@@ -63,7 +63,6 @@ class Demo:
         }
 
     def table(self) -> Table:
-        """The rows, and where the files are."""
         percent = Column("mAP", ".2f"), Column("AP50", ".2f"), Column("against FP32", "+.2f")
         return Table(
             (Column("variant", align="left"), *percent, "INT8 convs", "float convs", Column("engine MB", ".1f")),
@@ -84,14 +83,12 @@ class Demo:
 
 
 def run_demo(folder: Path | str, progress: Progress = silent) -> Demo:
-    """Generates the data, builds FP32, INT8, and all of the model in INT8 by each rule alone, scores them, draws some.
+    """Generates images, builds FP32, INT8 and one full-INT8 bundle per calibration rule, scores all and draws some.
 
-    Args:
-        folder: where everything goes; the files of an earlier run are used again.
-        progress: called with a stage, steps done and steps in all.
+    ``folder`` gets all files; files of an earlier run are used again.
 
     Raises:
-        TrtdetError: a stage failed; its class tells which.
+        TrtdetError: a stage failed.
     """
     folder, config = Path(folder), load_config("shapes")
     progress("generating images", 0, 1)
@@ -105,9 +102,9 @@ def run_demo(folder: Path | str, progress: Progress = silent) -> Demo:
         "INT8": (main, BuildOptions(calibration=CalibrationOptions(images=images), guard="off")),
     }
     for rule in RULES:
-        # The images are run once; every further rule starts from the same histograms.
-        alone = CalibrationOptions(rule=rule, images=images, histograms=main / HISTOGRAMS)
-        options = BuildOptions(calibration=alone, effort="none", guard="off", plan=PlanOptions(int8_all=True))
+        # The images are run only once: every rule uses the same histograms.
+        rule_only = CalibrationOptions(rule=rule, images=images, histograms=main / HISTOGRAMS)
+        options = BuildOptions(calibration=rule_only, effort="none", guard="off", plan=PlanOptions(int8_all=True))
         variants[f"INT8 {rule} alone"] = (bundles / f"int8-{rule}", options)
     rows: list[DemoRow] = []
     backend, cache = "", ImageCache()

@@ -1,4 +1,4 @@
-"""Packages of a bundle for other servers: a model repository of Triton, or a configuration for DeepStream."""
+"""Packages a bundle for other servers: a Triton model repository, or a DeepStream configuration."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["MARKER", "Package", "PackageOptions", "TritonOptions", "package"]
 Format = Literal["triton", "deepstream"]
 
 MARKER = "trtdet-package.json"
-"""The file that marks a folder as a package, which another package may replace."""
+"""This file marks a folder as a package; only such a folder may be replaced."""
 
 
 @dataclass(frozen=True)
 class PackageOptions:
-    """The kind of a package, and its settings.
+    """Options of :func:`package`.
 
     Attributes:
         format: ``triton`` for a model repository of Triton Inference Server, ``deepstream`` for Gst-nvinfer.
-        name: of the model, which names folders: letters, digits, ``.``, ``_`` and ``-``; None for the name of the
+        name: of the served model and its folders: letters, digits, ``.``, ``_`` and ``-``; None for the name in the
             bundle's configuration.
-        triton: settings of a model repository; None for the defaults.
+        triton: only for format ``triton``; None for the defaults.
     """
 
     format: Format
@@ -42,13 +42,11 @@ class PackageOptions:
 
 @dataclass(frozen=True)
 class Package:
-    """A package that :func:`package` wrote.
+    """Result of :func:`package`.
 
     Attributes:
-        folder: the package.
-        format: its kind.
-        files: the names of its files, sorted.
-        warnings: differences from trtdet and steps that are left to the user, a sentence each.
+        files: names, sorted.
+        warnings: sentences on differences from trtdet, and on steps that the user must take.
     """
 
     folder: Path
@@ -63,15 +61,7 @@ class Package:
 
 
 def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
-    """Writes a package of a bundle.
-
-    The bundle is verified first. The folder appears in one rename; an existing package is replaced, and any other
-    folder is an error.
-
-    Args:
-        bundle: the bundle's folder.
-        folder: the package to write.
-        options: its kind and settings.
+    """Verifies a bundle and writes a package of it; ``folder`` appears in one rename and may replace a package.
 
     Raises:
         BundleError: the folder has no bundle, the bundle was altered, or the server cannot run it.

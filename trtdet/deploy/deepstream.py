@@ -1,15 +1,14 @@
-"""A configuration of DeepStream's Gst-nvinfer, with everything that it names.
+"""A configuration of DeepStream's Gst-nvinfer, and all files that it needs.
 
-nvinfer scales frames itself, with one ``net-scale-factor`` for all channels, and pads with black. A bundle whose
-pre-processing it cannot do is refused; differences in pre-processing are warnings.
+nvinfer scales frames itself, with one ``net-scale-factor`` for all channels, and pads with black. A bundle with
+unsupported pre-processing is refused; small differences are warnings.
 
-nvinfer builds an engine from the ONNX file where the engine is missing or does not fit the machine. For INT8 it then
-asks for a calibration table, also for a model with Q/DQ nodes, for which TensorRT leaves the table alone; without one
-it would build in FP16. So the table is named wherever the bundle has one and TensorRT still has calibrators.
+nvinfer builds an engine from the ONNX file if the engine is missing or does not fit the machine. In INT8 it then needs
+a calibration table, and builds FP16 without one; this also holds for Q/DQ models, although TensorRT ignores the table.
+So the package includes the bundle's table, if the TensorRT version still has calibrators.
 
 Sources: "Gst-nvinfer" in the DeepStream documentation (keys, ``y = net-scale-factor * (x - offsets)``), and the
-published sources of the plugin and of libnvds_infer (the channel order of ``offsets``, the name of a built engine, INT8
-without a table).
+published sources of the plugin and libnvds_infer (channel order of ``offsets``, name of a built engine, missing table).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CONFIG = "config_infer_primary.txt"
 _PARSER = "nvdsinfer_trtdet"
 _CALIBRATION = "calibration.cache"
 _FILTERS = {"nearest": 0, "linear": 1, "cubic": 2, "area": 3}
-"""``scaling-filter``: nearest, bilinear, cubic on a GPU, and the one that takes in more pixels as the image shrinks."""
+"""Values of ``scaling-filter``: nearest, bilinear, cubic (on a GPU), and a filter that covers more pixels to shrink."""
 
 _SOURCES = {
     f"{_PARSER}.cpp": f"deepstream/{_PARSER}.cpp",
@@ -37,15 +36,13 @@ _SOURCES = {
     "detections.cpp": "src/detections.cpp",
     **{f"trtdet/{name}.hpp": f"include/trtdet/{name}.hpp" for name in ("bundle", "detections", "errors", "export")},
 }
-"""The parser's sources by their names in the package: its own, and libtrtdet's suppression."""
+"""Sources of the bounding-box parser by their names in the package, with libtrtdet's NMS."""
 
 
 def configuration(bundle: Bundle, name: str) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """The files by name, and warnings for the user.
+    """The files by name, and warnings for the user. ``name`` is the detector's, for the README.
 
-    Args:
-        bundle: with an engine of TensorRT, or with a model alone, from which nvinfer builds an engine.
-        name: of the detector, for the README.
+    The bundle has a TensorRT engine, or only a model, from which nvinfer builds an engine.
 
     Raises:
         BundleError, ConfigError: nvinfer cannot run the bundle as it was measured.
@@ -72,7 +69,7 @@ def configuration(bundle: Bundle, name: str) -> tuple[dict[str, bytes], tuple[st
 
 
 def _check(manifest: Manifest) -> None:
-    """Refuses what nvinfer cannot do."""
+    """Raises an error for bundles that nvinfer cannot run."""
     pixels = manifest.input.preprocess
     if len(set(pixels.std)) != 1:
         raise ConfigError(
@@ -95,7 +92,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _config_file(bundle: Bundle, table: bool) -> str:
-    """The file that Gst-nvinfer reads; ``table``: whether a calibration table is in the package."""
+    """The configuration of Gst-nvinfer; ``table``: whether the package has a calibration table."""
     manifest = bundle.manifest
     pixels, batch = manifest.input.preprocess, manifest.input.shape.max[0]
     mode, precision = (2, "fp16") if manifest.precision.fp16 else (0, "fp32")
@@ -106,7 +103,7 @@ def _config_file(bundle: Bundle, table: bool) -> str:
         "gie-unique-id": 1,
         "process-mode": 1,
         "network-type": 0,
-        # Where nvinfer builds the engine itself, it writes it under this name.
+        # nvinfer gives an engine that it builds itself this name.
         "model-engine-file": "model.engine" if bundle.engine else f"model.onnx_b{batch}_gpu0_{precision}.engine",
         "onnx-file": "model.onnx",
         **({"int8-calib-file": _CALIBRATION} if table else {}),
@@ -141,7 +138,7 @@ def _config_file(bundle: Bundle, table: bool) -> str:
 
 
 def _parser_header(manifest: Manifest) -> str:
-    """The parser's C++ header with the bundle's thresholds; floats in hexadecimal, which is exact."""
+    """The parser's C++ header with the bundle's thresholds; hexadecimal floats are exact."""
     nms = manifest.nms
     score, overlap = np.float32(nms.score_threshold), np.float32(nms.iou_threshold)
     values = {
@@ -174,7 +171,7 @@ inline Nms rules() {{
 
 
 def _pixel_warnings(pixels: InputConfig) -> list[str]:
-    """How nvinfer's pre-processing differs from the bundle's, a sentence each without its full stop."""
+    """Differences of nvinfer's pre-processing from the bundle's, as sentences without full stops."""
     warnings = []
     if pixels.resize != "stretch" and pixels.pad_value != 0:
         warnings.append(
@@ -190,7 +187,7 @@ def _pixel_warnings(pixels: InputConfig) -> list[str]:
 
 
 def _engine_warnings(bundle: Bundle, table: bool) -> list[str]:
-    """What may make nvinfer build another engine or load none, a sentence each without its full stop."""
+    """Problems with the engine, outputs or thresholds under nvinfer, as sentences without full stops."""
     manifest = bundle.manifest
     backend = manifest.backend
     warnings = []
@@ -233,7 +230,7 @@ def _engine_warnings(bundle: Bundle, table: bool) -> list[str]:
 
 
 def _readme(bundle: Bundle, name: str, warnings: list[str]) -> str:
-    """The README, in Markdown, of a detector of this name with these warnings."""
+    """The README in Markdown."""
     backend = bundle.manifest.backend
     preload = ":".join(f"$PWD/{file}" for file in backend.loose_plugins)
     preload = f'LD_PRELOAD="{preload}" ' if preload else ""

@@ -1,4 +1,4 @@
-"""Every option is one row: ``fields`` declares them, ``rows`` derives the rest."""
+"""The options of all commands: declared in ``fields``, described by the rows in ``rows``."""
 
 from trtdet.options.fields import (
     DEFAULT_IMAGES,

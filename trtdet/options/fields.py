@@ -1,7 +1,7 @@
-"""What can be asked for, as frozen values: every field is an option, see :mod:`trtdet.options.rows`.
+"""The options as frozen dataclasses; every field is an option, see :mod:`trtdet.options.rows`.
 
-The allowed values are written out, since reading them from the packages that own them would load NumPy and ONNX for
-``--help``; tests/cli compares them with the tables that they come from.
+Lists of allowed values are copies, so that ``--help`` need not load NumPy and ONNX; tests/cli compares them with the
+originals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EFFORTS = {
     "default": ("range", "smooth", "round", "bias"),
     "thorough": ("range", "smooth", "round", "bias", "reconstruct"),
 }
-"""The corrections of each level of effort, in the order in which they are applied."""
+"""The corrections of each level of effort, in the order of their use."""
 
 RANKED_IMAGES = 32
 DEFAULT_IMAGES = 128
@@ -35,7 +35,7 @@ USUAL_GUARD = 1.02
 
 
 def calibration_rule(text: str) -> str:
-    """``percentile:99.9`` and the names of the other rules, as they are."""
+    """Checks the name of a rule, or ``percentile:99.9``, and returns it unchanged."""
     name, colon, _ = text.partition(":")
     if name not in RULES or (colon and name != "percentile"):
         raise ValueError(
@@ -47,11 +47,7 @@ def calibration_rule(text: str) -> str:
 
 
 def rule_percentile(rule: str) -> float:
-    """The percentile of a rule, in percent; the usual value where it names none.
-
-    Raises:
-        ValueError: it is no number over 0 and up to 100.
-    """
+    """The percentile of a rule, over 0 and up to 100, by default 99.99. Raises ValueError outside this range."""
     text = rule.partition(":")[2]
     try:
         percentile = float(text) if text else USUAL_PERCENTILE
@@ -63,10 +59,10 @@ def rule_percentile(rule: str) -> float:
 
 
 def corrections_of(effort: str) -> tuple[str, ...]:
-    """The corrections of a level of effort, or those that it names, in the order in which they are applied.
+    """The corrections of a level of effort, or of a list of names, in the order of their use.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: a name is unknown.
     """
     if effort in EFFORTS:
         return EFFORTS[effort]
@@ -81,7 +77,7 @@ def corrections_of(effort: str) -> tuple[str, ...]:
 
 
 def effort_text(text: str) -> str:
-    """A level of effort, or the names of corrections in the order in which they are applied."""
+    """A level of effort, or the names of corrections in the order of their use."""
     return text if text in EFFORTS else ",".join(corrections_of(text))
 
 
@@ -123,7 +119,7 @@ def compute_capability(text: str) -> int:
 
 
 def guard(text: str) -> float | Literal["off", "warn"]:
-    """``off``, ``warn``, or how many times as fast as FP16 INT8 has to be."""
+    """``off``, ``warn``, or the smallest speedup of INT8 over FP16."""
     if text == "off":
         return "off"
     if text == "warn":
@@ -137,7 +133,7 @@ def guard(text: str) -> float | Literal["off", "warn"]:
     return ratio
 
 
-# How an option enters the keys of a build: the first stage that it changes, and whether it counts for INT8 alone.
+# The first stage of a build that an option changes, and whether it has an effect only on INT8.
 GRAPH: dict[str, Any] = {"key": Stage.GRAPH, "int8_only": False}
 RANGES: dict[str, Any] = {"key": Stage.RANGES, "int8_only": False}
 INT8_RANGES: dict[str, Any] = {"key": Stage.RANGES, "int8_only": True}
@@ -149,7 +145,7 @@ INT8_ENGINE: dict[str, Any] = {"key": Stage.ENGINE, "int8_only": True}
 
 @dataclass(frozen=True)
 class CalibrationOptions(OptionSet, section="calibration", group="images", **RANGES):
-    """Where the ranges come from."""
+    """Source of the activation ranges."""
 
     images: Path | None = option(
         None, "calibration images: a folder, or a .txt list", "--images DIR|LIST", fact="images"
@@ -189,10 +185,10 @@ class CalibrationOptions(OptionSet, section="calibration", group="images", **RAN
         None, "use the ranges of this calibration cache, with implicit quantization", "FILE", fact="cache"
     )
     unfinished: Path | None = option(None, "", hidden=True, key="where work is kept, not what comes out")
-    """The file that keeps a reconstruction as far as it has come, so that a build that was stopped goes on."""
+    """File with the progress of a reconstruction, so that a stopped build can continue."""
 
     def images_alone(self) -> CalibrationOptions:
-        """The same images, with all else as by default."""
+        """The same images, with defaults for all other options."""
         return CalibrationOptions(images=self.images, root=self.root, num_images=self.num_images)
 
     @property
@@ -202,14 +198,16 @@ class CalibrationOptions(OptionSet, section="calibration", group="images", **RAN
 
     @property
     def percentile(self) -> float:
-        """In percent, for the rule of that name."""
+        """For the rule ``percentile``, in percent."""
         return rule_percentile(self.rule)
 
 
 @dataclass(frozen=True)
 class PlanOptions(OptionSet, section="plan", group="precision", **PLAN):
-    """Which layers run in INT8 and which stay in FP16. At most one of ``keep_fp16``, ``fp16_budget``, ``max_map_drop``,
-    ``max_disagreement`` and ``max_latency`` is given."""
+    """Choice of the layers in INT8 and in FP16.
+
+    At most one of ``keep_fp16``, ``fp16_budget``, ``max_map_drop``, ``max_disagreement`` and ``max_latency`` is set.
+    """
 
     int8_all: bool = option(False, "INT8 also for layers that it makes no faster", "--int8-all", **CORRECTIONS_KEY)
     keep_fp16: int | Path | tuple[str, ...] | None = option(
@@ -283,19 +281,19 @@ class PlanOptions(OptionSet, section="plan", group="precision", **PLAN):
         return self.limited or self.fp16_budget is not None or (isinstance(self.keep_fp16, int) and self.keep_fp16 > 0)
 
     def formats_alone(self) -> PlanOptions:
-        """The same as to what is quantized and to which format, with all else as by default."""
+        """The same quantized operators and formats, with defaults for all other options."""
         return PlanOptions(int8_all=self.int8_all, int8_attention=self.int8_attention, fp8=self.fp8)
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """The options given that say what is quantized and to which format: what a table says of its rows."""
+        """Names of the set options on quantized operators and formats, for tables."""
         formats = {"--int8-all": self.int8_all, "int8_attention": self.int8_attention, "fp8": self.fp8}
         return tuple(name for name, value in formats.items() if value)
 
 
 @dataclass(frozen=True)
 class NmsOptions(OptionSet, section="nms", group="engine", key="stands in the configuration"):
-    """Where suppression runs, and its values where they differ from the configuration's."""
+    """Where NMS runs, and values that replace those of the configuration."""
 
     mode: Literal["auto", "efficient", "onnx", "native", "host"] = option(
         "auto", "efficient, onnx, native, host", "--nms PLACE", fact="nms", **GRAPH
@@ -313,13 +311,13 @@ class NmsOptions(OptionSet, section="nms", group="engine", key="stands in the co
 
     @property
     def values(self) -> dict[str, float]:
-        """The values that were given, by key of the configuration."""
+        """The set values, by key of the configuration."""
         return {name: value for name, value in vars(self).items() if name != "mode" and value is not None}
 
 
 @dataclass(frozen=True)
 class InputOptions(OptionSet, section="input", group="engine", **GRAPH):
-    """The network input, where it differs from the configuration's."""
+    """Changes of the network input against the configuration."""
 
     size: tuple[int, int] | None = option(
         None,
@@ -332,7 +330,7 @@ class InputOptions(OptionSet, section="input", group="engine", **GRAPH):
 
 @dataclass(frozen=True)
 class EngineOptions(OptionSet, section="engine", group="engine", beside_variant=True, **ENGINE):
-    """How the builder makes the engine."""
+    """Options of the engine builder."""
 
     workspace: float | None = option(
         None, "scratch memory that a kernel may use, in MiB (default: the library's limit)", above=0
@@ -373,7 +371,7 @@ class EngineOptions(OptionSet, section="engine", group="engine", beside_variant=
 
 @dataclass(frozen=True)
 class BuildOptions(OptionSet, group="engine"):
-    """How a bundle is built."""
+    """Options of ``trtdet build``."""
 
     precision: Precision = option(
         "int8",
@@ -439,7 +437,7 @@ class BuildOptions(OptionSet, group="engine"):
         key="the options of the variant stand for it",
     )
     tuned: Path | None = option(None, "", hidden=True, fact="tuned", **CORRECTIONS_KEY)
-    """The folder of the variant, of which ranges and corrections are taken as they are there."""
+    """The variant's folder, whose ranges and corrections are used unchanged."""
     force: bool = option(
         False, "replace a bundle of another model", "--force", beside_variant=True, key="says what may be replaced"
     )
@@ -448,22 +446,22 @@ class BuildOptions(OptionSet, group="engine"):
 
     @property
     def int8(self) -> bool:
-        """Whether the engine is asked for in INT8."""
+        """Whether the requested precision is INT8."""
         return self.precision == "int8"
 
     @property
     def implicit(self) -> bool:
-        """Whether TensorRT quantizes by itself."""
+        """Whether TensorRT chooses what to quantize."""
         return self.quantization == "implicit"
 
     @property
     def calibrated(self) -> bool:
-        """Whether ranges are made for INT8, and not given by a cache."""
+        """Whether INT8 ranges are computed, not read from a calibration cache."""
         return self.int8 and self.calibration.cache is None
 
     @property
     def runs_images(self) -> bool:
-        """Whether calibration images are run: for ranges, or in FP16 for what exceeds it."""
+        """Whether calibration images are run: for INT8 ranges, or to find values that exceed FP16."""
         return self.calibrated or self.precision == "fp16"
 
     @property
@@ -478,13 +476,13 @@ class BuildOptions(OptionSet, group="engine"):
 
     @property
     def least_speedup(self) -> float | None:
-        """How many times as fast as FP16 INT8 has to be to be shipped; None where it is shipped whatever it gains."""
+        """Smallest speedup over FP16 at which INT8 is shipped; None to ship INT8 at any speed."""
         return None if isinstance(self.guard, str) else self.guard
 
 
 @dataclass(frozen=True)
 class SensitivityOptions(OptionSet, group="ranking"):
-    """How convolutions are ranked."""
+    """Options of ``trtdet sensitivity``."""
 
     calibration: CalibrationOptions = part(CalibrationOptions(), without="calibrator cache")
     effort: str = same_row(BuildOptions, "effort")
@@ -507,7 +505,7 @@ class SensitivityOptions(OptionSet, group="ranking"):
 
 @dataclass(frozen=True)
 class CalibrateOptions(OptionSet, group="images"):
-    """How ranges are made for later builds."""
+    """Options of ``trtdet calibrate``."""
 
     calibration: CalibrationOptions = part(CalibrationOptions(), without="calibrator cache")
     plan: PlanOptions = part(PlanOptions(), only="int8_attention")
@@ -521,7 +519,7 @@ class CalibrateOptions(OptionSet, group="images"):
 
 @dataclass(frozen=True)
 class EvalOptions(OptionSet):
-    """What a detector is checked for and run with before it is scored."""
+    """Options of ``trtdet eval``: the check of the input, and NMS."""
 
     check_input: bool = same_row(CalibrationOptions, "calibration.check_input")
     nms: NmsOptions = part(NmsOptions())
@@ -529,7 +527,7 @@ class EvalOptions(OptionSet):
 
 @dataclass(frozen=True)
 class TuneOptions(OptionSet, group="search"):
-    """How plans are searched, built and measured. Every convolution that can be in INT8 is open."""
+    """Options of ``trtdet tune``. The search considers every convolution that can run in INT8."""
 
     build: BuildOptions = part(
         BuildOptions(),
@@ -565,7 +563,7 @@ def _kept_count(text: str) -> Keep:
 
 @dataclass(frozen=True)
 class SweepOptions(OptionSet, group="axes"):
-    """The axes of a grid of variants, and what all of them share."""
+    """Options of ``trtdet sweep``: the axes of the grid, and the shared options."""
 
     calibration: CalibrationOptions = part(CalibrationOptions(), only="images num_images root")
     rules: tuple[str, ...] = same_row(CalibrationOptions, "calibration.rule", ("percentile",), many=True, group="axes")
@@ -609,5 +607,5 @@ class SweepOptions(OptionSet, group="axes"):
 
     @property
     def corrections(self) -> tuple[tuple[str, ...], ...]:
-        """The different sets of corrections that the levels of effort stand for."""
+        """The distinct sets of corrections of ``efforts``."""
         return tuple(dict.fromkeys(map(corrections_of, self.efforts)))

@@ -1,12 +1,12 @@
-"""An option is one row: a field of a frozen dataclass whose metadata says all that is known of it.
+"""Rows: each option is a field of a frozen dataclass, and its metadata describes it completely.
 
     rule: str = option("percentile", "calibration rule", "--calib RULE", read=calibration_rule, key=Stage.RANGES)
 
-From the rows come the parser, ``--set``, the pages of help, the checks of values, the keys of the stages and the words
-of a command that gives the same options again. A row without a flag is a setting: it is given as ``--set NAME=VALUE``,
-where the name is the field's place among nested dataclasses, such as ``nms.max_detections``.
+The rows define the parser, ``--set``, the help, the checks of values, the keys of the stages, and the command line that
+repeats given options. A row without a flag is a setting, given as ``--set NAME=VALUE``; the name is the field's path
+among nested dataclasses, such as ``nms.max_detections``.
 
-Nothing here loads more than the standard library, so that help is shown at once.
+This module imports only the standard library, so that help is shown at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trtdet.errors import ConfigError
 
 
 class Stage(Enum):
-    """The stages of a build that have a key, in their order; see :func:`stage_keys`."""
+    """The stages of a build in their order; each has a key, see :func:`stage_keys`."""
 
     GRAPH = "graph"
     RANGES = "ranges"
@@ -37,31 +37,27 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """All that is known of an option.
+    """Description of an option. :func:`rows_of` fills in ``path``, ``name``, ``default`` and ``kind``.
 
     Attributes:
-        help: what it does, for ``--help``.
         flag: such as ``--calib``; empty for a setting.
         group: the heading of the flag in the help.
-        metavar: what stands for the value in the help; empty for the allowed values or the type.
-        values: the allowed values, by default those of a ``Literal``; empty where others decide.
-        flags: flags that each stand for a value, such as ``--fp16`` for ``fp16``, and their help.
-        read: text -> value, raising ValueError with what is expected; None to read by the field's type.
-        write: value -> text, the inverse of ``read``; None for the plain text.
-        many: the value is a tuple, whose items are given one after the other, or in a setting with commas.
-        low: the least value of a number.
-        above: a number has to be larger than this.
-        high: the largest value.
+        metavar: placeholder of the value in the help; empty for the allowed values or the type.
+        values: the allowed values, by default those of a ``Literal``; empty for no such list.
+        flags: value and help of flags that each set one value, such as ``--fp16``.
+        read: text -> value, raises ValueError with the expected form; None to read by the field's type.
+        write: value -> text, the inverse of ``read``; None for ``str``.
+        many: the value is a tuple; its items are separated by spaces, in a setting by commas.
+        low, high: the smallest and largest allowed number.
+        above: a number must be larger than this.
         key: the first stage of a build whose result the option changes, or why it changes none.
-        fact: name of the resolved fact that stands for the value in the key, such as the hash of the images for their
-            folder; empty where the value itself does.
-        int8_only: the option changes nothing unless the precision is INT8.
-        beside_variant: the option may be given together with ``--from``, which says most of a build.
-        hidden: the value is worked out, and no user gives it.
-        path: attributes from the root of the options to the value; filled in by :func:`rows_of`.
-        name: of the setting, such as ``nms.max_detections``; likewise.
-        default: likewise.
-        kind: the type of the value, without None; likewise.
+        fact: the resolved fact that replaces the value in the key, such as the hash of the images for their folder.
+        int8_only: the option has an effect only on INT8.
+        beside_variant: the option is allowed together with ``--from``, which decides most of a build.
+        hidden: set by trtdet, not by users.
+        path: attributes from the root of the options to the value.
+        name: of the setting, such as ``nms.max_detections``.
+        kind: the type of the value, without None.
     """
 
     help: str
@@ -93,22 +89,18 @@ class Row:
 
     @property
     def spelled(self) -> str:
-        """How a user gives the option: ``--calib``, ``--int8`` or ``--set nms.max_detections``."""
+        """The option on the command line: ``--calib``, ``--int8`` or ``--set nms.max_detections``."""
         return self.flag or next(iter(self.flags), "") or f"--set {self.name}"
 
     @property
     def placeholder(self) -> str:
-        """What stands for the value in the help."""
+        """Placeholder of the value in the help."""
         if self.metavar or self.kind is bool:
             return self.metavar or "true|false"
         return "|".join(self.values) or {int: "N", float: "X", Path: "PATH"}.get(self.kind, "TEXT")
 
     def parse(self, text: str) -> Any:
-        """The value of one text, or of one item where there are several.
-
-        Raises:
-            ValueError: with what is expected.
-        """
+        """Reads one value, or one item of several. Raises ValueError with the expected form."""
         if self.read is not None:
             return self.read(text)
         if self.kind is bool:
@@ -126,7 +118,7 @@ class Row:
         return value
 
     def problem(self, value: Any) -> str:
-        """Why a value is not allowed; empty where it is."""
+        """Why a value is not allowed; empty if it is allowed."""
         if self.values and isinstance(value, str) and value not in self.values:
             return f"'{value}'{nearest(value, self.values)}; allowed: {', '.join(self.values)}"
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -141,22 +133,22 @@ class Row:
         return f"must be {' and '.join(bounds)}, got {value:g}"
 
     def checked(self, value: Any) -> Any:
-        """A value of Python; a text, and a tuple of numbers that is written as a text, are parsed.
+        """A value from Python code: text is parsed, and so are tuples of numbers that have a text form.
 
         Raises:
-            ValueError: with what is expected.
+            ValueError: with the expected form.
         """
         if isinstance(value, tuple) and self.kind is int and self.write is not None:
             return self.parse(self.write(value))
         return self.parse(value) if isinstance(value, str) else value
 
     def text(self, value: Any) -> str:
-        """A value, typed or as JSON holds it, as :meth:`parse` reads it."""
+        """A value, also one from JSON, as text for :meth:`parse`."""
         if self.write is not None:
             return self.write(value)
         if isinstance(value, bool):
             return str(value).lower()
-        # Of a number all digits, without the '.0' of a whole number.
+        # All digits of a number, but no '.0' for whole numbers.
         return str(value).removesuffix(".0")
 
 
@@ -165,33 +157,29 @@ _PART = "part"
 
 
 def option(default: Any, help: str, spelling: str = "", **facts: Any) -> Any:
-    """A field that is an option.
+    """A dataclass field that is an option.
 
-    Args:
-        default: its value where nobody gives it.
-        help: see :class:`Row`.
-        spelling: the flag and what stands for its value, ``--calib RULE``; of a setting the latter alone.
-        facts: further fields of :class:`Row`, which go before those that the class has in common.
+    ``spelling`` is the flag and its placeholder, such as ``--calib RULE``, or only the placeholder for a setting.
+    ``facts`` are more fields of :class:`Row`; they override those that the class has in common.
     """
     flag, _, metavar = spelling.partition(" ") if spelling.startswith("--") else ("", "", spelling)
     return field(default=default, metadata={_ROW: {"help": help, "flag": flag, "metavar": metavar, **facts}})
 
 
 def same_row(options: type, name: str, default: Any = MISSING, /, **changes: Any) -> Any:
-    """A field that is an option of another class too, of the same name, with some facts changed."""
+    """A field that repeats the option ``name`` of another class, with some facts changed."""
     row = next(row for row in rows_of(options) if row.name == name)
     default = row.default if default is MISSING else default
     return field(default=default, metadata={_ROW: {**vars(row), **changes}})
 
 
 def part(default: Any, *, flat: bool = False, only: str = "", without: str = "") -> Any:
-    """A field that holds further options.
+    """A field that holds another dataclass of options, by default the instance ``default``.
 
     Args:
-        default: an instance of their dataclass.
-        flat: the names of settings leave the field's name out.
-        only: names of the options that are offered, within the part, with spaces between; all where it is empty.
-        without: names of options that are not.
+        flat: omit the field's name from the names of settings.
+        only: the offered options of the part, separated by spaces; empty for all.
+        without: options of the part that are not offered, separated by spaces.
     """
     return field(default=default, metadata={_PART: (flat, only.split(), without.split())})
 
@@ -200,14 +188,14 @@ _rows_by_class: dict[type[OptionSet], tuple[Row, ...]] = {}
 
 
 def rows_of(options: type[OptionSet]) -> tuple[Row, ...]:
-    """The rows of an options dataclass, those of its parts in their place."""
+    """The rows of an options dataclass, including those of its parts."""
     if options not in _rows_by_class:
         _rows_by_class[options] = tuple(_rows(options, (), f"{options.section}." if options.section else ""))
     return _rows_by_class[options]
 
 
 def offered(options: type) -> list[Row]:
-    """The rows that a user can give."""
+    """The rows that users can set."""
     return [row for row in rows_of(options) if not row.hidden]
 
 
@@ -230,7 +218,7 @@ def _rows(options: Any, path: tuple[str, ...], prefix: str) -> Iterator[Row]:
 
 
 def _kind(hint: Any) -> Any:
-    """``tuple[int, ...] | None`` -> int and the like; str for what a reader of its own makes."""
+    """The value's type, such as int for ``tuple[int, ...] | None``; str for types that need their own ``read``."""
     if get_origin(hint) in (Union, UnionType):
         kinds = {_kind(one) for one in get_args(hint) if one is not type(None)}
         return Path if kinds == {Path, str} else kinds.pop() if len(kinds) == 1 else str
@@ -240,12 +228,12 @@ def _kind(hint: Any) -> Any:
 
 
 def spelled(options: type, name: str) -> str:
-    """How a user gives an option, by the name of its setting, for messages."""
+    """The option with this name on the command line, for messages."""
     return next(row for row in rows_of(options) if row.name == name).spelled
 
 
 def value_of(options: Any, row: Row) -> Any:
-    """The value of a row in options of its class, or in the plain values of JSON; the default where it is missing."""
+    """The value of a row in options of its class, or in plain values from JSON; the default if it is missing."""
     value = options
     for name in row.path:
         if isinstance(value, Mapping):
@@ -260,7 +248,7 @@ def value_of(options: Any, row: Row) -> Any:
 
 
 def with_values(options: Any, values: Mapping[tuple[str, ...], Any]) -> Any:
-    """Options with some values replaced, by the paths of their rows."""
+    """Options with some values replaced; the keys are paths of rows."""
     own = {path[0]: value for path, value in values.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in values if len(path) > 1):
         inner = {path[1:]: value for path, value in values.items() if path[0] == name and len(path) > 1}
@@ -271,11 +259,8 @@ def with_values(options: Any, values: Mapping[tuple[str, ...], Any]) -> Any:
 class OptionSet:
     """The base of every dataclass of options.
 
-    ``class NmsOptions(OptionSet, section="nms", group="engine")``: the first part of the names of its settings, and
-    what the rows have in common, as fields of :class:`Row`.
-
-    A text is read as the command line reads it, so that a ``str`` may stand for a ``Path`` and ``"1:4:8"`` for a batch;
-    each value is checked by its row.
+    ``class NmsOptions(OptionSet, section="nms", group="engine")`` sets the first part of the names of its settings, and
+    fields of :class:`Row` for all its rows. Values may be text as on the command line, such as ``"1:4:8"`` for a batch.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -307,7 +292,7 @@ _Changed = TypeVar("_Changed", bound=OptionSet)
 
 
 def changed(options: _Changed, **values: Any) -> _Changed:
-    """Options with some values or whole parts changed, by the last part of the name: ``changed(options, fp8=True)``."""
+    """Options with some values or parts changed, by the last part of their names: ``changed(options, fp8=True)``."""
     paths = {row.path[-1]: row.path for row in reversed(rows_of(type(options)))}
     result: _Changed = with_values(options, {paths.get(name, (name,)): value for name, value in values.items()})
     return result
@@ -317,7 +302,7 @@ def setting(options: type, text: str) -> tuple[Row, Any]:
     """``nms.max_detections=100`` -> the row and its value.
 
     Raises:
-        ValueError: there is no such setting, with the nearest; or the value cannot be read.
+        ValueError: the value cannot be read, or there is no such setting; the message names the most similar one.
     """
     name, equals, value = text.partition("=")
     settings = {row.name: row for row in offered(options) if row.is_setting}
@@ -336,11 +321,9 @@ def setting(options: type, text: str) -> tuple[Row, Any]:
 
 
 def words(options: Any, kind: type | None = None) -> list[str]:
-    """The words of a command that give options again: flags, then settings; what is as by default is left out.
+    """The command-line words for options that differ from their defaults: flags, then settings.
 
-    Args:
-        options: an options dataclass, or the plain values that JSON holds of it.
-        kind: the dataclass, where plain values are given.
+    ``options`` is an options dataclass, or its plain values from JSON with the dataclass as ``kind``.
     """
     flags: list[str] = []
     settings: list[str] = []
@@ -370,17 +353,13 @@ def _plain(value: Any) -> Any:
 
 
 def stage_keys(options: Any, facts: Mapping[str, Any], int8: bool) -> dict[Stage, str]:
-    """The key of each stage; that of the last is the key of the bundle, and decides whether it is up to date.
+    """The key of each stage: a hash over the previous key, and over the options and facts of the stage.
 
-    The key of a stage is a hash over the key of the stage before it and over all that enters here.
-
-    Args:
-        options: a dataclass of options.
-        facts: the resolved facts by name. Those that stand for no option enter at the first stage.
-        int8: whether the precision is INT8.
+    The last key is the key of the bundle, and decides whether the bundle is up to date. Facts that belong to no option
+    enter at the first stage.
 
     Raises:
-        LookupError: the fact that stands for an option is missing.
+        LookupError: the fact of an option is missing.
     """
     rows = rows_of(type(options))
     entering: dict[Stage, dict[str, Any]] = {stage: {} for stage in Stage}
@@ -403,8 +382,8 @@ def _path_text(value: Any) -> str:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """``, did you mean 'build'?`` for ``biuld``; nothing where no candidate is near."""
-    import difflib  # takes time, and is needed for errors alone
+    """``, did you mean 'build'?`` for ``biuld``; empty if no candidate is similar."""
+    import difflib  # Slow to import, and only needed for errors.
 
     close = difflib.get_close_matches(word, list(candidates), n=1)
     return f", did you mean '{close[0]}'?" if close else ""

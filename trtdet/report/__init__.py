@@ -1,4 +1,4 @@
-"""Runs as reports: what commands left behind, as a page, as Markdown and as JSON. Nothing else makes pages."""
+"""Reports of runs as a page, Markdown or JSON, made from the files that commands wrote."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The model of a bundle with what is known of each node written beside it, for viewers of ONNX such as Netron.
+"""Annotates the nodes of a bundle's model for ONNX viewers such as Netron; the computation does not change.
 
-Metadata of nodes came with version 10 of ONNX's IR (onnx 1.16, ``NodeProto.metadata_props``); the same stands in
-``doc_string``, which older viewers show. Nothing else changes, so that the model computes what it did.
+Annotations are in ``NodeProto.metadata_props`` (ONNX IR version 10, onnx 1.16) and, for older viewers, in
+``doc_string``.
 """
 
 from __future__ import annotations
@@ -19,35 +19,26 @@ from trtdet.report.runs import Run
 from trtdet.report.sections.verdicts import listed
 
 PREFIX = "trtdet."
-"""Prefix of every key of the metadata."""
+"""Prefix of every metadata key."""
 
 _NODE_METADATA = 10
-"""The version of ONNX's IR that has metadata of nodes."""
+"""The first version of ONNX's IR with node metadata."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of an engine's layers.
-
-    Attributes:
-        ms: by layer.
-        basis: where they come from, such as ``measured``.
-    """
+    """Milliseconds by layer of an engine; ``basis`` says where they come from, such as ``measured``."""
 
     ms: Mapping[str, float]
     basis: str
 
 
 def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
-    """The model that a bundle's engine was built from, its nodes annotated.
+    """The model that a bundle's engine was built from, with annotated nodes.
 
-    What a node gets, as far as it is known: the precision that was planned and why, the engine's layer with what it
-    reads, writes, moves and takes, the error at the head, and, of a node that trtdet wrote, why it is there and which
-    of the model's own layers it is for.
-
-    Args:
-        run: a bundle.
-        times: of the engine's layers.
+    Annotations, where available: the planned precision and its reason; the engine's layer with its data types, bytes
+    and time; the output error against the float model. Nodes that trtdet inserted also get their origin and the
+    original layers that they serve.
 
     Raises:
         ConfigError: the run is not a bundle.
@@ -76,7 +67,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
         if own := notes.get(node.name):
             for key, value in own.items():
                 node.metadata_props.add(key=PREFIX + key, value=value)
-            # What the node said before stays below.
+            # The node's former doc_string stays below.
             lines = [f"{key}: {value}" for key, value in own.items()]
             node.doc_string = "\n".join([*lines, *(["", node.doc_string] if node.doc_string else [])])
     if notes:
@@ -85,7 +76,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
 
 
 def _add_layers(notes: dict[str, dict[str, str]], layers: Sequence[Layer], times: Times | None) -> None:
-    """A node that several layers compute, such as one whose inputs are reformatted, has the figures of all of them."""
+    """Adds the figures of all layers that compute a node; a node with reformatted inputs has several."""
     layers_of: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
         for name in dict.fromkeys(layer.onnx):
@@ -106,8 +97,7 @@ def _add_layers(notes: dict[str, dict[str, str]], layers: Sequence[Layer], times
 
 
 def _add_origins(notes: dict[str, dict[str, str]], model: onnx.ModelProto) -> None:
-    """Notes for each node that trtdet wrote: the rewrite that made it, and the nearest of the model's own layers after
-    it, or else before it."""
+    """Notes each inserted node's origin, and the nearest original layers after it, or else before it."""
     origins = {name: origin for name, origin in origin_of(model).items() if not origin.replaces}
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
     makers: dict[str, onnx.NodeProto] = {}
@@ -140,6 +130,6 @@ def _add_origins(notes: dict[str, dict[str, str]], model: onnx.ModelProto) -> No
         origin = origins.get(node.name)
         if origin is not None:
             notes[node.name]["origin"] = origin.value
-        # Steps whose nodes stand beside a layer of the model.
+        # Only these rewrites insert nodes that serve a layer of the model.
         if origin in (Origin.QDQ, Origin.CHANNEL_MAP, Origin.FP16, Origin.REQUANTIZE):
             notes[node.name]["for"] = listed(nearest(node, after) or nearest(node, before))

@@ -1,4 +1,4 @@
-"""Runs as one report: verdicts first, then the measurements of each run, then what is missing."""
+"""Assembles one report from runs: verdicts, the sections of each run, and missing results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ from trtdet.report.sections.verdicts import accuracy_sentence, bundle_verdict, f
 
 
 def report(paths: Sequence[Path]) -> Report:
-    """Reads runs and reports their results.
-
-    Args:
-        paths: of runs, see :func:`trtdet.report.runs.read_run`; at least one.
+    """Reports the results of one or more runs, see :func:`trtdet.report.runs.read_run`.
 
     Raises:
         TrtdetError: a run cannot be read, or is given twice.
@@ -56,8 +53,8 @@ def report(paths: Sequence[Path]) -> Report:
 
 
 def _evaluation_of(bundle: Run, runs: Sequence[Run]) -> Run | None:
-    """The evaluation of a bundle among the runs: the file that it names lies in the bundle, seen from here or from the
-    evaluation's own folder."""
+    """The evaluation among ``runs`` whose file lies in the bundle; its path may be relative to the working directory or
+    to the evaluation's folder."""
     for run in runs:
         if run.scores is not None:
             file = Path(run.scores["file"])
@@ -67,7 +64,7 @@ def _evaluation_of(bundle: Run, runs: Sequence[Run]) -> Run | None:
 
 
 def _part(run: Run, evaluation: Run) -> Report:
-    """The report of one run; the evaluation of a bundle is another run."""
+    """The report of one run. ``evaluation`` is the run with a bundle's scores, or ``run`` itself."""
     if run.bundle is not None:
         return _bundle(run, evaluation.scores)
     if run.experiment is not None:
@@ -114,9 +111,9 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         inputs = inputs_of(model, plan, run.collection)
         sections.append(ranges_section(run.ranges, run.collection, inputs, worst=run.worst, percent=run.ranges.percent))
     if run.audit is not None:
-        # Times are on the GPU that the build was compared for.
-        compared = (run.worth or {}).get("estimate")
-        gpu = gpu_of(compared["gpu"] if compared else None, manifest.backend.sms)
+        # Times are for the GPU of the build's own comparison.
+        comparison = (run.worth or {}).get("estimate")
+        gpu = gpu_of(comparison["gpu"] if comparison else None, manifest.backend.sms)
         times = estimate(flow_of(bundle), gpu, manifest.input.shape.opt[0])
         basis = f"estimated for {times.gpu.name}, batch {times.batch}"
         sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), basis))
@@ -136,7 +133,7 @@ def _experiment(run: Run) -> Report:
     sections, missing = [experiment_section(experiment)], list[Missing]()
     repeat = f"repeat the {experiment.kind} into its folder"
     if run.ranking is not None:
-        # Variants differ in precision, so the ranking is drawn without.
+        # Variants differ in precision, so the ranking has no colours by precision.
         sections.append(sensitivity_section(run.ranking, None))
     if provenance is None:
         missing.append(Missing("histograms, versions, configuration and command", repeat))

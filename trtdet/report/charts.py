@@ -1,5 +1,4 @@
-"""Shared by charts: colours that people with any colour vision can tell apart, on light and on dark ground, and bars in
-a row."""
+"""Colours and bars of charts; the colours suit any colour vision, on light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 COLOURS = ("#2f6db5", "#d9822b", "#3a9d5d", "#b5446e", "#7b5ea7", "#a08032", "#2f9aa0", "#c0504d")
-"""Colours of kinds in their order; later kinds are grey."""
+"""Colours of the first kinds; later kinds are grey."""
 
 GREY = "#8d97a3"
 
@@ -16,21 +15,19 @@ PRECISIONS = {"int8": "#2f6db5", "fp8": "#2f9aa0", "fp16": "#d9822b", "fp32": "#
 
 
 def colour(index: int) -> str:
-    """The colour of a kind by its place."""
+    """The colour of a kind by its index."""
     return COLOURS[index] if index < len(COLOURS) else GREY
 
 
 def axes(x: str, y: str, **layout: Any) -> dict[str, Any]:
-    """A layout with titles of the axes."""
+    """A layout with axis titles."""
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}, **layout}
 
 
 def bars_in_row(bars: Sequence[tuple[str, float, str]], colours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Bars at 1, 2, ..., a trace for each kind.
+    """Bars at x = 1, 2, ..., with a trace for each kind.
 
-    Args:
-        bars: the kind of each, its height, and what the pointer shows.
-        colours: of the kinds, in the order of the legend.
+    A bar is (kind, height, hover text). ``colours`` maps kinds to colours, in the order of the legend.
     """
     traces = []
     for kind, hue in colours.items():

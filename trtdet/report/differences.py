@@ -1,4 +1,4 @@
-"""Two runs against each other: what changed in precision, layers, traffic and score, and whether that is noise."""
+"""Compares two runs: precision, layers, memory traffic and score, and whether a score difference is noise."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class Change:
     """A convolution that runs in another precision.
 
     Attributes:
-        name: of the convolution.
-        first, second: its precision; empty where the network has none of the name.
+        first, second: its precision; empty where the network has no convolution of this name.
         first_why, second_why: the plans' reasons.
     """
 
@@ -33,13 +32,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of both.
+    """A figure of both runs.
 
     Attributes:
-        name: such as ``layers``.
-        first, second: None where a run does not know it.
+        first, second: None where a run does not have the figure.
         unit: empty for counts.
-        basis: how it is known.
+        basis: the source of the figure, such as ``engine``.
     """
 
     name: str
@@ -50,7 +48,7 @@ class Figure:
 
     @property
     def change(self) -> float | None:
-        """The second less the first."""
+        """``second - first``; None where one is None."""
         return None if self.first is None or self.second is None else self.second - self.first
 
 
@@ -61,11 +59,9 @@ class RunDifference:
     Attributes:
         first, second: names of the runs.
         changes: convolutions in another precision, in the order of the network.
-        same: convolutions in the same precision.
-        figures: of both.
-        scores: sentences on accuracy: what is known, and whether the difference is noise.
-        variants: of two sweeps, the difference of each variant that both have, with whether it is noise.
-        missing: what is not known.
+        same: number of convolutions in the same precision.
+        scores: sentences on accuracy, and on whether the difference is noise.
+        variants: for two sweeps, the difference of each common variant, and whether it is noise.
     """
 
     first: str
@@ -79,7 +75,7 @@ class RunDifference:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """First what changed, then the score, one sentence each."""
+        """Sentences on the changes of precision, then on the score."""
         lines = []
         if self.changes:
             total = self.same + len(self.changes)
@@ -89,11 +85,11 @@ class RunDifference:
         return (*lines, *self.scores) or ("The runs have nothing in common that could be compared.",)
 
     def table(self) -> Tables:
-        """For a terminal."""
+        """Tables and sentences for a terminal."""
         return Tables([*self._tables().values(), *self.verdict, *(f"not known: {figure}" for figure in self.missing)])
 
     def report(self) -> Report:
-        """As a page."""
+        """The same as a report."""
         sections = [
             Section(title, (Grid(table, (self.first, self.second) if title == "Precision" else ()),), brief=True)
             for title, table in self._tables().items()
@@ -114,7 +110,7 @@ class RunDifference:
         }
 
     def _tables(self) -> dict[str, Table]:
-        """By the heading of its section, each table that has rows."""
+        """The tables that have rows, by heading."""
         tables = {}
         if self.figures:
             columns: tuple[Column | str, ...] = (
@@ -145,13 +141,11 @@ class RunDifference:
 
 
 def compare_runs(first: Path, second: Path) -> RunDifference:
-    """Compares two bundles, two plans (a bundle has one), or two sweeps.
-
-    Nothing is run; scores are those that the runs kept.
+    """Compares two bundles or plans, or two sweeps, by their files; nothing is run.
 
     Raises:
-        ConfigError: a run is none of these, or they are of different kinds.
-        TrtdetError: of the kind of its reader.
+        ConfigError: the runs have no such files, or are of different kinds.
+        TrtdetError: a file cannot be read.
     """
     runs = read_run(first), read_run(second)
     names = runs[0].name, runs[1].name
@@ -172,7 +166,7 @@ def compare_runs(first: Path, second: Path) -> RunDifference:
         precisions = ["" if entry is None else entry.number_format for entry in pair]
         if precisions[0] != precisions[1]:
             changes.append(Change(name, *precisions, *("" if entry is None else entry.reason for entry in pair)))
-    # Each bundle keeps its score against the same model without INT8.
+    # Each bundle stores its score against the same model without INT8.
     scores = []
     for name, run in zip(names, runs, strict=True):
         worth = run.worth or {}
@@ -224,35 +218,38 @@ def _figures(runs: Sequence[Run]) -> tuple[Figure, ...]:
 
 
 def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
-    """Variants that both sweeps have. Each sweep has an interval of its own against FP32; the difference of two is
-    called noise where it is within both intervals taken as independent, which is cautious for the same images."""
+    """Compares the variants that both sweeps have.
+
+    Each sweep has its own interval against FP32. A difference within the combined interval counts as noise. The
+    intervals are combined as independent ones, which is cautious for equal images.
+    """
     first, second = ({row.name: row for row in run.experiment.variants} for run in runs if run.experiment is not None)
-    both = [name for name in first if name in second]
-    if not both:
+    common = [name for name in first if name in second]
+    if not common:
         raise ConfigError(f"'{names[0]}' and '{names[1]}' have no variant in common: {len(first)} and {len(second)}")
-    rows, beyond = [], 0
-    for name in both:
+    rows, significant = [], 0
+    for name in common:
         pair = first[name], second[name]
-        apart = pair[1].difference - pair[0].difference
-        # FP32 is compared with itself, and has no interval.
+        difference = pair[1].difference - pair[0].difference
+        # FP32 has no interval: its reference is FP32 itself.
         width = math.hypot(*(((row.high or 0.0) - (row.low or 0.0)) / 2 for row in pair))
-        beyond += abs(apart) > width
-        verdict = "more than noise" if abs(apart) > width else "noise" if apart else "equal"
+        significant += abs(difference) > width
+        verdict = "more than noise" if abs(difference) > width else "noise" if difference else "equal"
         costs = [*(row.engine and row.engine / 1e6 for row in pair), *(row.latency_ms for row in pair)]
         scores = (100 * (row.map or 0) for row in pair)
-        rows.append((pair[0].title, *scores, 100 * apart, 100 * width, verdict, *costs))
+        rows.append((pair[0].title, *scores, 100 * difference, 100 * width, verdict, *costs))
     columns: tuple[Column | str, ...] = (
         *(Column("variant", align="left"), Column(f"mAP in {names[0]}", ".2f"), Column(f"mAP in {names[1]}", ".2f")),
         *(Column("difference", "+.2f"), Column("90 %, either side", ".2f"), "verdict"),
         *(Column(f"engine MB in {name}", ".1f") for name in names),
         *(Column(f"latency ms in {name}", ".2f") for name in names),
     )
-    table = Table(columns, rows, f"{len(both)} variants in both; differences are of the loss against FP32")
-    lines = [f"{beyond} of {len(both)} variants differ by more than noise."]
+    table = Table(columns, rows, f"{len(common)} variants in both; differences are of the loss against FP32")
+    lines = [f"{significant} of {len(common)} variants differ by more than noise."]
     for name, variants, other in ((names[0], first, second), (names[1], second, first)):
-        alone = [row.title for key, row in variants.items() if key not in other]
-        if alone:
-            lines.append(f"In {name} alone: {'; '.join(alone)}.")
+        titles = [row.title for key, row in variants.items() if key not in other]
+        if titles:
+            lines.append(f"In {name} alone: {'; '.join(titles)}.")
     return RunDifference(*names, scores=tuple(lines), variants=table.filled())
 
 

@@ -1,5 +1,4 @@
-"""What a report holds: sections of sentences, tables and charts, and what is missing. Pages, Markdown and JSON are made
-from it, and nothing else makes pages."""
+"""The content of a report: sections of text, tables and charts. All pages, Markdown and JSON are made from it."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from trtdet.tables import Table
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences, each a paragraph; with ``code`` lines that are shown as they are typed."""
+    """Paragraphs, or with ``code`` the lines of one code block."""
 
     lines: tuple[str, ...]
     code: bool = False
@@ -26,10 +25,10 @@ class Chart:
     """A figure of Plotly (https://plotly.com/javascript/reference), drawn with its basic bundle.
 
     Attributes:
-        title: above it; also what a screen reader says.
-        traces: its ``data``: bars and scatter alone.
-        layout: what the page's own layout, with colours for light and dark, is changed by.
-        note: below it.
+        title: above the figure, and for screen readers.
+        traces: Plotly's ``data``; only bars and scatter.
+        layout: changes to the page's default layout.
+        note: below the figure.
         height: in CSS pixels.
     """
 
@@ -44,12 +43,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table whose columns sort, with a field that filters its rows.
-
-    Attributes:
-        table: its rows.
-        choices: titles of columns with few values, each of which gets a list to choose from.
-    """
+    """A table that sorts and filters. Each column whose title is in ``choices`` gets a list of its values."""
 
     table: Table
     choices: tuple[str, ...] = ()
@@ -63,12 +57,11 @@ class DrawnHistogram:
 
     Attributes:
         name: of the convolution that reads the tensor.
-        tensor: of the tensor.
+        tensor: name of the tensor.
         top: |x| at the upper end of the last bar.
-        heights: of the bars from 0 to ``top``: the decimal logarithm of 1 + count, in 1/20, 0..255.
-        thresholds: amax by rule.
-        chosen: the amax that is written; None where the tensor is not quantised.
-        note: what is known of the convolution.
+        heights: of the bars from 0 to ``top``, one byte each: 20 * log10(1 + count), 0..255.
+        thresholds: amax by calibration rule.
+        chosen: the amax in use; None where the tensor is not quantized.
     """
 
     name: str
@@ -82,13 +75,7 @@ class DrawnHistogram:
 
 @dataclass(frozen=True)
 class Histograms:
-    """Histograms of which some are drawn and any can be chosen.
-
-    Attributes:
-        entries: in the order of the network.
-        shown: positions of those that are drawn at once.
-        title: what was drawn first, and why.
-    """
+    """Histograms in the order of the network. ``shown`` has the indices drawn first; a reader can choose any."""
 
     entries: tuple[DrawnHistogram, ...]
     shown: tuple[int, ...]
@@ -99,7 +86,7 @@ class Histograms:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image, the bytes of a JPEG file, with a sentence below."""
+    """A JPEG image with a caption."""
 
     jpeg: bytes
     caption: str
@@ -116,7 +103,7 @@ Part = Text | Chart | Grid | Histograms | Picture
 
 
 def plain_part(part: Part) -> dict[str, Any]:
-    """Plain values for JSON: a table as an object a row, bars of histograms in base64, a picture without its image."""
+    """Plain values for JSON: tables as one object per row, histogram bars in base64, pictures without the image."""
     values: dict[str, Any]
     match part:
         case Text(lines, code):
@@ -138,10 +125,8 @@ class Section:
     """A part of a report under a heading.
 
     Attributes:
-        title: of the heading.
-        parts: from above.
-        about: the run that it is of, where a report is of several.
-        brief: whether it belongs into Markdown, which should fit a pull request.
+        about: name of the run, where a report has several runs.
+        brief: also included in Markdown, which should fit a pull request.
     """
 
     title: str
@@ -154,7 +139,7 @@ class Section:
         return f"{self.title}: {self.about}" if self.about else self.title
 
     def markdown(self) -> str:
-        """The heading, the sentences and the tables, without charts."""
+        """The heading, the text and the tables, without charts."""
         blocks = [f"## {self.heading}"]
         for part in self.parts:
             match part:
@@ -169,7 +154,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Missing:
-    """What no run measured: a noun phrase, and the command or option that measures it."""
+    """A result that no run measured: ``what`` is a noun phrase, ``how`` the command or option that measures it."""
 
     what: str
     how: str
@@ -181,14 +166,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Report:
-    """A report.
-
-    Attributes:
-        title: of the page.
-        verdict: first of all, one sentence each.
-        sections: in their order.
-        missing: what is left out.
-    """
+    """A report; ``verdict`` holds the most important results, one sentence each."""
 
     title: str
     verdict: tuple[str, ...] = ()
@@ -208,7 +186,7 @@ class Report:
         }
 
     def markdown(self) -> str:
-        """The verdict and the sections that are brief, without charts: what fits into a pull request."""
+        """The verdict, the brief sections without charts, and the missing results; it fits a pull request."""
         blocks = [f"# {self.title}", "\n".join(f"- {line}" for line in self.verdict)]
         blocks += [section.markdown() for section in self.sections if section.brief]
         if self.missing:

@@ -1,7 +1,4 @@
-"""A report as the bytes of a file, and the pages of what a command has just measured, before anything is read back.
-
-A page is one HTML file, whose content security policy lets it load nothing from elsewhere.
-"""
+"""Writes reports. A page is one HTML file; its content security policy forbids it to load anything from elsewhere."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ from trtdet.report.sections.profiles import profiling_sections
 Format = Literal["html", "md", "json"]
 
 PLOTLY = "plotly-basic.min.js"
-"""plotly.js-basic-dist-min 4.1.1 from npm, unchanged (MIT, its licence beside it): bars and scatter in 1.2 MB, where
-the whole library has 4.6 MB."""
+"""plotly.js-basic-dist-min 4.1.1 from npm, unchanged (MIT, licence beside it): 1.2 MB; the full library has 4.6 MB."""
 
 
 def written(report: Report, kind: Format) -> bytes:
@@ -34,9 +30,8 @@ def written(report: Report, kind: Format) -> bytes:
 
 
 def page(report: Report) -> str:
-    """A report as HTML: light or dark as the reader's system asks, with tables that sort and filter, and charts that
-    zoom by mouse, touch and keys."""
-    figures = {}  # What the page's script draws, by the part's identity.
+    """A report as HTML. It follows the system's light or dark theme; tables sort and filter, and charts zoom."""
+    figures = {}  # Data for the page's script, by id() of the part.
     for part in (part for section in report.sections for part in section.parts):
         if isinstance(part, Chart):
             figures[id(part)] = {"traces": list(part.traces), "layout": dict(part.layout)}
@@ -54,7 +49,7 @@ def page(report: Report) -> str:
     return environment.get_template("report.html.j2").render(
         report=report,
         numbers={key: number for number, key in enumerate(figures)},
-        # What ends a script element in HTML cannot stand in JSON then.
+        # Without '<' the JSON cannot close the script element.
         figures=json.dumps([*figures.values()], separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         style=(assets / "report.css").read_text(encoding="utf-8"),
         script=(assets / "report.js").read_text(encoding="utf-8"),
@@ -63,13 +58,13 @@ def page(report: Report) -> str:
 
 
 def profile_page(profiling: Profiling) -> str:
-    """A profile, or two compared: bars by kind of operator and by part, the layers in order, the tables."""
+    """The page of one profile, or of two compared."""
     name = profiling.profile.name
     return page(Report(f"Profile of {name}", (f"{name}: {profiling.profile.summary}.",), profiling_sections(profiling)))
 
 
 def experiment_page(experiment: Experiment) -> str:
-    """An experiment: accuracy with its interval against cost, a point for each variant, and the table."""
+    """The page of an experiment: a chart of accuracy against cost, and the table of variants."""
     title = f"Accuracy and speed of {experiment.name}"
     verdict = experiment_verdict(experiment.name, experiment)
     return page(Report(title, verdict, (experiment_section(experiment),)))

@@ -1,4 +1,4 @@
-"""What commands of trtdet left behind, read for a report: a bundle, the folder of a tune or sweep, a file."""
+"""Reads the output of a command for a report: a bundle, the folder of a tune or sweep, or a JSON file."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class Run:
-    """What one command left behind; what it did not measure is None.
+    """The output of one command; results that it does not have are None.
 
     Attributes:
-        path: as it was given.
-        bundle: an opened bundle.
         experiment: of a sweep or a tune.
-        scores: what ``trtdet eval -o eval.json`` wrote.
-        profile: what ``trtdet profile -o profile.json`` wrote.
-        lone_plan: a ``plan.json`` by itself.
-        lone_ranking: a ``sensitivity.json`` by itself.
+        scores: content of an ``eval.json``.
+        profile: content of a ``profile.json``.
+        lone_plan: a ``plan.json`` outside a bundle.
+        lone_ranking: a ``sensitivity.json`` outside a bundle or folder.
     """
 
     path: Path
@@ -52,7 +50,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What a report calls it."""
+        """The run's name in a report."""
         return self.path.name or str(self.path)
 
     @cached_property
@@ -69,19 +67,19 @@ class Run:
 
     @cached_property
     def worth(self) -> Mapping[str, Any] | None:
-        """INT8 compared with FP16: the values of :meth:`trtdet.building.comparison.Worth.as_dict`."""
+        """INT8 compared with FP16, as :meth:`trtdet.building.comparison.Worth.as_dict`."""
         path = self._file(WORTH)
         return None if path is None else _json_object(path)
 
     @cached_property
     def ranking(self) -> Sensitivity | None:
-        """What INT8 costs at each convolution."""
+        """Sensitivity of the convolutions."""
         path = self._file(RANKING)
         return self.lone_ranking if path is None else Sensitivity.load(path)
 
     @property
     def worst(self) -> tuple[str, ...]:
-        """The convolutions, the most sensitive first; empty where nobody ranked them."""
+        """The convolutions by falling sensitivity; empty without a ranking."""
         return () if self.ranking is None else tuple(layer.name for layer in self.ranking.layers)
 
     @cached_property
@@ -92,7 +90,7 @@ class Run:
 
     @cached_property
     def ranges(self) -> Ranges | None:
-        """The ranges that were written."""
+        """The ranges in use."""
         if self.experiment is not None and self.experiment.kind == "tune":
             return None if self._file(CORRECTED) is None else tuned_ranges(self.path)
         path = self._file("ranges.json")
@@ -100,7 +98,7 @@ class Run:
 
     @cached_property
     def provenance(self) -> Provenance | None:
-        """Provenance of the folder of an experiment; None where it has none, and of a bundle."""
+        """Provenance of the folder of an experiment; None for a bundle, and where the folder has none."""
         return Provenance.load(self.path) if self.experiment is not None else None
 
     @cached_property
@@ -109,7 +107,7 @@ class Run:
         return None if self.bundle is None else onnx.load(self.bundle.model, load_external_data=False)
 
     def _file(self, name: str) -> Path | None:
-        """A file of the bundle or folder, where it is there."""
+        """The path of a file in the bundle or folder; None where it does not exist."""
         if self.bundle is not None:
             return self.bundle.file(name) if name in self.bundle.manifest.files else None
         path = self.path / name
@@ -117,15 +115,11 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Reads what a command left behind.
-
-    Args:
-        path: a bundle; the folder of a tune or a sweep; a ``sensitivity.json``, a ``plan.json``, a ``profile.json``, or
-            an ``eval.json``.
+    """Reads a bundle, the folder of a tune or a sweep, or a sensitivity.json, plan.json, profile.json or eval.json.
 
     Raises:
-        ConfigError: it is none of these.
-        TrtdetError: of the kind of its reader, where it is damaged.
+        ConfigError: ``path`` is none of these.
+        TrtdetError: a file is damaged.
     """
     allowed = (
         "give a bundle, the -o of 'trtdet tune' or 'trtdet sweep', a sensitivity.json, a plan.json, a profile.json, "

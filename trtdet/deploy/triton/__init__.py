@@ -1,18 +1,17 @@
 """A model repository of Triton Inference Server.
 
-Four models: ``NAME_preprocess`` (python backend) makes the network's input of image bytes or pixels, ``NAME_engine`` is
-the engine, ``NAME_postprocess`` (python backend) suppresses where that was left to the host and maps boxes back to the
-image, and ``NAME`` is the ensemble of the three that clients call.
+It has four models. ``NAME_preprocess`` (python backend) makes the network's input from image files or pixels.
+``NAME_engine`` is the engine. ``NAME_postprocess`` (python backend) runs NMS where the engine does not, and maps boxes
+back to the image. ``NAME`` is the ensemble of the three, which clients call.
 
-Why an ensemble and not one python model that calls the engine (business logic scripting): images of different sizes
-cannot be stacked, so a batch can only form after pre-processing. In an ensemble every step is scheduled by itself: each
-request is pre-processed alone, whatever its size, and the engine's dynamic batcher sees the equal tensors of all
-requests in flight. A python model that calls the engine waits inside its process, so that no more requests than it has
-processes ever reach the batcher, and tensors pass through that process twice.
+Why an ensemble, and not one python model that calls the engine (business logic scripting): images of different sizes
+cannot be stacked, so batches form only after pre-processing. An ensemble schedules each step by itself: requests are
+pre-processed one by one, and the engine's dynamic batcher sees the tensors of all requests in flight. A python model
+would wait for the engine inside its process: the batcher would never see more requests than there are processes.
 
-Triton's batcher needs an engine whose first dimension is open and starts at 1. Any other engine is served whole
-(``max_batch_size`` 0): a request is filled up with zeros to what the engine takes, and requests do not share a batch.
-The shapes that a client sees are the same both ways.
+Triton's batcher needs an engine with a dynamic batch size from 1. Any other engine is served with ``max_batch_size`` 0:
+each request is padded with zeros to the engine's batch, and requests do not share a batch. Clients see the same shapes
+in both cases.
 
 Sources: Triton's model_config.proto and docs/user_guide (model_configuration, ensemble_models, batcher,
 custom_operations); the TensorRT backend's README, ``CompareDimsSupported`` and ``InitializeGraphSpecs``.
@@ -35,12 +34,9 @@ _MODELS = Path(__file__).resolve().parent
 
 
 def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """The files of a model repository by their path in it, and warnings for the user.
+    """The files of a model repository by path, and warnings for the user. ``name`` is the ensemble's.
 
-    Args:
-        bundle: with an engine of TensorRT, or with a model alone, which Triton's onnxruntime backend then runs.
-        name: of the ensemble; the names of the other models start with it.
-        options: how the repository serves.
+    The bundle has a TensorRT engine, or only a model, which Triton's onnxruntime backend runs.
 
     Raises:
         BundleError: Triton cannot serve the bundle.
@@ -53,7 +49,7 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
     for model, text in ModelConfigs(manifest, name, options).texts().items():
         files[f"{model}/config.pbtxt"] = text
     files[f"{name}/labels.txt"] = "".join(f"{label}\n" for label in manifest.model.classes).encode()
-    # An ensemble has no files, but Triton looks for a version all the same.
+    # An ensemble has no files, but Triton requires a version folder.
     files[f"{name}/1/README.md"] = b"The ensemble's version; its steps are in ../config.pbtxt.\n"
     for step in ("preprocess", "postprocess"):
         files[f"{name}_{step}/1/model.py"] = (_MODELS / f"{step}.py").read_bytes()
@@ -63,7 +59,7 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
 
 
 def _warnings(bundle: Bundle) -> list[str]:
-    """How serving differs from trtdet, a sentence each without its full stop."""
+    """Differences of serving from trtdet, as sentences without full stops."""
     manifest, batch, warnings = bundle.manifest, Batch(bundle.manifest), []
     if manifest.masks is not None:
         warnings.append(
@@ -77,7 +73,7 @@ def _warnings(bundle: Bundle) -> list[str]:
             "batch; Triton fills batches from several requests where a detector of one stage is built with "
             "--batch 1:8:16"
         )
-    # COCO is scored with a threshold far below the one that a client wants.
+    # The threshold for COCO mAP is far below what clients want.
     if manifest.nms.score_threshold < 0.05:
         warnings.append(
             f"the score threshold is {manifest.nms.score_threshold:g}, as COCO is scored with; filter the scores in "

@@ -18,12 +18,12 @@ _OUTPUTS = ("num_dets", "boxes", "scores", "classes")
 
 @dataclass(frozen=True)
 class TritonOptions:
-    """How a repository serves.
+    """Settings of a model repository.
 
     Attributes:
-        input: the client's input: ``encoded`` image files, one in each element, or ``pixels``, uint8 RGB.
-        queue_delay_us: how long a request waits for others to fill a batch, in microseconds.
-        cpu_instances: processes for pre-processing, and as many for post-processing.
+        input: of the client: ``encoded`` image files, one per element, or ``pixels``, uint8 RGB.
+        queue_delay_us: longest wait for more requests in a batch, in microseconds.
+        cpu_instances: number of processes for pre-processing, and for post-processing.
     """
 
     input: Literal["encoded", "pixels"] = "encoded"
@@ -39,25 +39,20 @@ class TritonOptions:
 
 
 class Batch:
-    """How many images the engine takes at once."""
+    """The engine's batch sizes. ``shared``: Triton can fill a batch from several requests."""
 
     def __init__(self, manifest: Manifest) -> None:
         shape = manifest.input.shape
         self.least, self.usual, self.most = shape.min[0], shape.opt[0], shape.max[0]
         self.shared = self.least == 1 < self.most
-        """Triton's batcher can fill it from several requests."""
 
 
 class _Word(str):
-    """A value of an enumeration, which is written without quotes."""
+    """An enumeration value, written without quotes."""
 
 
 def triton_backend(manifest: Manifest) -> TritonBackend:
-    """The backend of Triton that runs the bundle's engine or model.
-
-    Raises:
-        BundleError: there is none.
-    """
+    """The Triton backend for the bundle's engine or model. Raises BundleError if there is none."""
     backend = library_named(manifest.backend.name).triton
     if backend is None:
         raise BundleError(
@@ -67,7 +62,7 @@ def triton_backend(manifest: Manifest) -> TritonBackend:
 
 
 def detections_per_image(manifest: Manifest) -> int:
-    """K, the rows of an image's detections; -1 where only the engine knows."""
+    """K, the number of rows for an image's detections; -1 if it is dynamic."""
     if manifest.nms.mode == "host":
         return manifest.nms.max_detections
     size = next(part.shape[1] for part in manifest.outputs if part.name == "scores")
@@ -75,12 +70,7 @@ def detections_per_image(manifest: Manifest) -> int:
 
 
 class ModelConfigs:
-    """The configurations of a bundle's four models.
-
-    Args:
-        manifest: of the bundle.
-        name: of the ensemble.
-        options: how the repository serves.
+    """The configurations of a bundle's four models; ``name`` is the ensemble's.
 
     Raises:
         BundleError: Triton has no backend for the bundle, or a tensor has a type that cannot be served.
@@ -102,7 +92,7 @@ class ModelConfigs:
         ]
 
     def texts(self) -> dict[str, bytes]:
-        """The text of each configuration by the name of its model."""
+        """The ``config.pbtxt`` of each model by the model's name."""
         configs: dict[str, dict[str, Any]] = {
             f"{self._name}_engine": self._engine(),
             self._name: self._ensemble(),
@@ -127,7 +117,7 @@ class ModelConfigs:
         return {name: message(config) for name, config in configs.items()}
 
     def _of_client(self, name: str, kind: str, *dims: int) -> dict[str, Any]:
-        """A tensor with a row for each image of a request."""
+        """A tensor with one row per image of a request."""
         return {
             "name": name,
             "data_type": _Word(f"TYPE_{kind}"),
@@ -150,7 +140,7 @@ class ModelConfigs:
         ]
 
     def _engine(self) -> dict[str, Any]:
-        """The engine's, or the model's where there is no engine."""
+        """The configuration of the engine, or of the model in a bundle without one."""
         manifest, batch, options = self._manifest, self._batch, self._options
         backend, engine = triton_backend(manifest), library_named(manifest.backend.name).makes_engine
         config: dict[str, Any] = {"platform": backend.platform, "backend": backend.backend}
@@ -166,11 +156,11 @@ class ModelConfigs:
         if batch.shared:
             delay = {"max_queue_delay_microseconds": options.queue_delay_us}
             config["dynamic_batching"] = {"preferred_batch_size": sizes, **delay}
-        # A loop over the suppressed boxes and outputs whose size the data decides cannot be captured.
+        # A CUDA graph cannot capture NMS as a loop in the graph, nor outputs of data-dependent size.
         if engine and manifest.nms.mode in ("efficient", "host"):
             config["optimization"] = {"cuda": {"graphs": True}}
         if not engine and manifest.quantization.mode != "none":
-            # Only exact optimisations: fused into integer kernels, Q/DQ saturates at 16 bits on CPUs without VNNI.
+            # Level -1: exact optimisations only. Fused integer kernels saturate at 16 bits on CPUs without VNNI.
             config["optimization"] = {"graph": {"level": -1}}
         dims = [*([] if batch.shared else [batch.most]), *manifest.input.shape.max[1:]]
         zeros = {"data_type": self._input["data_type"], "dims": dims, "zero_data": True}
@@ -179,7 +169,7 @@ class ModelConfigs:
         return config
 
     def _ensemble(self) -> dict[str, Any]:
-        """Of the other three."""
+        """The configuration of the ensemble."""
         manifest = self._manifest
         raw = {f"network_{part.name}": part.name for part in manifest.outputs}
         steps = (
@@ -211,7 +201,7 @@ class ModelConfigs:
 
 
 def message(fields: Mapping[str, object]) -> bytes:
-    """A protocol buffer message as text (https://protobuf.dev/reference/protobuf/textformat-spec/)."""
+    """A protocol buffer message in text format (https://protobuf.dev/reference/protobuf/textformat-spec/)."""
     return ("\n".join(_lines(fields)) + "\n").encode()
 
 
@@ -226,5 +216,5 @@ def _lines(fields: Mapping[str, object], indent: str = "") -> Iterable[str]:
                 yield from _lines(item, indent + "  ")
                 yield f"{indent}}}"
             else:
-                # JSON writes texts, numbers, true and false as the format does.
+                # Strings, numbers and booleans have the same syntax in JSON.
                 yield f"{indent}{key}: {item if isinstance(item, _Word) else json.dumps(item, ensure_ascii=False)}"

@@ -1,8 +1,8 @@
-"""Triton model: the engine's outputs to detections in pixels of the images that were sent.
+"""Triton model: turns the engine's outputs into detections in pixels of the client's images.
 
-In: the engine's outputs, each ``network_`` and its name, with at least n rows, and ``placement`` float64 (n, 6) of the
-pre-processing. Out: ``num_dets`` int32 (n, 1), ``boxes`` float32 (n, K, 4), ``scores`` float32 (n, K), ``classes``
-int32 (n, K); zeros at and past ``num_dets``.
+Inputs: the engine's outputs, named ``network_NAME``, with at least n rows, and ``placement`` float64 (n, 6) of the
+pre-processing. Outputs: ``num_dets`` int32 (n, 1), ``boxes`` float32 (n, K, 4), ``scores`` float32 (n, K), ``classes``
+int32 (n, K); rows from ``num_dets`` on are zero.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from trtdet.errors import ModelError
 
 
 class TritonPythonModel:
-    """The class that Triton's python backend looks for."""
+    """Triton's python backend requires this class name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Reads the manifest next to this file; Triton calls it once per process."""
+        """Reads the manifest beside this file; Triton calls it once per process."""
         manifest = Bundle(Path(args["model_repository"]) / args["model_version"], verify=False).manifest
         self._names = [part.name for part in manifest.outputs]
         self._host = manifest.nms.mode == "host"
@@ -33,7 +33,6 @@ class TritonPythonModel:
         self._nms = manifest.nms.thresholds
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers each request."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
@@ -56,7 +55,7 @@ class TritonPythonModel:
 
 
 def _in_images(detections: Detections, placements: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-    """The four outputs, boxes in pixels of each image."""
+    """The four outputs, with boxes in pixels of each image."""
     count, room = detections.scores.shape
     outputs: dict[str, NDArray[Any]] = {
         "num_dets": np.zeros((count, 1), np.int32),
@@ -66,14 +65,14 @@ def _in_images(detections: Detections, placements: NDArray[np.float64]) -> dict[
     }
     for i, (scale_x, scale_y, pad_x, pad_y, width, height) in enumerate(placements.tolist()):
         boxes, scores, classes = detections.image(i)
-        # With a threshold below 0.007, TensorRT's plugin also counts boxes that do not reach it.
+        # With a score threshold below 0.007, TensorRT's plugin also counts boxes below the threshold.
         real = scores > EfficientNms.EMPTY
         where = ImageTransform(
             scale_x=scale_x, scale_y=scale_y, pad_x=int(pad_x), pad_y=int(pad_y), width=int(width), height=int(height)
         )
-        kept = int(real.sum())
-        outputs["num_dets"][i] = kept
-        outputs["boxes"][i, :kept] = where.to_image(boxes[real])
-        outputs["scores"][i, :kept] = scores[real]
-        outputs["classes"][i, :kept] = classes[real]
+        number = int(real.sum())
+        outputs["num_dets"][i] = number
+        outputs["boxes"][i, :number] = where.to_image(boxes[real])
+        outputs["scores"][i, :number] = scores[real]
+        outputs["classes"][i, :number] = classes[real]
     return outputs

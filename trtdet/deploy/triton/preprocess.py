@@ -1,8 +1,8 @@
-"""Triton model: images to the network's input, and where each lies in it.
+"""Triton model: turns images into the network's input, and records their placement in it.
 
-In: ``image``, encoded files (n, 1) or uint8 RGB (n, H, W, 3), as the configuration says. Out: ``network_input``
-(n, 3, h, w), filled up with zeros to the fewest images that the engine takes, and ``placement`` float64 (n, 6): scale
-x, scale y, pad x, pad y, width and height of each image.
+Input: ``image``, encoded files (n, 1) or uint8 RGB (n, H, W, 3), see the configuration. Outputs: ``network_input``
+(n, 3, h, w), padded with zero images to the engine's smallest batch, and ``placement`` float64 (n, 6): scale x, scale
+y, pad x, pad y, width and height of each image.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from trtdet.errors import DataError
 
 
 class TritonPythonModel:
-    """The class that Triton's python backend looks for."""
+    """Triton's python backend requires this class name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Reads the manifest next to this file; Triton calls it once per process."""
+        """Reads the manifest beside this file; Triton calls it once per process."""
         config = json.loads(args["model_config"])
         manifest = Bundle(Path(args["model_repository"]) / args["model_version"], verify=False).manifest
         self._encoded = config["input"][0]["data_type"] == "TYPE_STRING"
         self._input = manifest.input.preprocess
         self._dtype = np.dtype(manifest.input.dtype)
         self._least, self._most = manifest.input.shape.min[0], manifest.input.shape.max[0]
-        preprocess(np.zeros((2, 3, 3), np.uint8), self._input)  # the first call is slow
+        preprocess(np.zeros((2, 3, 3), np.uint8), self._input)  # The first call is slow.
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers each request; one with a bad image gets an error of its own."""
+        """Answers each request; a bad image fails only its own request."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:

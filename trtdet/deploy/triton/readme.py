@@ -14,11 +14,11 @@ _SENT = {
     "pixels": "images = np.zeros((1, 480, 640, 3), np.uint8)  # RGB\n"
     'tensor = grpcclient.InferInput("image", images.shape, "UINT8")',
 }
-"""How the client of the example makes its input."""
+"""Example code that makes the client's input."""
 
 
 def readme(bundle: Bundle, name: str, options: TritonOptions, warnings: list[str]) -> str:
-    """The README, in Markdown, of an ensemble of this name with these warnings."""
+    """The README in Markdown; ``name`` is the ensemble's."""
     manifest, batch = bundle.manifest, Batch(bundle.manifest)
     shapes = {
         "encoded": "`image` BYTES (n, 1): n image files (JPEG, PNG, ...) of any sizes",
@@ -82,13 +82,13 @@ def _engine_line(bundle: Bundle) -> str:
     backend = bundle.manifest.backend
     if bundle.engine is None:
         return "the ONNX model, run by the onnxruntime backend"
-    made = ", ".join(f"{sm // 10}.{sm % 10}" for sm in backend.sms)
-    devices = "8.0 and later" if backend.hardware_compatible else made
+    capabilities = ", ".join(f"{sm // 10}.{sm % 10}" for sm in backend.sms)
+    devices = "8.0 and later" if backend.hardware_compatible else capabilities
     return f"the engine of TensorRT {backend.version}" + (f", for compute capability {devices}" if devices else "")
 
 
 def _image_section(bundle: Bundle) -> str:
-    """The packages and the version of TensorRT that the server must have."""
+    """Requirements of the server: Python packages, and the TensorRT version."""
     backend = bundle.manifest.backend
     if bundle.engine is None:
         text = (

@@ -1,1 +1,1 @@
-"""The sections of a report: each a function from what a run measured."""
+"""The sections of a report; each is made by one function from the results of a run."""

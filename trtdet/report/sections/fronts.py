@@ -1,4 +1,4 @@
-"""Accuracy against cost: the variants of an experiment."""
+"""Accuracy-speed trade-offs of an experiment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtdet.report.document import Chart, Grid, Section, Text
 
 
 def experiment_section(experiment: Experiment) -> Section:
-    """The variants with their intervals against cost, and the table."""
+    """Charts of accuracy against cost, the table of variants, and the command that builds one."""
     charts = [_trade_offs(experiment)]
     if any(variant.proposals is not None for variant in experiment.variants):
         charts.append(_proposals(experiment))
@@ -51,7 +51,6 @@ def experiment_verdict(name: str, experiment: Experiment) -> tuple[str, ...]:
 
 
 def _trade_offs(experiment: Experiment) -> Chart:
-    """Points, and a line through the Pareto-optimal variants."""
     best = sorted(experiment.best, key=experiment.cost)
     dominated = [variant for variant in experiment.variants if variant.dominated_by is not None]
     kinds = (("Pareto-optimal", best, COLOURS[0], "lines+markers+text"), ("dominated", dominated, GREY, "markers+text"))
@@ -92,7 +91,7 @@ def _trade_offs(experiment: Experiment) -> Chart:
                 "line": {"color": colour, "width": 1.5, "dash": "dot"},
             }
         )
-    # A long interval of a bad variant would press the others together.
+    # Only the best variants' intervals set the range: a long interval of a bad variant would squeeze the others.
     limits = [100 * (end or 0.0) for variant in best for end in (variant.low, variant.high)]
     values = [0.0, *limits, *(100 * variant.difference for variant in experiment.variants)]
     room = 0.08 * (max(values) - min(values)) or 1.0
@@ -104,7 +103,7 @@ def _trade_offs(experiment: Experiment) -> Chart:
 
 
 def _tip(experiment: Experiment, variant: Variant) -> str:
-    """The facts of a variant, a line for each."""
+    """Hover text: one fact of the variant per line."""
     counts = variant.counts
     measure = "mAP against FP32" if experiment.annotated else "agreement against 100"
     spread = f" ({variant.interval})" if variant.interval else ""
@@ -124,11 +123,11 @@ def _tip(experiment: Experiment, variant: Variant) -> str:
 
 
 _DASHES = {"mAP": "solid", "AR@100": "dash", "AR@1000": "dot", "mask mAP": "dashdot"}
-"""What fewer proposals cost, and the dash of each line."""
+"""Measures that depend on the number of proposals, and the line style of each."""
 
 
 def _proposals(experiment: Experiment) -> Chart:
-    """Accuracy and recall by latency for each number of proposals, a line for each precision and measure."""
+    """Accuracy and recall against latency for each number of proposals; one line per precision and measure."""
     groups: dict[str, list[tuple[Variant, Mapping[str, Any]]]] = {}
     for variant in experiment.variants:
         if variant.proposals:

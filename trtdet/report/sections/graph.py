@@ -1,8 +1,8 @@
-"""The engine's layers as a drawing: from left to right as they depend on each other, coloured by precision and time.
+"""Draws the engine's layers as a graph from left to right, coloured by precision or time.
 
-The layout is layered (Sugiyama, Tagawa and Toda 1981, IEEE Transactions on Systems, Man and Cybernetics 11(2)): a
-layer's column is its longest path from the input, long edges pass through places of their own, and the order within a
-column follows the mean of the neighbours' places.
+The layout is layered (Sugiyama, Tagawa and Toda 1981, IEEE Transactions on Systems, Man and Cybernetics 11(2)). A
+node's column is the length of its longest path from the input. Long edges get a place in every column that they cross.
+The order within a column follows the mean position of the neighbours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READS = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "BFloat16": "fp16", "Flo
 _PASSED = ("QuantizeLinear", "DequantizeLinear", "Cast", "Constant", "Identity")
 _SWEEPS = 4
 _LEAST, _MOST = 6.0, 18.0
-"""Diameters of marks, in pixels."""
+"""Smallest and largest size of a mark, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Node:
     """A layer of the drawing.
 
     Attributes:
-        label: short, beside it.
-        tip: what is known of it, lines joined by ``<br>``.
-        precision: that it reads, a key of :data:`trtdet.report.charts.PRECISIONS`.
-        before: positions of the nodes that it reads.
-        ms: its time; None where it is not known.
+        label: short text beside the node.
+        tip: hover text; lines are joined by ``<br>``.
+        precision: of its input, a key of :data:`trtdet.report.charts.PRECISIONS`.
+        before: indices of the nodes whose outputs it reads.
+        ms: None where the time is unknown.
     """
 
     label: str
@@ -50,7 +50,7 @@ class Node:
 
 
 def engine_nodes(layers: Sequence[Layer], plan: PrecisionPlan, estimate: Estimate) -> list[Node]:
-    """The layers of an engine that start a kernel; views, constants and events are passed through."""
+    """The layers of an engine that start a kernel; edges skip views, constants and events."""
     times = {layer.name: layer.ms for layer in estimate.layers}
     steps = []
     for layer in layers:
@@ -67,24 +67,20 @@ def engine_nodes(layers: Sequence[Layer], plan: PrecisionPlan, estimate: Estimat
 
 
 def model_nodes(model: onnx.ModelProto, plan: PrecisionPlan) -> list[Node]:
-    """The nodes of a model, what only changes the data type passed through."""
+    """The nodes of a model; edges skip nodes that only change the data type."""
     steps = []
     for node in model.graph.node:
-        drawn, entry = None, plan.entries.get(node.name)
+        mark, entry = None, plan.entries.get(node.name)
         if node.op_type not in _PASSED:
             tip = (node.name, node.op_type, entry.reason if entry is not None else "")
             label, precision = (node.name, entry.precision) if entry is not None else (node.op_type, "")
-            drawn = Node(label, "<br>".join(filter(None, tip)), precision, before=())
-        steps.append((node.input, node.output, drawn))
+            mark = Node(label, "<br>".join(filter(None, tip)), precision, before=())
+        steps.append((node.input, node.output, mark))
     return _linked(steps)
 
 
 def _linked(steps: Iterable[tuple[Sequence[str], Sequence[str], Node | None]]) -> list[Node]:
-    """The nodes of steps with what they read; a step without a node is passed through.
-
-    Args:
-        steps: the tensors that each reads and writes, and its node.
-    """
+    """Fills ``before`` of the nodes. A step is (tensors read, tensors written, node); edges skip steps without node."""
     makers: dict[str, tuple[int, ...]] = {}
     nodes: list[Node] = []
     for inputs, outputs, node in steps:
@@ -93,23 +89,21 @@ def _linked(steps: Iterable[tuple[Sequence[str], Sequence[str], Node | None]]) -
             nodes.append(replace(node, before=sources))
             sources = (len(nodes) - 1,)
         for name in outputs:
-            # Several layers may write parts of one tensor.
+            # Several layers can each write a part of the same tensor.
             makers[name] = tuple(dict.fromkeys((*makers.get(name, ()), *sources)))
     return nodes
 
 
 def graph_section(nodes: Sequence[Node], basis: str) -> Section:
-    """The drawing.
+    """The drawing of topologically sorted nodes.
 
-    Args:
-        nodes: in an order in which each comes after those that it reads.
-        basis: where the times of an engine's layers come from; empty for the nodes of a model, which have none.
+    ``basis`` says where the times of an engine's layers come from; it is empty for a model, whose nodes have no times.
     """
     places, edges = layout(nodes)
     kind = "layers of the engine" if basis else "nodes of the model; no engine lists its layers"
     text = f"{len(nodes)} {kind}. The colour is the precision that is read"
     text += f", the size the time ({basis})." if basis else "."
-    # Lines end at None.
+    # In Plotly, None ends a line.
     x, y = ([value for edge in edges for value in (*(place[axis] for place in edge), None)] for axis in (0, 1))
     line = {"color": PRECISIONS[""], "width": 1, "shape": "linear"}
     traces: list[dict[str, Any]] = [
@@ -117,20 +111,20 @@ def graph_section(nodes: Sequence[Node], basis: str) -> Section:
     ]
     longest = max((node.ms or 0.0 for node in nodes), default=0.0) or 1.0
     for precision in sorted({node.precision for node in nodes}):
-        own = [(node, place) for node, place in zip(nodes, places, strict=True) if node.precision == precision]
-        sizes = [_LEAST + (_MOST - _LEAST) * ((node.ms or 0.0) / longest) ** 0.5 for node, _ in own]
+        group = [(node, place) for node, place in zip(nodes, places, strict=True) if node.precision == precision]
+        sizes = [_LEAST + (_MOST - _LEAST) * ((node.ms or 0.0) / longest) ** 0.5 for node, _ in group]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": precision.upper() or "other types",
-                "x": [place[0] for _, place in own],
-                "y": [place[1] for _, place in own],
-                "text": [node.label for node, _ in own],
+                "x": [place[0] for _, place in group],
+                "y": [place[1] for _, place in group],
+                "text": [node.label for node, _ in group],
                 "textposition": "top center",
-                "hovertext": [node.tip for node, _ in own],
+                "hovertext": [node.tip for node, _ in group],
                 "hoverinfo": "text",
-                "customdata": [node.ms or 0.0 for node, _ in own],
+                "customdata": [node.ms or 0.0 for node, _ in group],
                 "marker": {"color": PRECISIONS[precision], "size": sizes, "symbol": "square", "line": {"width": 0}},
             }
         )
@@ -145,7 +139,7 @@ def graph_section(nodes: Sequence[Node], basis: str) -> Section:
 
 
 def _buttons(marks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Marks are coloured by precision, or by time from blue to red."""
+    """Buttons that colour the marks by precision, or by time."""
     by_precision = {"marker.color": [trace["marker"]["color"] for trace in marks], "marker.showscale": False}
     by_time = {
         "marker.color": [trace["customdata"] for trace in marks],
@@ -162,16 +156,12 @@ def _buttons(marks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for label, changes in (("by precision", by_precision), ("by time", by_time))
     ]
     place = {"type": "buttons", "direction": "right", "x": 0.5, "xanchor": "center", "y": 1.1}
-    # The button that is on is nearly white on either ground.
+    # Plotly draws the active button nearly white in both themes, so the text must be dark.
     return {**place, "buttons": buttons, "bgcolor": "#dfe5ec", "font": {"color": "#1c2430"}}
 
 
 def layout(nodes: Sequence[Node]) -> tuple[list[tuple[float, float]], list[list[tuple[float, float]]]]:
-    """Places of the nodes and the bends of the edges between them.
-
-    Returns:
-        (x, y) by node, x its column; and for each edge the places that it passes, its ends among them.
-    """
+    """(x, y) of each node, with x the column; and for each edge all its points, both ends included."""
     column_of: list[int] = []
     for node in nodes:
         column_of.append(1 + max((column_of[place] for place in node.before), default=-1))
@@ -180,9 +170,9 @@ def layout(nodes: Sequence[Node]) -> tuple[list[tuple[float, float]], list[list[
     chains: list[list[int]] = []
     for place, node in enumerate(nodes):
         for source in node.before:
-            passed = range(column_of[source] + 1, column_of[place])
-            chain = [source, *range(len(column_of), len(column_of) + len(passed)), place]
-            column_of += passed
+            crossed = range(column_of[source] + 1, column_of[place])
+            chain = [source, *range(len(column_of), len(column_of) + len(crossed)), place]
+            column_of += crossed
             chains.append(chain)
             for first, second in pairwise(chain):
                 before[second].append(first)
@@ -198,20 +188,20 @@ def layout(nodes: Sequence[Node]) -> tuple[list[tuple[float, float]], list[list[
 def _rows(
     columns: list[list[int]], before: Mapping[int, list[int]], after: Mapping[int, list[int]]
 ) -> dict[int, float]:
-    """The height of each place: near the mean of its neighbours, one from the next in its column."""
-    rows = {place: float(index) - len(own) / 2 for own in columns for index, place in enumerate(own)}
+    """y of each place: near the mean of its neighbours, and at least 1 from the next place in its column."""
+    rows = {place: float(index) - len(column) / 2 for column in columns for index, place in enumerate(column)}
     for sweep in range(2 * _SWEEPS):
         neighbours = before if sweep % 2 == 0 else after
-        for own in columns if sweep % 2 == 0 else reversed(columns):
-            wished = {
+        for column in columns if sweep % 2 == 0 else reversed(columns):
+            targets = {
                 place: fmean(rows[other] for other in neighbours[place]) if neighbours.get(place) else rows[place]
-                for place in own
+                for place in column
             }
-            own.sort(key=lambda place: wished[place])
-            # As wished, at least 1 apart, moved together so that the mean stays.
-            placed: list[float] = []
-            for place in own:
-                placed.append(max(wished[place], placed[-1] + 1) if placed else wished[place])
-            shift = fmean(wished.values()) - fmean(placed)
-            rows.update({place: row + shift for place, row in zip(own, placed, strict=True)})
+            column.sort(key=lambda place: targets[place])
+            # Enforce a distance of 1, then shift the whole column so that its mean stays.
+            spaced: list[float] = []
+            for place in column:
+                spaced.append(max(targets[place], spaced[-1] + 1) if spaced else targets[place])
+            shift = fmean(targets.values()) - fmean(spaced)
+            rows.update({place: row + shift for place, row in zip(column, spaced, strict=True)})
     return rows

@@ -1,4 +1,4 @@
-"""The engine as built: its layers and what gets in the way of INT8."""
+"""Sections on the planned precision, and on the layers of the engine with the findings of its audit."""
 
 from __future__ import annotations
 
@@ -21,13 +21,7 @@ def plan_section(plan: PrecisionPlan) -> Section:
 
 
 def audit_section(audit: Audit, plan: PrecisionPlan, estimate: Estimate) -> Section:
-    """What is not as planned, what gets in the way of INT8, and the layers with their precision, bytes and time.
-
-    Args:
-        audit: of the engine.
-        plan: what was planned.
-        estimate: of the layers' times.
-    """
+    """Deviations from the plan, obstacles to INT8, and the layers with their precision, bytes and estimated time."""
     parts = []
     if audit.departures:
         departures = [(entry.name, entry.planned, entry.got, entry.reason) for entry in audit.departures]
@@ -44,14 +38,14 @@ def audit_section(audit: Audit, plan: PrecisionPlan, estimate: Estimate) -> Sect
     rows: list[tuple[Cell, ...]] = []
     for place, layer in enumerate(audit.layers, 1):
         planned = {name: plan.entries[name].precision.upper() for name in layer.onnx if name in plan.entries}
-        timed = times.get(layer.name)
-        # Generated kernels are named after all that they compute, and numbered at the end.
+        time = times.get(layer.name)
+        # Names of generated kernels list all their operations and end with a number.
         name = layer.name if len(layer.name) <= 90 else f"{layer.name[:75]}...{layer.name[-12:]}"
         rows.append(
             (
                 *(place, layer.type, listed(list(planned)), ", ".join(dict.fromkeys(planned.values()))),
                 *(layer.input, layer.output, layer.bytes / 1e6),
-                *((timed.ms, timed.ms / total, timed.bound) if timed is not None else (None, None, "")),
+                *((time.ms, time.ms / total, time.bound) if time is not None else (None, None, "")),
                 name,
             )
         )

@@ -1,4 +1,4 @@
-"""The same images by two detectors, where they differ most, with boxes drawn."""
+"""Pictures on which two detectors differ most, with both detectors' boxes drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 6
 _SCORE = 0.25
 _OVERLAP = 0.5
 _WIDE = 560
-"""Pixels that one of two pictures is wide and high at most."""
+"""Largest width and height of one of the two pictures, in pixels."""
 
 Found = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]
 """Boxes (N, 4) xyxy in pixels of the image, scores (N,), classes (N,)."""
@@ -31,43 +31,43 @@ Found = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]
 def pictures_section(
     target: Path, reference: Path, images: Path, count: int = 64, progress: Progress = silent
 ) -> Section:
-    """Runs two detectors on some images and shows those on which they differ most.
+    """Runs two detectors on at most ``count`` evenly spaced images and shows those on which they differ most.
 
     Args:
         target: a bundle.
-        reference: a bundle, or a model that is read with the configuration of the target.
-        images: a folder or a list of file names.
-        count: images that are looked at, at most, evenly spaced.
-        progress: told of images.
+        reference: a bundle, or a model; a model is read with the target's configuration.
+        images: a folder, or a list of file names.
 
     Raises:
-        TrtdetError: a detector cannot be opened, or an image not be read.
+        TrtdetError: a detector cannot be opened, or an image cannot be read.
     """
     paths = find_images(images)
     paths = evenly(paths, min(count, len(paths)))
     pair = open_pair(target, reference)
     first, second = (_detections(detector, paths, progress) for detector in pair)
-    apart = [difference(*both) for both in zip(first, second, strict=True)]
-    shown = [place for place in np.argsort(-np.array(apart), kind="stable")[:_SHOWN] if apart[place] > 0]
+    distances = [difference(*both) for both in zip(first, second, strict=True)]
+    largest = [place for place in np.argsort(-np.array(distances), kind="stable")[:_SHOWN] if distances[place] > 0]
     text = (
         f"{len(paths)} images by '{reference.name}' (left) and '{target.name}' (right), detections with a score of at "
-        f"least {_SCORE}; the {len(shown)} on which they differ most, by the scores of what only one finds and the "
+        f"least {_SCORE}; the {len(largest)} on which they differ most, by the scores of what only one finds and the "
         "differences of scores of what both find."
     )
-    if not shown:
+    if not largest:
         text = f"On {len(paths)} images '{target.name}' finds exactly what '{reference.name}' finds."
     pictures = []
-    for place in shown:
+    for place in largest:
         sides = second[place], first[place]
         caption = f"{paths[place].name}: {len(sides[0][1])} and {len(sides[1][1])} detections, difference"
         jpeg = _side_by_side(paths[place], sides, pair[0].classes)
-        pictures.append(Picture(jpeg, f"{caption} {apart[place]:.2f}"))
+        pictures.append(Picture(jpeg, f"{caption} {distances[place]:.2f}"))
     return Section("Where the detections differ most", (Text((text,)), *pictures))
 
 
 def difference(first: Found, second: Found) -> float:
-    """How far apart two sets of detections are: the scores of what only one finds, and the differences of the scores of
-    pairs of a class that overlap by at least half, taken in falling order of score."""
+    """Distance of two sets of detections: the sum of unmatched scores and of score differences of matched pairs.
+
+    A pair has the same class and an IoU of at least 0.5; matching is greedy, by falling score.
+    """
     corners = [np.asarray(boxes, float) for boxes, *_ in (first, second)]
     mine, theirs = (np.concatenate([xyxy[:, :2], xyxy[:, 2:] - xyxy[:, :2]], 1) for xyxy in corners)
     overlaps = iou(mine, theirs, np.zeros(len(theirs), bool))
@@ -96,7 +96,7 @@ def _detections(detector: Detector, paths: Sequence[Path], progress: Progress) -
 
 
 def _side_by_side(path: Path, sides: Sequence[Found], classes: Sequence[str]) -> bytes:
-    """The bytes of a JPEG file."""
+    """Both detectors' pictures as one JPEG file."""
     image, halves = read_image(path), []
     scale = min(_WIDE / max(image.shape[:2]), 2.0)
     size = max(round(image.shape[1] * scale), 1), max(round(image.shape[0] * scale), 1)

@@ -1,4 +1,4 @@
-"""Where the time goes: profiles of one target or of two in turns."""
+"""Sections of a profile: time by kind of operator, by part of the network and by layer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from trtdet.report.document import Chart, Grid, Part, Section, Text
 from trtdet.tables import Column, Table
 
 _MOST = 16
-"""Bars of their own; the rest is one."""
+"""Number of single bars; the remaining groups share one bar."""
 
 
 def profile_section(plain: Mapping[str, Any]) -> Section:
-    """A profile, as :meth:`trtdet.performance.profiles.Profile.as_dict` has it: bars by kind of operator and by part,
-    the layers in the order of execution, the tables."""
+    """Charts and tables of one profile, given as :meth:`trtdet.performance.profiles.Profile.as_dict`."""
     types, parts = ([Share(**share) for share in plain[key]] for key in ("types", "parts"))
     latency, layers = plain["latency_ms"], plain["layers"]
     text = (
@@ -52,15 +51,15 @@ def profile_section(plain: Mapping[str, Any]) -> Section:
         )
         for number, layer in enumerate(layers, 1)
     ]
-    shown: list[Part] = [Text((text,)), _shares("By kind of operator", types, [*colours.values()]), in_order]
-    shown += [_shares("By part of the network", parts, [GREY] * len(parts))] if parts else []
-    shown += [Grid(share_table(title, shares)) for title, shares in (("op type", types), ("part", parts)) if shares]
-    shown.append(Grid(Table(columns, rows, "Layers; # is the place in the run"), ("op type", "part")))
-    return Section(f"Profile of {plain['name']}", tuple(shown))
+    contents: list[Part] = [Text((text,)), _shares("By kind of operator", types, [*colours.values()]), in_order]
+    contents += [_shares("By part of the network", parts, [GREY] * len(parts))] if parts else []
+    contents += [Grid(share_table(title, shares)) for title, shares in (("op type", types), ("part", parts)) if shares]
+    contents.append(Grid(Table(columns, rows, "Layers; # is the place in the run"), ("op type", "part")))
+    return Section(f"Profile of {plain['name']}", tuple(contents))
 
 
 def profiling_sections(profiling: Profiling) -> tuple[Section, ...]:
-    """A profile just measured, or two and their differences, and the circumstances."""
+    """Sections of one profile, or of two and their differences, and the measuring conditions."""
     sections = []
     for profile in (profiling.profile, profiling.against):
         if profile is not None:
@@ -76,25 +75,25 @@ def profiling_sections(profiling: Profiling) -> tuple[Section, ...]:
 
 
 def _shares(title: str, shares: Sequence[Share], colours: Sequence[str]) -> Chart:
-    shown = [*shares[:_MOST]]
-    if rest := shares[_MOST:]:
-        ms, share = sum(group.ms for group in rest), sum(group.share for group in rest)
-        shown.append(
-            Share(f"{len(rest)} more", ms=ms, stddev=0.0, count=sum(group.count for group in rest), share=share)
+    groups = [*shares[:_MOST]]
+    if others := shares[_MOST:]:
+        ms, share = sum(group.ms for group in others), sum(group.share for group in others)
+        groups.append(
+            Share(f"{len(others)} more", ms=ms, stddev=0.0, count=sum(group.count for group in others), share=share)
         )
-    names = [group.name or "not known" for group in shown]
+    names = [group.name or "not known" for group in groups]
     trace = {
         "type": "bar",
         "orientation": "h",
         "y": names,
-        "x": [group.ms for group in shown],
-        "error_x": {"type": "data", "array": [group.stddev for group in shown], "thickness": 1.2},
-        "marker": {"color": [*colours[: len(shown)], GREY][: len(shown)]},
-        "text": [f"{group.ms:.3f} ms, {group.share:.1%}, {group.count}x" for group in shown],
+        "x": [group.ms for group in groups],
+        "error_x": {"type": "data", "array": [group.stddev for group in groups], "thickness": 1.2},
+        "marker": {"color": [*colours[: len(groups)], GREY][: len(groups)]},
+        "text": [f"{group.ms:.3f} ms, {group.share:.1%}, {group.count}x" for group in groups],
         "textposition": "auto",
         "hovertext": [
             f"{name}: {group.ms:.4f} ms, stddev {group.stddev:.4f}, {group.count} a run"
-            for name, group in zip(names, shown, strict=True)
+            for name, group in zip(names, groups, strict=True)
         ],
         "hoverinfo": "text",
     }
@@ -102,4 +101,4 @@ def _shares(title: str, shares: Sequence[Share], colours: Sequence[str]) -> Char
         "xaxis": {"title": {"text": "ms, with a standard deviation either side"}},
         "yaxis": {"autorange": "reversed", "type": "category"},
     }
-    return Chart(title, [trace], layout, height=90 + 26 * len(shown))
+    return Chart(title, [trace], layout, height=90 + 26 * len(groups))

@@ -1,4 +1,4 @@
-"""Histograms of the activations, with the thresholds of every rule and the one that was written."""
+"""Histograms of the activations, with the threshold of every calibration rule and the one in use."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from trtdet.report.document import DrawnHistogram, Histograms, Section, Text
 _SHOWN = 10
 _BARS = 128
 _STEPS = 20
-"""Steps of a bar's height in a factor of ten."""
+"""A bar's height grows by this many steps when its count grows tenfold."""
 
 _BETWEEN = ("QuantizeLinear", "DequantizeLinear", "Cast", "Mul", "Add", "Sub", "Div", "Identity")
-"""What may stand between a convolution and the tensor that it reads in the float model: casts, Q/DQ pairs, channel
-maps."""
+"""Operators that trtdet inserts between a convolution and its float input: casts, Q/DQ pairs, channel maps."""
 
 
 def ranges_section(
@@ -33,36 +32,36 @@ def ranges_section(
     worst: Sequence[str],
     percent: float | None = None,
 ) -> Section:
-    """The histograms of all tensors that convolutions read; the worst are drawn at once.
+    """Histograms of the tensors that convolutions read; those of the worst convolutions are drawn first.
 
     Args:
-        ranges: that were written; None where there are several, as in a sweep.
-        collection: of the calibration.
-        inputs: by convolution, the tensor that it reads.
-        worst: convolutions, the most sensitive first; empty where nobody ranked them.
-        percent: of the rule ``percentile``; None for its default.
+        ranges: the ranges in use; None where there are several, as in a sweep.
+        collection: the calibration's histograms.
+        inputs: input tensor by convolution.
+        worst: convolutions by falling sensitivity; empty without a ranking.
+        percent: for the rule ``percentile``; None for its default.
     """
     rules = dict(RULES)
     if percent is not None:
         rules["percentile"] = partial(percentile, percent=percent)
 
-    def drawn(tensor: str) -> DrawnHistogram:
+    def drawn_histogram(tensor: str) -> DrawnHistogram:
         histogram = collection.histograms[tensor]
-        written = None if ranges is None else ranges.tensors.get(tensor)
+        tensor_range = None if ranges is None else ranges.tensors.get(tensor)
         top, heights = compact(histogram)
         thresholds, note = {}, ""
         if histogram.amax:
             thresholds = {rule: float(f"{choose(histogram):.6g}") for rule, choose in rules.items()}
-        if written is not None and histogram.amax:
-            kept = histogram.counts[: round(written.amax / histogram.width)].sum() / max(histogram.total, 1)
-            note = f"{1 - kept:.2%} of the values are cut off, the largest is {histogram.amax:.4g}"
-        chosen = None if written is None else float(f"{written.amax:.6g}")
-        return DrawnHistogram("", tensor, top=top, heights=heights, thresholds=thresholds, chosen=chosen, note=note)
+        if tensor_range is not None and histogram.amax:
+            inside = histogram.counts[: round(tensor_range.amax / histogram.width)].sum() / max(histogram.total, 1)
+            note = f"{1 - inside:.2%} of the values are cut off, the largest is {histogram.amax:.4g}"
+        amax = None if tensor_range is None else float(f"{tensor_range.amax:.6g}")
+        return DrawnHistogram("", tensor, top=top, heights=heights, thresholds=thresholds, chosen=amax, note=note)
 
     inputs = {name: tensor for name, tensor in inputs.items() if tensor in collection.histograms}
     tensors = list(dict.fromkeys(inputs.values()))
     with ThreadPoolExecutor() as pool:  # NumPy computes outside the interpreter's lock
-        by_tensor = dict(zip(tensors, pool.map(drawn, tensors), strict=True))
+        by_tensor = dict(zip(tensors, pool.map(drawn_histogram, tensors), strict=True))
     entries = tuple(replace(by_tensor[tensor], name=name) for name, tensor in inputs.items())
     order, why = [name for name in worst if name in inputs], "the most sensitive"
     if not order:
@@ -70,7 +69,7 @@ def ranges_section(
         noises = {
             entry.name: noise(
                 collection.histograms[entry.tensor],
-                # What was written, else the threshold of the default rule.
+                # The amax in use, else the threshold of the default rule.
                 entry.chosen or entry.thresholds.get(CalibrationOptions.rule, 0.0),
             )
             for entry in entries
@@ -88,12 +87,7 @@ def ranges_section(
 
 
 def compact(histogram: Histogram) -> tuple[float, bytes]:
-    """A histogram as 128 bars up to the largest value.
-
-    Returns:
-        |x| at the upper end of the last bar, and the heights as :class:`trtdet.report.document.DrawnHistogram` has
-        them.
-    """
+    """``top`` and ``heights`` of a :class:`trtdet.report.document.DrawnHistogram` with 128 bars."""
     bins = max(int(np.ceil(histogram.amax / histogram.width)), 1)
     group = -(-bins // _BARS)
     counts = np.zeros(group * _BARS, np.int64)
@@ -104,7 +98,7 @@ def compact(histogram: Histogram) -> tuple[float, bytes]:
 
 
 def noise(histogram: Histogram, amax: float) -> float:
-    """What rounding and cutting off do: mean square error over the mean square of the values; 0 for an amax of 0."""
+    """Noise of rounding and clipping: mean square error over the mean square of the values; 0 for an amax of 0."""
     counts, width = histogram.rebinned(2048)
     centres = (np.arange(len(counts)) + 0.5) * width
     power = float(counts @ np.square(centres))
@@ -116,12 +110,9 @@ def noise(histogram: Histogram, amax: float) -> float:
 
 
 def inputs_of(model: onnx.ModelProto, plan: PrecisionPlan, collection: Collection) -> dict[str, str]:
-    """By convolution of the plan, the tensor of the collection that it reads, through what quantises it on the way.
+    """The float input tensor of each planned convolution, in the order of the plan.
 
-    Args:
-        model: with Q/DQ nodes and casts.
-        plan: in the order of the network.
-        collection: of the float model.
+    ``model`` is quantized: Q/DQ nodes and casts are skipped on the way to a tensor of the collection.
     """
     nodes = {node.name: node for node in model.graph.node}
     makers = {output: node for node in model.graph.node for output in node.output}

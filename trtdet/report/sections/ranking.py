@@ -1,4 +1,4 @@
-"""What INT8 costs at each convolution, as the ranking measured it."""
+"""Sensitivity of the convolutions to INT8."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from trtdet.tables import Cell, Column, Table
 
 
 def sensitivity_section(ranking: Sensitivity, plan: PrecisionPlan | None) -> Section:
-    """What INT8 costs at each convolution: drawn in the order of the network where that is known, listed by rank.
+    """A chart in the order of the network, where the ranking has it, and a table by rank.
 
-    Args:
-        ranking: of the convolutions.
-        plan: what they run in, for the colours; None where it is not known.
+    ``plan`` gives the precisions for the colours; None where there is no plan.
     """
     total = ranking.total
     precisions: Mapping[str, str] = {name: entry.precision for name, entry in plan.entries.items()} if plan else {}

@@ -1,4 +1,4 @@
-"""Versions, the resolved configuration, and the commands that give a bundle, a tune or a sweep again."""
+"""Versions, resolved configuration and commands that reproduce a bundle, a tune or a sweep."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from trtdet.tables import Column, Table
 
 
 def reproduce_section(manifest: Manifest, output: str) -> Section:
-    """What a bundle was made with: versions, the command, the configuration as it was resolved.
-
-    Args:
-        manifest: of the bundle.
-        output: the bundle's folder, for the command.
-    """
+    """How to reproduce a bundle; ``output`` is its folder, for the command."""
     images, backend = manifest.quantization.images, manifest.backend
     rows = {
         "trtdet": manifest.trtdet_version,
@@ -37,13 +32,7 @@ def reproduce_section(manifest: Manifest, output: str) -> Section:
 
 
 def provenance_section(provenance: Provenance, kind: Literal["tune", "sweep"], output: str) -> Section:
-    """Provenance of the folder of an experiment.
-
-    Args:
-        provenance: its document.
-        kind: the command.
-        output: the folder, for the command.
-    """
+    """How to reproduce a tune or a sweep; ``output`` is its folder, for the command."""
     runs = provenance.runs
     rows = {
         "trtdet": ", ".join(dict.fromkeys(run.trtdet for run in runs)),

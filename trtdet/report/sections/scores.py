@@ -1,4 +1,4 @@
-"""Accuracy: of a detector, and its difference to a reference by class and size of the objects."""
+"""Accuracy of a detector, and its difference from a reference, by class and by object size."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ AGAINST = "'trtdet eval BUNDLE --against MODEL --images DIR --annotations JSON -
 
 
 def scores_section(scores: Mapping[str, Any], other: Mapping[str, Any] | None, against: str) -> Section:
-    """AP by size and class, and the difference to a reference.
+    """AP by object size and class, and the difference from a reference.
 
-    Args:
-        scores: values of :meth:`trtdet.evaluation.metrics.CocoResult.as_dict`.
-        other: the same of the reference; None where there is none.
-        against: what the reference is called.
+    ``scores`` and ``other`` are values of :meth:`trtdet.evaluation.metrics.CocoResult.as_dict`; ``other`` belongs to
+    the reference, whose name is ``against``, and is None without one.
     """
 
     def table(title: str, values: Mapping[str, Any], others: Mapping[str, Any]) -> Grid:
@@ -36,8 +34,8 @@ def scores_section(scores: Mapping[str, Any], other: Mapping[str, Any] | None, a
         rows: list[tuple[Cell, ...]] = []
         for name, value in values.items():
             theirs = others.get(name)
-            apart = None if value is None or theirs is None else 100 * (value - theirs)
-            cells = (name, None if value is None else 100 * value, None if theirs is None else 100 * theirs, apart)
+            difference = None if value is None or theirs is None else 100 * (value - theirs)
+            cells = (name, None if value is None else 100 * value, None if theirs is None else 100 * theirs, difference)
             rows.append(cells[: len(columns)])
         return Grid(Table(columns, rows))
 
@@ -69,7 +67,7 @@ def scores_section(scores: Mapping[str, Any], other: Mapping[str, Any] | None, a
 
 
 def shift_section(shift: Mapping[str, Any]) -> Section:
-    """The thresholds at which the detector serves as the reference does."""
+    """The score thresholds that are equivalent to thresholds of the reference."""
     rows = [
         (entry["reference"], entry["threshold"], entry["low"], entry["high"], entry["problem"] or "")
         for entry in shift["overall"]

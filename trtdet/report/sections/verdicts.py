@@ -1,4 +1,4 @@
-"""What a bundle costs and brings, in sentences and a table: what a reader wants first."""
+"""The most important results of a bundle: sentences on accuracy and next steps, and a table of figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtdet.report.runs import Run
 from trtdet.tables import Column, Table
 
 _MOST = 3
-"""Pieces of an audit's advice, and convolutions of a cause, that are named."""
+"""How many items a list names: advice of the audit, or convolutions with the same cause."""
 
 _CAUSES: Mapping[Cause, str] = {
     Cause.UNSPECIFIED: "the plan gives no cause",
@@ -37,12 +37,9 @@ _CAUSES: Mapping[Cause, str] = {
 
 
 def bundle_verdict(run: Run, scores: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Sentences about a bundle: its accuracy, what was shipped, and what to do next, the most pressing first. Figures
-    that need no sentence are in :func:`figures_section`.
+    """Sentences about a bundle: its accuracy, the shipped precision, and the next steps, the most urgent first.
 
-    Args:
-        run: of a bundle.
-        scores: what ``trtdet eval -o eval.json`` wrote about it; None where it was not given.
+    ``run`` must be a bundle. ``scores`` is the content of its ``eval.json``, or None.
     """
     assert run.bundle is not None
     lines = [accuracy_sentence(run.worth, scores)]
@@ -59,13 +56,15 @@ def bundle_verdict(run: Run, scores: Mapping[str, Any] | None) -> tuple[str, ...
 
 
 def accuracy_sentence(worth: Mapping[str, Any] | None, scores: Mapping[str, Any] | None) -> str:
-    """mAP with the interval of its difference, or agreement, from the evaluation or else from the build; empty where
-    neither was measured."""
+    """mAP with the interval of its difference, or the agreement; empty where neither was measured.
+
+    The evaluation (``scores``) has priority over the build's own comparison (``worth``).
+    """
     if scores is None:
-        compared = (worth or {}).get("comparison")
-        if worth is None or compared is None:
+        comparison = (worth or {}).get("comparison")
+        if worth is None or comparison is None:
             return ""
-        return _difference_sentence(compared["map"] + compared["difference"], compared, worth["against"].upper())
+        return _difference_sentence(comparison["map"] + comparison["difference"], comparison, worth["against"].upper())
     against = scores.get("against") or {}
     if "difference" in against:
         return _difference_sentence(scores["map"], against, Path(against["file"]).name)
@@ -90,7 +89,7 @@ def _difference_sentence(score: float, against: Mapping[str, Any], name: str) ->
 
 
 def _next_steps(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """What to do next and why, the most pressing first."""
+    """Pairs of a step and its reason, the most urgent first."""
     bundle, worth, audit = run.bundle, run.worth, run.audit
     assert bundle is not None
     check = bundle.manifest.input_check or {}
@@ -117,7 +116,7 @@ def _next_steps(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[st
 
 
 def figures_section(run: Run) -> Section:
-    """A bundle's time, size and precision as a table, and what stayed out of INT8 and why."""
+    """Tables of a bundle's time, size and precision, and of the convolutions that are not in INT8."""
     bundle, plan, worth = run.bundle, run.plan, run.worth or {}
     assert bundle is not None and plan is not None
     manifest, latency, estimate = bundle.manifest, worth.get("latency"), worth.get("estimate")
@@ -146,14 +145,14 @@ def figures_section(run: Run) -> Section:
         rows.append(("calibration", f"{quantization.calibrator}", "", f"{quantization.images.count} images"))
     columns = ("figure", Column("value", align="left"), Column("against", align="left"), Column("how it is known"))
     parts = [Grid(Table(columns, rows).filled())]
-    kept: dict[tuple[str, Cause], list[str]] = {}
+    not_int8: dict[tuple[str, Cause], list[str]] = {}
     for name, entry in plan.entries.items():
         if entry.precision != "int8":
-            kept.setdefault((entry.precision, entry.cause), []).append(name)
-    if kept:
+            not_int8.setdefault((entry.precision, entry.cause), []).append(name)
+    if not_int8:
         causes = [
             (precision.upper(), len(names), _CAUSES.get(cause, cause.value), listed(names))
-            for (precision, cause), names in sorted(kept.items(), key=lambda item: -len(item[1]))
+            for (precision, cause), names in sorted(not_int8.items(), key=lambda item: -len(item[1]))
         ]
         why = ("runs in", "convolutions", Column("why", align="left"), Column("which", align="left"))
         parts.append(Grid(Table(why, causes, "What is not in INT8, and why")))
