@@ -1,7 +1,7 @@
-"""What rounding adds to an output on average is taken off in the bias.
+"""``bias``: compensates the mean output error of each channel, in INT8 and in FP8.
 
 Source: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv:1906.04721,
-section 4.2, with means over calibration images. In FP8 as in INT8: weights of few digits err to one side as well.
+section 4.2, with means over calibration images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trtdet.quantization.corrections.base import Correction
 
 @dataclass(frozen=True)
 class Bias(Correction):
-    """The mean of the output becomes that of the float model."""
+    """Gives the output the float model's mean."""
 
     name: ClassVar[str] = "bias"
 

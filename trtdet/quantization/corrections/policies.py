@@ -1,4 +1,4 @@
-"""The ways in which the layers' corrections are put together; which of them is taken, the gate decides."""
+"""Policies that combine the corrections of all layers; the gate chooses between them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ POLICIES = {
     "mapped": "channel maps everywhere, the others where they lower their layer's error",
     "all": "every correction in every layer",
 }
-"""Ways to put the layers' corrections together."""
 
 SEEN = "biases for what the head sees"
-"""Of what clipping takes off, the biases make up for so much as reaches the detections, not for its mean."""
+"""Biases compensate the part of clipping that reaches the detections, not its mean."""
 
 _FEW = 1.15
-"""The noise at the head that few channel maps may leave, as a multiple of what all of them would."""
+"""Limit for ``few``: its noise at the detections, as a multiple of the noise with all channel maps."""
 
 _HOPELESS = 2.0
-"""A form without channel maps whose error is this many times that of the best is not learned: learning takes away about
-a third."""
+"""A form without channel maps is not reconstructed if its error is this many times the best; learning removes a
+third."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +40,9 @@ class Corrected:
 
     Attributes:
         ranges: the thresholds of the rule; with ``auto``, of the best rule of each tensor.
-        corrections: what is written instead of the plain form; empty where nothing was kept.
-        plan: the precision plan with the steps taken for each convolution.
-        summary: one sentence for each kind of correction, and one for the error at the head.
+        corrections: replace the plain form; empty if none was kept.
+        plan: the precision plan with the corrections of each convolution.
+        summary: one sentence for each kind of correction, and one for the output error.
     """
 
     ranges: Ranges
@@ -54,8 +53,8 @@ class Corrected:
 
 @dataclass(frozen=True, eq=False)
 class _Together:
-    """The layers' corrections put together by a policy, with its choice for each site and, by convolution, the
-    correction of the whole network that changed it after that."""
+    """All layers' corrections under one policy: the choice for each site and, by convolution, the later correction of
+    the whole network."""
 
     policy: str
     choices: tuple[Choice, ...]
@@ -64,7 +63,7 @@ class _Together:
 
 
 def judge(task: Task, sites: Sequence[Site]) -> Corrected:
-    """The policy of the least error at the head on the images held back, or the plain rule where none lowers it."""
+    """The policy of least output error on the held-back images, or the plain rule if none lowers the error."""
     plain = QuantizedForm(f"the plain rule '{task.plain.rule}'", task.plain)
     policies = [name for name in POLICIES if task.start.noise is not None or name not in ("textbook", "few")]
     ways = [_put_together(task, sites, policy) for policy in (policies if task.corrections else ["layers"])]
@@ -109,8 +108,8 @@ def _errors(ways: Sequence[_Together], verdict: Verdict) -> dict[_Together, floa
 
 
 def _starts(ways: Sequence[_Together], verdict: Verdict) -> list[_Together]:
-    """The way that is kept, or has the least error where what stood before is; the best of the others, with channel
-    maps where that has none, without where it has some."""
+    """The kept policy (if it is the uncorrected form: the policy of least error), then the best policy of the other
+    kind, with or without channel maps."""
     errors = _errors(ways, verdict)
     best = ways[verdict.kept - 1] if verdict.kept else min(ways, key=errors.__getitem__)
     others = [way for way in ways if (way.policy == "textbook") != (best.policy == "textbook")]
@@ -118,7 +117,7 @@ def _starts(ways: Sequence[_Together], verdict: Verdict) -> list[_Together]:
 
 
 def _with_seen_biases(task: Task, sites: Sequence[Site], way: _Together) -> _Together | None:
-    """The same way, with biases that make up for what clipping takes off as far as the head sees it."""
+    """The same policy with biases that compensate only the part of clipping that reaches the detections."""
     if task.start.noise is None:
         return None
     before, weights, choices = way.form.corrections, {}, []
@@ -134,8 +133,8 @@ def _with_seen_biases(task: Task, sites: Sequence[Site], way: _Together) -> _Tog
 
 
 def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[list[_Together], list[str]]:
-    """What corrections of the whole network make of the way that is best so far, and of the way without channel maps;
-    and a sentence for each correction that could not be tried."""
+    """Applies corrections of the whole network to the best policy and to the best one without channel maps. Also gives
+    a sentence for each correction that failed."""
     best, *others = _starts(ways, verdict)
     errors = _errors(ways, verdict)
     plain = [way for way in others if way.policy == "textbook" and errors[way] < _HOPELESS * errors[best]]
@@ -167,7 +166,7 @@ def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[l
 
 
 def worst(sites: Sequence[Site]) -> frozenset[str]:
-    """The fewest tensors whose channel maps bring the noise at the head close to that of all maps."""
+    """The fewest tensors whose channel maps bring the noise at the detections close to that of all maps."""
     gains, left = {}, 0.0
     for site in sites:
         rule = min(site.rules, key=lambda trial: trial.loss())
@@ -185,7 +184,7 @@ def worst(sites: Sequence[Site]) -> frozenset[str]:
 
 
 def choose(site: Site, policy: str, chosen: Collection[str] = ()) -> Choice:
-    """What a policy takes, see :data:`POLICIES`; ``chosen`` are the tensors that ``few`` maps."""
+    """What a policy chooses, see :data:`POLICIES`; ``chosen`` are the tensors that ``few`` maps."""
     rule = min(site.rules, key=lambda trial: trial.loss())
     maps = site.worthwhile()
     if policy == "textbook" or (policy == "few" and site.tensor not in chosen):
@@ -196,7 +195,7 @@ def choose(site: Site, policy: str, chosen: Collection[str] = ()) -> Choice:
     picks = {}
     for name, errors in trial.errors.items():
         if policy == "textbook":
-            # Where much is clipped its mean is made up for everywhere, which an offset of the output must not do.
+            # With strong clipping an offset would compensate the mean even at places without clipping.
             picks[name] = Pick(errors.shape[0] - 1, 0)
         else:
             best = errors.size - 1 if policy in ("few", "all") else int(errors.argmin())
@@ -221,7 +220,7 @@ def _put_together(task: Task, sites: Sequence[Site], policy: str) -> _Together:
 
 
 def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ...]:
-    """How many tensors or convolutions each correction was kept for, and each rule chosen for."""
+    """Sentences on how often each correction was kept and each rule chosen."""
     convs = [(choice.trial, name, pick) for choice in way.choices for name, pick in choice.picks.items()]
     used = [trial.roundings[name][pick.rounding].name for trial, name, pick in convs]
     used += [trial.offsets[pick.offset] for trial, _, pick in convs]

@@ -1,7 +1,6 @@
-"""Weights to integers so that the convolution's output, not each weight, is as close as it can be.
+"""``round``: rounds weights so that the error of the convolution's output is least, not the error of each weight.
 
-The weights of a product in FP8 go to numbers of E4M3 in the same way: the error of each is what the next make up for,
-however large the step is that it comes from.
+FP8 weights are rounded to E4M3 numbers in the same way, however large their steps are.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Round(Correction):
-    """A weight's rounding error is made up for by the weights that are still to be rounded."""
+    """The weights that are not rounded yet compensate each rounding error."""
 
     name: ClassVar[str] = "round"
     needs_covariance: ClassVar[bool] = True
@@ -52,16 +51,15 @@ def compensated(
     covariance: NDArray[np.float64],
     format: Format = "int8",
 ) -> NDArray[np.number]:
-    """Column by column, each column's rounding error made up for by the columns that are still to come.
+    """Rounds column by column; the remaining columns compensate each column's rounding error.
 
-    This lowers ``(W - Q) covariance (W - Q)^T``, the variance of the output's error; its mean is left to the bias.
-    Source: Frantar et al. 2023, "OPTQ" (GPTQ), arXiv:2210.17323, with columns of falling variance.
+    This lowers ``(W - Q) covariance (W - Q)^T``, the variance of the output error; ``bias`` compensates its mean.
+    Source: Frantar et al. 2023, "OPTQ" (GPTQ), arXiv:2210.17323, with columns in order of falling variance.
 
     Args:
-        rows: float64 (groups, out, D): the weights as one matrix a group.
-        scales: float32 (groups, out): of each row.
+        rows: float64 (groups, out, D): the weights, one matrix a group.
+        scales: float32 (groups, out): the scale of each row.
         covariance: float64 (groups, D, D): of the input's windows.
-        format: of the numbers.
 
     Raises:
         numpy.linalg.LinAlgError: the covariance is not positive definite, even with damping.
