@@ -1,17 +1,18 @@
-"""float32 around convolutions -> FP16, with as few casts as that needs.
+"""float32 around convolutions -> FP16, with as few casts as possible
 
-A region grows from its convolutions over activation functions, sums, joins and moves of feature maps as long as all
-that they read is in FP16 already, and back over what is read by nothing else. With an INT8 convolution its Q/DQ pairs
-are in the region: their scales are FP16, and so is all between two INT8 kernels. The decoding of boxes and scores stays
-in float32: half precision cannot tell pixels of a large image apart. What only moves values is taken along up to there.
+An FP16 region grows from its convolutions over activation functions, sums, joins and moves of feature maps. A node
+joins if it reads only FP16, or if only nodes of the region read it. The Q/DQ pairs of an INT8 convolution are in the
+region, so their scales are FP16, and so is everything between two INT8 kernels. Boxes and scores are decoded in
+float32: half precision cannot distinguish pixels of a large image. Operators that only move values before the decoding
+join too.
 
-Around products with matrices the region takes in what computes features of places: attention, LayerNormalization, GELU.
-Coordinates stay outside, and so do GridSample, which reads them, and a LayerNormalization that is written out in other
-operators, whose squares and sums FP16 does not hold. Coordinates are a last axis of 2 or 4, except in what convolutions
-make: feature maps of small images are that narrow.
+With matrix products the region includes the operators on features of places: attention, LayerNormalization, GELU.
+Coordinates stay outside, as do GridSample, which reads them, and a LayerNormalization of several operators, whose
+squares and sums overflow FP16. Coordinates are a last axis of 2 or 4, except in the results of convolutions, whose
+feature maps may be that narrow.
 
-The casts are the form that strongly typed networks want (NVIDIA, "Working with Quantized Types", TensorRT
-documentation, section "Strong Typing").
+Strongly typed networks require these casts (NVIDIA, "Working with Quantized Types", TensorRT documentation, section
+"Strong Typing").
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from trtdet.quantization.placement import FEWEST_FEATURES
 from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
 
 _BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
-"""Origins of nodes that stand between convolutions."""
+"""Origins of nodes between convolutions."""
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -60,16 +61,16 @@ _VALUES = {
     "QuantizeLinear": (0, 1),
     "DequantizeLinear": (1,),
 }
-"""Operators of which only some inputs have the type of the data."""
+"""Input positions with the data's type, for operators whose other inputs have another type."""
 
 
 def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str] = ()) -> onnx.ModelProto:
-    """Puts layers with weights and what belongs to them into FP16; inputs and outputs of the model stay float32.
+    """Converts layers with weights and the operators around them to FP16; inputs and outputs of the model stay float32.
 
     Args:
         model: float32, with or without Q/DQ pairs, every node named; it is not changed.
-        names: of layers. An INT8 layer that is not among them writes float32.
-        left: names of other nodes that stay in float32.
+        names: layers. An INT8 layer that is not among them writes float32.
+        left: other nodes that stay in float32.
 
     Raises:
         ModelError: the model's opset has no Q/DQ pairs with FP16 scales.
@@ -100,7 +101,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
 
 
 def tensors_of(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
-    """The tensors that nodes in FP16 read and make, those that are cast to it included."""
+    """The tensors that FP16 nodes read and write, including those that are cast."""
     names: dict[str, None] = {}
     for node in nodes:
         read = (node.inputs[position] for position in _positions(node))
@@ -111,18 +112,18 @@ def tensors_of(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
 
 
 def nodes_of(model: onnx.ModelProto, names: Collection[str]) -> list[gs.Node]:
-    """The nodes that :func:`to_half` would put into FP16, in graph order."""
+    """The nodes that :func:`to_half` would convert to FP16, in graph order."""
     return _region(to_graph(model), set(names), set())
 
 
 def _positions(node: gs.Node) -> Iterable[int]:
-    """Of a node's inputs those that have the type of the data."""
+    """Positions of a node's inputs that have the data's type."""
     inputs = range(len(node.inputs))
     return (position for position in _VALUES.get(node.op, inputs) if position in inputs)
 
 
 def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
-    """Constants of the region become FP16, and what comes from outside is cast."""
+    """Converts constants of the region to FP16 and casts inputs from outside."""
     lowered: dict[str, gs.Variable] = {}
     made = {id(output) for node in region for output in node.outputs}
     for node in region:
@@ -138,7 +139,7 @@ def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
 
 
 def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
-    """What is read outside of the region is cast to float32."""
+    """Casts tensors that are read outside of the region to float32."""
     graph = write.graph
     inside = {id(node) for node in region}
     for node in region:
@@ -183,7 +184,7 @@ def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
 
 
 def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
-    """Whether a node belongs to a region as it is."""
+    """Whether a node joins the current region."""
     readers = [reader for output in node.outputs for reader in output.outputs]
     if node.op == "DequantizeLinear":
         return any(id(reader) in region and reader.op != "QuantizeLinear" for reader in readers)
@@ -200,8 +201,8 @@ def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
 
 
 def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
-    """The nodes that compute what some layer of the region reads in the end, where there are products among them; not
-    those of feature maps: convolutions, and what computes from these with the channels where they are."""
+    """In models with matrix products: the nodes before the region's layers, without those on feature maps
+    (convolutions, and operators on their results that keep the channel axis)."""
     layers = [node for node in graph.nodes if id(node) in region]
     before = list(upstream(*(tensor for layer in layers for tensor in layer.inputs)))
     if not any(node.op in PRODUCTS for node in (*layers, *before)):

@@ -77,19 +77,19 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     if rebuilt:
         ways = [*ways[verdict.kept - 1 : verdict.kept], *rebuilt]
         verdict = compare(task, [plain, *(way.form for way in ways)])
-    *left, figures = verdict.sentences()
+    *rejected, figures = verdict.sentences()
     doubt = verdict.doubt()
     if doubt:
         warnings.warn(doubt, TrtdetWarning, stacklevel=4)
     if verdict.kept == 0:
-        if not left:
+        if not rejected:
             warnings.warn(
                 f"corrected, the {figures}: {plain.name} stands; are the calibration images like those the detector "
                 "was trained on?",
                 TrtdetWarning,
                 stacklevel=4,
             )
-        summary = (*failed, *left, f"none kept: {figures}")
+        summary = (*failed, *rejected, f"none kept: {figures}")
         return Corrected(plain.ranges, corrections=plain.corrections, plan=task.placement.plan, summary=summary)
     way = ways[verdict.kept - 1]
     steps = {}
@@ -99,7 +99,7 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
         name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
     }
     how = [way.form.name] if task.corrections else []
-    summary = (*_summary(task, sites, way), *failed, *how, *left, figures)
+    summary = (*_summary(task, sites, way), *failed, *how, *rejected, figures)
     return Corrected(way.form.ranges, corrections=way.form.corrections, plan=PrecisionPlan(entries), summary=summary)
 
 
@@ -167,19 +167,19 @@ def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[l
 
 def worst(sites: Sequence[Site]) -> frozenset[str]:
     """The fewest tensors whose channel maps bring the noise at the detections close to that of all maps."""
-    gains, left = {}, 0.0
+    gains, noise = {}, 0.0
     for site in sites:
         rule = min(site.rules, key=lambda trial: trial.loss())
-        left += rule.head
+        noise += rule.head
         for trial in site.worthwhile():
             gains[site.tensor] = rule.head - trial.head
-    goal = _FEW * (left - sum(gain for gain in gains.values() if gain > 0))
+    goal = _FEW * (noise - sum(gain for gain in gains.values() if gain > 0))
     tensors = []
     for tensor in sorted(gains, key=lambda tensor: -gains[tensor]):
-        if left <= goal or gains[tensor] <= 0:
+        if noise <= goal or gains[tensor] <= 0:
             break
         tensors.append(tensor)
-        left -= gains[tensor]
+        noise -= gains[tensor]
     return frozenset(tensors)
 
 

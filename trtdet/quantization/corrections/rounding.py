@@ -72,19 +72,19 @@ def compensated(
     damped += np.eye(width) * (_DAMPING * power.mean(axis=1) + 1e-12)[:, None, None]
     inverse = np.linalg.inv(damped)
     upper = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2).transpose(0, 2, 1)
-    left = np.take_along_axis(rows, order[:, None, :], axis=2)
+    remaining = np.take_along_axis(rows, order[:, None, :], axis=2)
     steps = scales.astype(np.float64)
-    chosen = np.empty_like(left)
+    rounded = np.empty_like(remaining)
     for start in range(0, width, _BLOCK):
         stop = min(start + _BLOCK, width)
-        errors = np.empty((*left.shape[:2], stop - start))
+        errors = np.empty((*remaining.shape[:2], stop - start))
         for column in range(start, stop):
-            chosen[..., column] = snap(left[..., column] / steps, format)
-            error = (left[..., column] - chosen[..., column] * steps) / upper[:, None, column, column]
+            rounded[..., column] = snap(remaining[..., column] / steps, format)
+            error = (remaining[..., column] - rounded[..., column] * steps) / upper[:, None, column, column]
             errors[..., column - start] = error
-            left[..., column + 1 : stop] -= error[..., None] * upper[:, None, column, column + 1 : stop]
-        left[..., stop:] -= errors @ upper[:, start:stop, stop:]
-    numbers = kept(chosen, format)
+            remaining[..., column + 1 : stop] -= error[..., None] * upper[:, None, column, column + 1 : stop]
+        remaining[..., stop:] -= errors @ upper[:, start:stop, stop:]
+    numbers = kept(rounded, format)
     integers = np.empty_like(numbers)
-    np.put_along_axis(integers, np.broadcast_to(order[:, None, :], chosen.shape), numbers, axis=2)
+    np.put_along_axis(integers, np.broadcast_to(order[:, None, :], rounded.shape), numbers, axis=2)
     return integers

@@ -418,14 +418,14 @@ def find_sites(
                 continue
             name, window = next(iter(windows.items()))
             channels = window.groups * convs[name].weight.shape[1]
-            left = channels_left(graph, tensors[tensor], channels, readers=readers, int8=chosen)
+            unfolded = channels_left(graph, tensors[tensor], channels, readers=readers, int8=chosen)
             site = Site(
                 tensor=tensor,
                 convs=convs,
                 windows=windows,
                 number=2 * len(sites) - first,  # samples, and so the bytes of engines, depend on it
                 corrections=tuple(each for each in corrections if format == "int8" or not each.equal_steps),
-                multiplied=left + channels * (len(readers) - len(convs)),
+                multiplied=unfolded + channels * (len(readers) - len(convs)),
                 parted=tensor in parted,
                 format=format,
             )

@@ -1,6 +1,6 @@
-"""An ONNX model as a differentiable function in torch, and what its detections make of the noise of each activation.
+"""ONNX models as differentiable functions in torch, and the effect of each activation's noise on the detections.
 
-Needs torch, an extra: nothing here is imported before it is asked for, see :func:`available`.
+Needs torch, an extra; nothing imports it before use, see :func:`available`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib.util
 import os
 
 NO_TORCH = "torch is not installed: pip install 'trtdet[correct]'"
-"""Why there are no gradients where torch is not :func:`available`."""
+"""The reason for having no gradients if torch is not :func:`available`."""
 
 
 def available() -> bool:
@@ -18,5 +18,5 @@ def available() -> bool:
 
 
 def calm_threads() -> None:
-    """To be called before torch is loaded, which reads it then: threads that spin while they wait starve all else."""
+    """Call this before torch is loaded, which reads it then: spinning threads would slow down all others."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

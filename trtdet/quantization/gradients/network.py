@@ -17,15 +17,14 @@ from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.gradients.operators import OPERATORS
 
 Read = Callable[[str, torch.Tensor], torch.Tensor]
-"""What takes the place of a tensor where a Q/DQ pair stands before it: its name and its value to the value that is
-read."""
+"""Replaces a tensor at a Q/DQ pair: from its name and value to the value that the next operator reads."""
 
 
 _STEPS = (
     *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "IsNaN", "ArgMax", "ArgMin"),
     *("NonZero", "Sign", "Round", "Ceil"),
 )
-"""Operators whose results change in steps, with a gradient of 0."""
+"""Operators whose results change in steps, with gradient 0."""
 
 
 class TorchNetwork:
@@ -34,7 +33,7 @@ class TorchNetwork:
     Args:
         outputs: names of the tensors.
         readers: by tensor, the nodes and input positions that read its quantised copy.
-        device: what it runs on; a GPU where torch sees one.
+        device: by default a GPU if torch sees one.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class TorchNetwork:
         """The outputs for images, float32 (B, 3, H, W), as many as the model takes.
 
         Raises:
-            ModelError: an operator on the way to the outputs is not differentiable here.
+            ModelError: an operator before the outputs is not differentiable here.
         """
         values: dict[str, Any] = {**self._constants, self.input: images.to(self.device)}
         for index, node in enumerate(self._nodes):
@@ -82,7 +81,7 @@ class TorchNetwork:
 
 
 def factors(channels: ChannelMap | None, like: torch.Tensor) -> Any:
-    """The scale of a channel map, laid out as a tensor (B, C, ...) or (..., C); 1 where there is none."""
+    """A channel map's scale in the layout of a tensor (B, C, ...) or (..., C); 1 if there is no map."""
     if channels is None or channels.scale is None:
         return 1.0
     shape = (1, -1, *(1,) * (like.dim() - 2)) if channels.axis == 1 else (-1,)
@@ -90,7 +89,7 @@ def factors(channels: ChannelMap | None, like: torch.Tensor) -> Any:
 
 
 def _placed(value: torch.Tensor, device: str) -> torch.Tensor:
-    """On the device, but for integers: those are shapes and positions, which are read here."""
+    """Moves floats to the device; integers are shapes and positions, which the CPU reads."""
     return value.to(device) if value.is_floating_point() or value.dtype == torch.bool else value
 
 

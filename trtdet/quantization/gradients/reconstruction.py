@@ -1,8 +1,8 @@
-"""Reconstruction: integers, scales and biases of a whole INT8 network are learned so that its detections move least.
+"""Reconstruction: learns integers, scales and biases of a whole INT8 network so that its detections move least.
 
-No label is needed, and no node is added: the float model says what the detections are. Weights are rounded up or down
-as it serves the detections (AdaRound, Nagel et al. 2020, arXiv:2004.10568), with inputs as quantised as they will be
-(BRECQ, Li et al. 2021, arXiv:2102.05426), by gradients straight through the rounding rather than block by block.
+It needs no labels, since the float model gives the detections, and adds no nodes. Weights are rounded up or down to
+keep the detections (AdaRound, Nagel et al. 2020, arXiv:2004.10568), with quantised inputs (BRECQ, Li et al. 2021,
+arXiv:2102.05426), by gradients straight through the rounding rather than block by block.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Detections = tuple[torch.Tensor, torch.Tensor]
 """Boxes (..., 4) and scores (..., C)."""
 
 _ZOOM = 1.6
-"""The most that a view is enlarged or reduced by."""
+"""Maximum zoom factor of a view."""
 
 _AVERAGE = 0.9
-"""How much of the running error's past is kept at each step."""
+"""Weight of the past in the running error at each step."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long is learned: passes over the images, and images that a step is made of, at least.
+    """Length of learning: passes over the images, and the minimum number of images per step.
 
-    The rates are at their height after ten steps and left along half a cosine.
+    The rates rise over ten steps, then fall along half a cosine.
     """
 
     passes: int = 25
@@ -46,7 +46,7 @@ class Schedule:
 
 
 class Reconstruction:
-    """Learns over images, so many in a pass; ``chosen`` is whether the network chooses its rows, see
+    """Learns over ``images`` images in each pass; for ``chosen`` see
     :func:`trtdet.quantization.head_error.chooses_rows`."""
 
     def __init__(self, learned: Learned, head: Decoded, schedule: Schedule, images: int, chosen: bool = False) -> None:
@@ -61,12 +61,12 @@ class Reconstruction:
     def learn(
         self, shown: Callable[[int], Iterator[NDArray[np.float32]]], path: Path | None = None, key: str = ""
     ) -> None:
-        """Runs all passes, or those that are left of a run that was stopped.
+        """Runs all passes, or the remaining passes of an interrupted run.
 
         Args:
-            shown: gives the images of a pass by its number, float32 (B, 3, H, W) each.
-            path: the file that keeps the state after each pass; None keeps it nowhere.
-            key: of all that the result follows from; a state that was kept for another is not gone on with.
+            shown: returns the images of a pass by its number, float32 (B, 3, H, W) each.
+            path: file for the state after each pass; None for no file.
+            key: identifies all inputs of the result; a state with another key is ignored.
 
         Raises:
             ModelError: the model cannot be differentiated.
@@ -88,7 +88,7 @@ class Reconstruction:
                     torch.save({"key": key, "passes": index + 1, "state": state}, stream)
 
     def _restore(self, path: Path, key: str) -> int:
-        """How many passes the file keeps the state after, which is taken over."""
+        """Restores the state in the file; returns how many passes it contains."""
         if not path.is_file():
             return 0
         try:
@@ -110,7 +110,7 @@ class Reconstruction:
             return 0
 
     def _update(self, images: torch.Tensor) -> None:
-        """Adds images, float32 (B, 3, H, W), as many as the model takes; every few make a step."""
+        """Adds images, float32 (B, 3, H, W), as many as the model takes; makes a step when there are enough."""
         expected, moved = (
             (outputs[self._head.boxes], outputs[self._head.scores])
             for outputs in (self._learned.in_float(images), self._learned(images))
@@ -147,16 +147,16 @@ class Reconstruction:
 
 
 class Views:
-    """Images as they might have been taken: mirrored half the time, and nearer or further away.
+    """Augmented images: mirrored half the time, and enlarged or reduced.
 
-    Some dozens of images are soon known by heart; views of them are not. The seed decides all choices.
+    Some dozens of images would be overfitted; their views are not. The seed determines all choices.
     """
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """A view of each, float32 (B, 3, H, W) as given; further away, the image itself goes on around it."""
+        """A view of each image, float32 (B, 3, H, W); the image repeats around a reduced one."""
         size = np.array(images.shape[2:])
         views = []
         for image in images:
@@ -176,8 +176,8 @@ class Views:
 
 
 def _matched(reference: Detections, other: Detections) -> tuple[Detections, Detections]:
-    """Boxes (M, 4) and scores (M, C) of all images, row by row of what detects the same, with the gradients of what is
-    chosen; zeros beside what only one detects."""
+    """Matching rows of two models: boxes (M, 4) and scores (M, C) of all images, with gradients; zeros if only one
+    model detects the object."""
     parts: list[list[torch.Tensor]] = [[], [], [], []]
     for image in range(len(reference[0])):
         of_image = [values[image] for values in (*reference, *other)]
@@ -190,8 +190,8 @@ def _matched(reference: Detections, other: Detections) -> tuple[Detections, Dete
 
 
 def _moved(reference: Detections, other: Detections) -> Iterator[torch.Tensor]:
-    """The sums that :class:`trtdet.quantization.head_error.HeadError` is made of: squared score errors, their weight,
-    1 - IoU, its weight; of boxes (..., 4) and scores (..., C)."""
+    """The sums of :class:`trtdet.quantization.head_error.HeadError`: squared score errors, their weight, 1 - IoU, its
+    weight; for boxes (..., 4) and scores (..., C)."""
     (boxes, scores), (moved, changed) = reference, other
     pairs = (scores > SEEN) | (changed.detach() > SEEN)
     weight = torch.maximum(scores, changed.detach())[pairs]
