@@ -43,9 +43,8 @@ _TITLES = {
 }
 
 BYTES_A_MULTIPLY_ADD = 0.0025
-"""Bytes that memory moves in the time that INT8 saves on one multiply-add: twice the ratio of memory bandwidth to INT8
-rate. The value is that of an L4; by the published rates in ``trtdet/audit/gpus.py`` other GPUs have 0.0024 to
-0.0066."""
+"""Bytes that memory moves in the time that INT8 saves per multiply-add: twice the bandwidth divided by the INT8 rate.
+This is the value of an L4; by the published rates in ``trtdet/audit/gpus.py`` others have 0.0024 to 0.0066."""
 
 _DENSE = ("MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention", "MultiHeadAttention")
 _SHAPES = ("Shape", "Size")
@@ -76,11 +75,9 @@ def left_by_default(plan: PrecisionPlan) -> str:
 def _bound_by_memory(
     graph: gs.Graph, placement: QdqPlacement, entries: Mapping[str, Entry], work: Mapping[str, Macs]
 ) -> dict[str, Entry]:
-    """INT8 convolutions that FP16 is estimated to make faster, because their input comes from FP16 layers.
-
-    The estimate counts the separate quantisation kernel, which moves two additional bytes a value; an FP16 convolution
-    does the same work in its own kernel. INT8 saves one byte a weight.
-    """
+    """INT8 convolutions that FP16 is estimated to make faster, because their input comes from FP16 layers. The estimate
+    counts the separate quantisation kernel, which moves two additional bytes a value; an FP16 convolution does the same
+    work in its own kernel. INT8 saves one byte a weight."""
     tensors = graph.tensors()
     makers = {name: _layers_before(tensors[name], entries) for name in placement.activations}
     weights = {node.name: node.inputs[1] for node in graph.nodes if node.name in entries}

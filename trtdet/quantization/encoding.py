@@ -1,7 +1,5 @@
-"""Numbers in INT8 or FP8: channel maps of activations, integers and scales of weights.
-
-All backends use scales that FP16 represents exactly, so the integers fit the written scale in every type.
-"""
+"""Numbers in INT8 or FP8: channel maps of activations, integers and scales of weights. All backends use scales that
+FP16 represents exactly, so the integers fit the written scale in every type."""
 
 from __future__ import annotations
 
@@ -93,8 +91,7 @@ class ChannelMap:
 
 
 def fp8_map(low: float, high: float) -> ChannelMap:
-    """FP8 map of a tensor from ``low`` to ``high``. It takes the whole range: its steps grow with the values, so
-    clipping gains nothing."""
+    """FP8 map of a tensor from ``low`` to ``high``: the whole range, since clipping would make no step smaller."""
     return ChannelMap(max(abs(low), abs(high)) or FP8_MAX, format="fp8")
 
 
@@ -103,8 +100,7 @@ class Rounded:
     """Quantised weights of a convolution or product.
 
     Attributes:
-        integers: int8 (out, in / groups, kh, kw), of a product (out, in), -127..127; FP8: E4M3 numbers in float16,
-            -448..448.
+        integers: int8 (out, in / groups, kh, kw) or (out, in), -127..127; FP8: E4M3 numbers in float16, -448..448.
         scales: float32 (out,), over 0; in FP8 all are equal.
         bias: float32 (out,).
     """
@@ -114,7 +110,6 @@ class Rounded:
     bias: NDArray[np.float32]
 
     def same(self, other: Rounded | None) -> bool:
-        """Whether every number is the same."""
         return other is not None and all(
             np.array_equal(getattr(self, name), getattr(other, name)) for name in ("integers", "scales", "bias")
         )
@@ -123,8 +118,7 @@ class Rounded:
 def weight_scales(weight: NDArray[np.floating], owner: str = "a layer", format: Format = "int8") -> NDArray[np.float32]:
     """The scale of each output channel of weights (out, ...), float32 (out,): ``max |w| / 127`` rounded up to FP16.
 
-    A channel of zeros gets the scale for ``max |w| = 1``. FP8 has one scale for all channels, ``max |w| / 448`` rounded
-    up.
+    A channel of zeros gets the scale for ``max |w| = 1``. FP8 has one scale, ``max |w| / 448`` rounded up.
 
     Raises:
         ModelError: a weight of the ``owner`` is NaN or infinite.

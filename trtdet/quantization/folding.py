@@ -75,11 +75,9 @@ def fold_map(
 def channels_left(
     graph: gs.Graph, tensor: gs.Tensor, channels: int, readers: Sequence[str], int8: Collection[str]
 ) -> int:
-    """Number of channels of a tensor (N, C, H, W) of a float model whose factor would need a Mul.
-
-    An activation of the plugin library applies a factor per channel itself and needs none. ``readers`` are as in
-    :func:`fold_map`, ``int8`` the names of the INT8 layers.
-    """
+    """Number of channels of a tensor (N, C, H, W) of a float model whose factor would need a Mul. An activation of the
+    plugin library applies a factor per channel itself and needs none. ``readers`` are as in :func:`fold_map`, ``int8``
+    the names of the INT8 layers."""
     if _by_plugin(tensor):
         return 0
     parts = _Search(int8, graph.outputs, _axis(tensor, readers)).parts(tensor, readers, np.ones(channels))
@@ -261,10 +259,8 @@ def _changed(node: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> lis
 
 
 def _stays_half(node: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> bool:
-    """Whether changed weights and bias remain normal FP16 numbers.
-
-    Only each output channel's largest weight counts. A bias too small for FP16 is negligible against the products.
-    """
+    """Whether changed weights and bias remain normal FP16 numbers. Only each output channel's largest weight counts. A
+    bias too small for FP16 is negligible against the products."""
     layer = Weighted.of(node)
     assert layer is not None, "only a layer with weights of its own is asked about"
     weights, *bias = _changed(node, factor, how)
@@ -285,8 +281,7 @@ def _largest(node: gs.Node, weights: NDArray[np.floating]) -> Factor:
 
 
 def _has_constant(node: gs.Node, channels: int, axis: int = 1) -> bool:
-    """Whether a node multiplies or divides by one constant, or one per channel; on the last axis also whether it adds
-    one."""
+    """Whether a node multiplies or divides by one constant, or one per channel; on the last axis it may also add it."""
     positions = [index for index, tensor in enumerate(node.inputs) if isinstance(tensor, gs.Constant)]
     operators = ("Mul",) if axis == 1 else ("Mul", "Add")
     if len(positions) != 1 or not (node.op in operators or (node.op == "Div" and positions == [1])):

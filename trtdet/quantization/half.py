@@ -79,7 +79,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
         return model
     graph = to_graph(model)
     write = Writer(graph, "trtdet/half", Origin.FP16)
-    # An INT8 layer that writes float32 has a DequantizeLinear of its own, in float32.
+    # An INT8 layer that writes float32 needs a float32 DequantizeLinear of its own.
     for node in [node for node in graph.nodes if node.op in LAYERS and node.name not in names]:
         for position, tensor in enumerate(node.inputs[:2]):
             dequantizer = maker(tensor, "DequantizeLinear")
@@ -125,14 +125,14 @@ def _positions(node: gs.Node) -> Iterable[int]:
 def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
     """Converts constants of the region to FP16 and casts inputs from outside."""
     lowered: dict[str, gs.Variable] = {}
-    made = {id(output) for node in region for output in node.outputs}
+    inner = {id(output) for node in region for output in node.outputs}
     for node in region:
         for position in _positions(node):
             tensor = node.inputs[position]
             if isinstance(tensor, gs.Constant):
                 if tensor.values.dtype == np.float32:
                     node.inputs[position] = write.const(np.clip(tensor.values, -LARGEST, LARGEST), np.float16)
-            elif id(tensor) not in made and not tensor.is_empty():
+            elif id(tensor) not in inner and not tensor.is_empty():
                 if tensor.name not in lowered:
                     lowered[tensor.name] = write("Cast", tensor, to=_HALF)
                 node.inputs[position] = lowered[tensor.name]
@@ -170,9 +170,9 @@ def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
     """The nodes that run in FP16, in graph order."""
     region = {id(node) for node in graph.nodes if node.op in LAYERS and node.name in names}
     places = _of_places(graph, region)
-    # What decodes or suppresses is no part of the model; what stands for a node of the model, or quantises, is.
+    # Decoding and NMS are no part of the model; Q/DQ and replacements of the model's nodes are.
     foreign = {name for name, origin in registry(graph).items() if not (origin.replaces or origin in _BETWEEN)}
-    # Pairs belong to INT8 convolutions: without any there is no FP16 between them.
+    # Pairs join only with INT8 convolutions in the region.
     paired = any(id(node) in region and maker(node.inputs[0], "DequantizeLinear") for node in graph.nodes)
     joining = [node for node in graph.nodes if node.name not in foreign | left and _may_join(node, paired, places)]
     grown = True
@@ -195,7 +195,7 @@ def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
     in_region = [source is not None and id(source) in region for source in makers]
     ends = any(output in graph.outputs for output in node.outputs)
     backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
-    # A sum of two needs one cast on either side of it.
+    # A sum of an FP16 and a float32 tensor needs one cast, before it or after it.
     enough = any(in_region) and (backwards or node.op in _ARITHMETIC)
     return bool(makers) and (all(in_region) or enough)
 
@@ -221,7 +221,7 @@ def _may_join(node: gs.Node, paired: bool, places: set[int]) -> bool:
     values = [tensor for tensor in (*node.inputs[:1], *node.outputs) if isinstance(tensor, gs.Variable)]
     floats = all(tensor.dtype in (np.float32, None) for tensor in values)
     if node.op in _OF_PLACES and id(node) in places:
-        # Feature maps, or features on the last axis, and no coordinates there.
+        # Feature maps, or features on the last axis, but no coordinates.
         lasts = [(len(tensor.shape or ()), tensor.shape[-1] if tensor.shape else None) for tensor in values]
         return floats and all(
             last not in _COORDINATES if rank == 4 else isinstance(last, int) and last >= FEWEST_FEATURES

@@ -32,30 +32,27 @@ Detections = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class HeadError:
-    """Collects the error of one model against a reference over images; 48 bytes an image.
-
-    ``chosen`` tells whether the models choose their rows, see :func:`chooses_rows`.
-    """
+    """Collects the error of one model against a reference over images; 48 bytes an image. ``chosen`` tells whether the
+    models choose their rows, see :func:`chooses_rows`."""
 
     def __init__(self, chosen: bool = False) -> None:
         self._chosen = chosen
         self._sums: list[tuple[float, ...]] = []
 
     def update(self, reference: Detections, other: Detections) -> HeadError:
-        """Adds one image: the detections of the reference and of the other model. A score that is NaN counts as 0, and
-        a box that is NaN overlaps nothing."""
+        """Adds one image's detections of both models. A NaN score counts as 0, and a NaN box overlaps nothing."""
         if self._chosen:
             rows = paired(reference, other)
             reference, other = _taken(reference, rows[0]), _taken(other, rows[1])
         (boxes, scores), (moved, changed) = reference, other
-        # Few pairs count, and this runs for every variant of a model.
+        # Few pairs count, and speed matters: this runs for every variant of a model.
         pairs = np.flatnonzero((scores > SEEN) | (changed > SEEN))
         places, place = np.unique(pairs // scores.shape[1], return_inverse=True)
         shared = _iou(boxes[places], moved[places]).astype(np.float64)
         before, after = (np.nan_to_num(array.reshape(-1)[pairs].astype(np.float64)) for array in (scores, changed))
         weight = np.maximum(before, after)
         shares = scores[places].max(axis=1).astype(np.float64) if places.size else np.zeros(0)
-        shares[~(shares > SEEN)] = 0  # what was no detection has no box to lose
+        shares[~(shares > SEEN)] = 0  # without a detection there is no box to lose
         lost = 1 - shared
         self._sums.append(
             (
@@ -76,11 +73,8 @@ class HeadError:
 
     @property
     def by_image(self) -> NDArray[np.float64]:
-        """The sums of each image, (images, 6).
-
-        Squared score errors times their weights, the weights; 1 - IoU times the shares, its square, the shares; the
-        lower score of each pair times IoU.
-        """
+        """The sums of each image, (images, 6). Squared score errors times their weights, the weights; 1 - IoU times the
+        shares, its square, the shares; the lower score of each pair times IoU."""
         return np.array(self._sums, np.float64).reshape(-1, 6)
 
     @property
@@ -96,18 +90,15 @@ class HeadError:
 
     @property
     def agreement(self) -> float:
-        """Agreement of both models' detections, 0..1; 1 without detections.
-
-        The lower score times the boxes' IoU, relative to the higher score. NMS is not needed, since both models' boxes
-        are of the same places.
-        """
+        """Agreement of both models' detections, 0..1; 1 without detections. The lower score times the boxes' IoU,
+        relative to the higher score. NMS is not needed, since both models' boxes are of the same places."""
         sums = self.by_image.sum(axis=0)
         return float(sums[5] / sums[1]) if sums[1] > 0 else 1.0
 
 
 def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
-    """Whether a model, as the passes leave it, computes ``outputs`` from rows that a TopK chooses; decoding and NMS do
-    not count."""
+    """Whether a model, as the passes leave it, computes ``outputs`` from rows that a TopK before the decoding
+    chooses."""
     tensors = gs.import_onnx(model).tensors()
     written = {name for name, origin in origin_of(model).items() if not origin.replaces}
     nodes = upstream(*(tensors[name] for name in outputs))
@@ -115,17 +106,13 @@ def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
 
 
 def paired(reference: Detections, other: Detections) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs the rows of two models that choose their rows, those with a score over :data:`SEEN`.
-
-    The pairing maximises the sum of IoU times the lower scores of each class.
-
-    Returns:
-        Rows of the first and of the second, int64 (M,) each; -1 if only one model detects the object.
-    """
-    seen = [np.flatnonzero((scores > SEEN).any(axis=1)) for _, scores in (reference, other)]
+    """Pairs the rows of two models that choose their rows, those with a score over :data:`SEEN`, with the largest sum
+    of IoU times the lower scores of each class. Returns the rows of the first and of the second, int64 (M,) each; -1 if
+    only one model detects the object."""
+    detected = [np.flatnonzero((scores > SEEN).any(axis=1)) for _, scores in (reference, other)]
     (boxes, scores), (moved, changed) = (
         (values[rows], np.nan_to_num(classes[rows]))
-        for (values, classes), rows in zip((reference, other), seen, strict=True)
+        for (values, classes), rows in zip((reference, other), detected, strict=True)
     )
     first, second = (index.reshape(-1) for index in np.indices((len(boxes), len(moved))))
     shared = _iou(boxes[first], moved[second])
@@ -136,8 +123,8 @@ def paired(reference: Detections, other: Detections) -> tuple[NDArray[np.int64],
     alone, added = (np.setdiff1d(np.arange(len(every)), some) for every, some in ((boxes, ones), (moved, twos)))
     nothing = np.full(max(len(alone), len(added)), -1)
     return (
-        np.concatenate([seen[0][ones], seen[0][alone], nothing[: len(added)]]),
-        np.concatenate([seen[1][twos], nothing[: len(alone)], seen[1][added]]),
+        np.concatenate([detected[0][ones], detected[0][alone], nothing[: len(added)]]),
+        np.concatenate([detected[1][twos], nothing[: len(alone)], detected[1][added]]),
     )
 
 
@@ -150,30 +137,30 @@ def _taken(detections: Detections, rows: NDArray[np.int64]) -> Detections:
 
 def lower_on(first: HeadError, other: HeadError) -> tuple[int, int]:
     """Number of images on which the first error is lower, and number of images with any detection."""
-    seen = _seen(first, other)
-    lower = _distance(first.by_image[seen]) < _distance(other.by_image[seen])
-    return int(lower.sum()), int(seen.sum())
+    detected = _seen(first, other)
+    lower = _distance(first.by_image[detected]) < _distance(other.by_image[detected])
+    return int(lower.sum()), int(detected.sum())
 
 
 def sureness(first: HeadError, other: HeadError) -> float:
     """Confidence that the first model's error is lower than the other's on the same images, 0..1.
 
     A paired randomisation test of the distance (Fisher, The Design of Experiments, 1935, section 21). If the models
-    were equal, exchanging their outputs on some images would often give a difference this large. The result is 1 minus
-    the share of exchanges that do. So n images give at most 1 - 2**-n: 95 % needs 5 images, 99 % needs 7. Images are
-    weighted by their detections.
+    were equal, exchanging their outputs on any images would as likely give a difference this large. The result is 1
+    minus the share of exchanges that do. So n images give at most 1 - 2**-n: 95 % needs 5 images, 99 % needs 7. Images
+    are weighted by their detections.
     """
-    seen = _seen(first, other)
-    own, its = first.by_image[seen], other.by_image[seen]
+    detected = _seen(first, other)
+    own, its = first.by_image[detected], other.by_image[detected]
     count = len(own)
     if 2**count <= _SWAPS:
         swapped = np.array(list(product((0.0, 1.0), repeat=count)))
     else:
         drawn = np.random.default_rng(0).integers(0, 2, (_SWAPS - 1, count)).astype(np.float64)
-        swapped = np.concatenate([np.zeros((1, count)), drawn])  # that which was seen is one of the exchanges
+        swapped = np.concatenate([np.zeros((1, count)), drawn])  # the original assignment counts as an exchange
     change = swapped @ (its - own)
     gain = _distance(its.sum(axis=0) - change) - _distance(own.sum(axis=0) + change)
-    # Exchanges that come to the same are added up in another order.
+    # Equal exchanges differ in summation order, so rounding must not decide.
     return float(1 - np.mean(gain >= gain[0] - 1e-12))
 
 
@@ -186,13 +173,13 @@ def _seen(first: HeadError, other: HeadError) -> NDArray[np.bool_]:
     """Images with a detection of either model."""
     if len(first.by_image) != len(other.by_image):
         raise ValueError(f"{len(first.by_image)} and {len(other.by_image)} images are not the same images")
-    seen: NDArray[np.bool_] = (first.by_image[:, 1] > 0) | (other.by_image[:, 1] > 0)
-    return seen
+    detected: NDArray[np.bool_] = (first.by_image[:, 1] > 0) | (other.by_image[:, 1] > 0)
+    return detected
 
 
 def _distance(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Distance from sums (..., 6), see :attr:`HeadError.by_image`."""
-    # Differences of sums can be as little below zero as their digits allow.
+    # Rounding can make differences of sums slightly negative.
     scores = np.maximum(_mean(sums[..., 0], sums[..., 1]), 0)
     distances: NDArray[np.float64] = np.sqrt(scores) + _mean(sums[..., 2], sums[..., 4])
     return distances

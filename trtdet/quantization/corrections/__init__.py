@@ -41,8 +41,7 @@ EFFORTS: Mapping[str, tuple[str, ...]] = {
     "default": ("range", "smooth", "round", "bias"),
     "thorough": ("range", "smooth", "round", "bias", "reconstruct"),
 }
-"""The corrections of each ``--effort`` level. Between INT8 convolutions they add at most a Mul, and only where it
-pays."""
+"""The corrections of each ``--effort`` level. Between INT8 convolutions they add at most a Mul."""
 
 DEFAULT_CORRECTIONS = EFFORTS["default"]
 
@@ -112,10 +111,8 @@ def _activations(
 def judged_beside(
     model: onnx.ModelProto, placement: QdqPlacement, plain: Ranges, corrected: Corrected, sources: Sources
 ) -> Corrected | None:
-    """Compares corrections that do not depend on a rule with the ranges ``plain`` of another rule.
-
-    Returns ``corrected`` with a new sentence on the output error, or None if it is no better than ``plain``.
-    """
+    """Compares corrections that do not depend on a rule with the ranges ``plain`` of another rule. Returns
+    ``corrected`` with a new sentence on the output error, or None if it is no better than ``plain``."""
     fit, held = sources.split()
     task = Task(model, placement, {plain.rule: plain}, corrections=(), fit=fit, held=held, sources=sources)
     forms = (

@@ -32,13 +32,13 @@ from trtdet.quantization.windows import Moments, Window
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A convolution that reads a tensor: how it weighs the tensor's errors.
+    """A convolution that reads a tensor, as far as the choice of the tensor's scales depends on it.
 
     Attributes:
         squares: float64 (groups, out / groups, I): the largest w^2 over the taps.
-        importance: float64 (groups, out / groups): weight of the squared error of each output channel.
+        importance: float64 (groups, out / groups): weight of each output channel's squared error.
         taps: number of kernel elements.
-        through: float64 (groups * I,): the weight of the squared error of each input channel that follows.
+        through: float64 (groups * I,): the resulting weight of each input channel's squared error.
     """
 
     squares: NDArray[np.float64]
@@ -62,7 +62,6 @@ class RoundedLayer:
     Attributes:
         rows: float64 (groups, out / groups, D): the weights for the mapped input, one matrix a group.
         scales: float32 (groups, out / groups): the step of each row.
-        map: channel map of the input.
         moments: moments of the input's windows, before the map.
     """
 
@@ -89,14 +88,8 @@ class RoundedLayer:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The network with the corrections so far.
-
-    Attributes:
-        ranges: ranges of the tensors without a channel map.
-        corrections: with ``insert_qdq`` they give the INT8 form.
-        together: groups of tensors that share one range.
-        images: images that corrections may use; held-back images are not among them.
-    """
+    """The network with the corrections so far: ``ranges`` of the tensors without a channel map, groups of tensors that
+    share a range (``together``), and the ``images`` that corrections may use, without held-back ones."""
 
     model: onnx.ModelProto
     placement: QdqPlacement
@@ -117,7 +110,7 @@ class Correction:
         needs_covariance: ``round`` reads full second moments, which take most of the time and memory.
         needs_network: ``reconstruct`` is to be called.
         weight_share: share of the weights' rounding noise that remains, 0..1; the choice of channel maps uses it.
-        equal_steps: it relies on equal steps, which INT8 has and FP8 has not.
+        equal_steps: it relies on the equal steps of INT8, so it does not apply to FP8.
     """
 
     name: ClassVar[str]
@@ -142,10 +135,8 @@ class Correction:
 
     def round(self, layer: RoundedLayer) -> NDArray[np.number] | None:
         """Integers for the layer's scales, int8 (groups, out / groups, D), -127..127; for FP8 E4M3 numbers in float16.
-
         AdaRound (Nagel et al. 2020, arXiv:2004.10568) would fit here: the error that it minimises,
-        ``(W - Q) E[xx'] (W - Q)'``, depends on the layer's covariance alone.
-        """
+        ``(W - Q) E[xx'] (W - Q)'``, depends on the layer's covariance alone."""
         return None
 
     def offset(

@@ -1,4 +1,4 @@
-"""``bias``: compensates the mean output error of each channel, in INT8 and in FP8.
+"""``bias``: gives each output channel the mean of the float model, in INT8 and in FP8.
 
 Source: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv:1906.04721,
 section 4.2, with means over calibration images.
@@ -17,8 +17,6 @@ from trtdet.quantization.corrections.base import Correction
 
 @dataclass(frozen=True)
 class Bias(Correction):
-    """Gives the output the float model's mean."""
-
     name: ClassVar[str] = "bias"
 
     def offset(

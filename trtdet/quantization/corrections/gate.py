@@ -24,7 +24,7 @@ from trtdet.quantization.qdq import Corrections, insert_qdq
 from trtdet.quantization.sources import HELD_BACK, Sources
 
 _SURE = 0.95
-"""Confidence in a lower error from which it justifies more nodes; an error lower by far needs none."""
+"""A lower error justifies more nodes from this confidence on; a much lower error always does."""
 
 _MUCH = 1.1
 """A simpler form is rejected if its error is more than this many times the best one."""
@@ -88,11 +88,11 @@ class Verdict:
     def kept(self) -> int:
         least = self.least
         best = self.errors[least]
-        _, seen = lower_on(best, self.errors[0])
+        _, detected = lower_on(best, self.errors[0])
         simpler = [
             index
             for index, error in enumerate(self.errors)
-            if seen
+            if detected
             and self.nodes[index] < self.nodes[least]
             and error.distance <= (_MUCH if index else _STANDING) * best.distance
             and sureness(best, error) < _SURE
@@ -100,19 +100,17 @@ class Verdict:
         return min(simpler, key=lambda index: (self.nodes[index], self.errors[index].distance), default=least)
 
     def sentences(self) -> tuple[str, ...]:
-        """The reason for the choice, then the error before and after it.
-
-        The agreement is only informative: it ranks forms as the error does, see ``docs/results/accuracy.md``.
-        """
+        """The reason for the choice, then the error before and after it. The agreement is only informative: it ranks
+        forms as the error does, see ``docs/results/accuracy.md``."""
         kept, least, before = self.kept, self.least, self.errors[0]
         others = range(1, len(self.forms))
         after = self.errors[kept or min(others, key=lambda index: self.errors[index].distance, default=0)]
         gained = after.distance <= before.distance
         pair = (after, before) if gained else (before, after)
-        lower, seen = lower_on(*pair)
+        lower, detected = lower_on(*pair)
         figures = (
             f"error at the head {before.distance:.4f} -> {after.distance:.4f} on {len(before.by_image)} images held "
-            f"back, {'lower' if gained else 'higher'} on {lower} of {seen} where anything is detected, "
+            f"back, {'lower' if gained else 'higher'} on {lower} of {detected} where anything is detected, "
             f"{int(100 * sureness(*pair))} % sure; detections agree by {100 * before.agreement:.1f} % "
             f"before, {100 * after.agreement:.1f} % after"
         )
@@ -127,14 +125,14 @@ class Verdict:
 
     def doubt(self) -> str:
         """Advice if there are too few images with detections for any certain result; else empty."""
-        _, seen = lower_on(self.errors[self.kept], self.errors[0])
+        _, detected = lower_on(self.errors[self.kept], self.errors[0])
         need = fewest_images(_SURE)
-        if seen >= need:
+        if detected >= need:
             return ""
         return (
-            f"anything is detected on {seen} of the {len(self.errors[0].by_image)} images that corrections are judged "
-            f"on: too few to tell a gain from chance with; calibrate with {HELD_BACK * need} images or more that show "
-            f"objects, one in {HELD_BACK} is held back"
+            f"anything is detected on {detected} of the {len(self.errors[0].by_image)} images that corrections are "
+            f"judged on: too few to tell a gain from chance with; calibrate with {HELD_BACK * need} images or more "
+            f"that show objects, one in {HELD_BACK} is held back"
         )
 
 
@@ -142,8 +140,8 @@ def compare(task: Task, forms: Sequence[QuantizedForm]) -> Verdict:
     """Runs whole networks on the held-back images and keeps the best form.
 
     The best form has the least error. A form with fewer nodes wins if its error is hardly larger and the difference is
-    not certain. The first form wins if it is as good with as few nodes, or if no image has a detection. One pass over
-    the images, with the float model and all forms in memory.
+    not certain. The first form loses ties with as few nodes, and loses if no image has a detection. One pass over the
+    images, with the float model and all forms in memory.
     """
     models = []
     for form in forms:

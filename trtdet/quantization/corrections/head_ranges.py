@@ -1,7 +1,5 @@
-"""``range``: each activation's range, chosen by the effect of rounding and clipping on the detections.
-
-FP8 always takes the whole range: clipping makes none of its steps smaller.
-"""
+"""``range``: each activation's range, chosen by the effect of rounding and clipping on the detections. FP8 always takes
+the whole range: clipping makes none of its steps smaller."""
 
 from __future__ import annotations
 
@@ -90,8 +88,8 @@ def head_noise(
     sources: Sources,
     maps: Mapping[str, ChannelMap] = {},
 ) -> HeadNoise:
-    """Measures how rounding and clipping each activation moves the detections; ``maps`` gives channel maps to apply
-    first.
+    """Measures how rounding and clipping each activation moves the detections, after its channel map in ``maps`` if
+    any.
 
     Raises:
         ConfigError: fewer than two images.

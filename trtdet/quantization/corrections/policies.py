@@ -30,7 +30,7 @@ _FEW = 1.15
 """Limit for ``few``: its noise at the detections, as a multiple of the noise with all channel maps."""
 
 _HOPELESS = 2.0
-"""A form without channel maps is not reconstructed if its error is this many times the best; learning removes a
+"""A form without channel maps is not learned if its error is this many times the best; learning removes about a
 third."""
 
 
@@ -53,8 +53,7 @@ class Corrected:
 
 @dataclass(frozen=True, eq=False)
 class _Together:
-    """All layers' corrections under one policy: the choice for each site and, by convolution, the later correction of
-    the whole network."""
+    """All layers' corrections under one policy: the choice for each site, and later corrections by convolution."""
 
     policy: str
     choices: tuple[Choice, ...]
@@ -108,8 +107,8 @@ def _errors(ways: Sequence[_Together], verdict: Verdict) -> dict[_Together, floa
 
 
 def _starts(ways: Sequence[_Together], verdict: Verdict) -> list[_Together]:
-    """The kept policy (if it is the uncorrected form: the policy of least error), then the best policy of the other
-    kind, with or without channel maps."""
+    """The best policy that is not the plain rule, and the best of the others, which has channel maps if the first has
+    none."""
     errors = _errors(ways, verdict)
     best = ways[verdict.kept - 1] if verdict.kept else min(ways, key=errors.__getitem__)
     others = [way for way in ways if (way.policy == "textbook") != (best.policy == "textbook")]
@@ -133,14 +132,14 @@ def _with_seen_biases(task: Task, sites: Sequence[Site], way: _Together) -> _Tog
 
 
 def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[list[_Together], list[str]]:
-    """Applies corrections of the whole network to the best policy and to the best one without channel maps. Also gives
-    a sentence for each correction that failed."""
+    """Applies corrections of the whole network to the best policies with and without channel maps. Also returns a
+    sentence for each correction that failed."""
     best, *others = _starts(ways, verdict)
     errors = _errors(ways, verdict)
     plain = [way for way in others if way.policy == "textbook" and errors[way] < _HOPELESS * errors[best]]
     rebuilt, failed = [], []
     for correction in [correction for correction in task.corrections if correction.needs_network]:
-        made = []
+        variants = []
         try:
             for way in (best, *plain):
                 form = way.form
@@ -158,8 +157,8 @@ def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[l
                 changed = [name for name, rounded in after.items() if not rounded.same(before.get(name))]
                 form = QuantizedForm(f"{form.name}, {correction.name}", ranges, corrections)
                 rebuilt_by = {**way.rebuilt, **dict.fromkeys(changed, correction.name)}
-                made.append(replace(way, form=form, rebuilt=rebuilt_by))
-            rebuilt += made
+                variants.append(replace(way, form=form, rebuilt=rebuilt_by))
+            rebuilt += variants
         except ModelError as error:
             failed.append(f"{correction.name} not tried: {error}")
     return rebuilt, failed

@@ -1,7 +1,5 @@
-"""``reconstruct``: learns all integers, scales and biases together, by their effect on the detections.
-
-It learns how many equal steps a weight moves. FP8 has no equal steps, so products in FP8 stay as they are.
-"""
+"""``reconstruct``: learns all integers, scales and biases together, by their effect on the detections. It learns how
+many equal steps a weight moves. FP8 has no equal steps, so products in FP8 stay as they are."""
 
 from __future__ import annotations
 

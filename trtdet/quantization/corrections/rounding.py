@@ -1,7 +1,5 @@
-"""``round``: rounds weights so that the error of the convolution's output is least, not the error of each weight.
-
-FP8 weights are rounded to E4M3 numbers in the same way, however large their steps are.
-"""
+"""``round``: rounds weights so that the error of the convolution's output is least, not the error of each weight. FP8
+weights are rounded to E4M3 numbers in the same way, however large their steps are."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ _PLACES = 256
 """Windows sampled per image and convolution; up to four times as many if they are wide."""
 
 _QUIET = 0.01
-"""An output's error counts relative to its variance, or to this share of the outputs' median variance if that is
-larger."""
+"""Lower limit of the variance to which an output's error is relative, as a share of the outputs' median variance."""
 
 _GRAM_BYTES = 1 << 30
 """Memory for second moments; a model with more of them is read in several passes."""
@@ -59,8 +58,7 @@ class Trial:
         errors: by convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
         offsets: name of the correction for each column of the errors; empty for the first.
         head: error power that rounding and clipping the tensor add to the detections; 0 if unknown.
-        cut: float64 (C,): mean clipped amount of each channel, places weighted by their effect on the detections; None
-            if unknown.
+        cut: float64 (C,): mean clipped amount per channel, weighted by its effect on detections; None if unknown.
         written: by convolution, each rounding's weights with its offsets, cached for :meth:`Site.add_errors`.
     """
 
@@ -167,21 +165,17 @@ class Site:
 
     @property
     def mul_price(self) -> float:
-        """Bytes that a map's Muls cost, relative to the additional bytes of FP16 convolutions.
-
-        A Mul reads constants of 4 bytes a channel. If it separates a convolution from the rounding of its result, the
-        result is also written and read in FP16. FP16 convolutions move 2 bytes instead of 1 for each weight and value.
-        """
+        """Bytes that a map's Muls cost, relative to the additional bytes of FP16 convolutions. A Mul reads constants of
+        4 bytes a channel. If it separates a convolution from the rounding of its result, the result is also written and
+        read in FP16. FP16 convolutions move 2 bytes instead of 1 for each weight and value."""
         channels, places = self._shape
         weights: int = sum(conv.weight.size for conv in self.convs.values())
         mul = 4 * self.multiplied * (1 + places * self.parted)
         return mul / (2 * channels * places + weights)
 
     def worthwhile(self) -> list[Trial]:
-        """The channel maps that gain more accuracy per byte than FP16 convolutions would.
-
-        FP16 removes the whole error of the best rule; a map removes part of it.
-        """
+        """The channel maps that gain more accuracy per byte than FP16 convolutions would. FP16 removes the whole error
+        of the best rule; a map removes part of it."""
         least = min(trial.loss() for trial in self.rules)
         price = self.mul_price
         return [trial for trial in self.mapped if price < _CHEAP or least - trial.loss() > price * least]
@@ -222,10 +216,8 @@ class Site:
             self._moments[window].update(windows)
 
     def prepare(self, candidates: Mapping[str, Ranges], everywhere: bool = False) -> None:
-        """Creates all trials from the moments, then frees the moments.
-
-        With ``everywhere`` corrections round the plain form even if it can hardly beat a channel map.
-        """
+        """Creates all trials from the moments, then frees the moments. With ``everywhere`` corrections round the plain
+        form even if it can hardly beat a channel map."""
         for name, window in self.windows.items():
             power = self._moments[window].through(self.rows(name))
             floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
@@ -319,8 +311,8 @@ class Site:
             clipped = trial.inside[window] / self._seen[window] + window.spread(trial.cut)
             exact = np.einsum("goi,gi->go", self.rows(name, trial.map), clipped)
         mean = trial.means[window] / self._seen[window]
-        got = np.einsum("goi,gi->go", rounding.integers.astype(np.float64), mean) * rounding.scales
-        proposals = [(correction.name, correction.offset(bias, exact, got)) for correction in self.corrections]
+        actual = np.einsum("goi,gi->go", rounding.integers.astype(np.float64), mean) * rounding.scales
+        proposals = [(correction.name, correction.offset(bias, exact, actual)) for correction in self.corrections]
         return [("", bias), *((owner, offset) for owner, offset in proposals if offset is not None)]
 
     def add_errors(self, x: NDArray[np.float32], seed: int) -> None:
@@ -397,10 +389,8 @@ def find_sites(
     parted: Collection[str] = (),
 ) -> list[Site]:
     """The tensors whose INT8 readers are all supported: 2-D convolutions with known padding, or products with weights.
-
     A tensor that FP8 layers read as well is a second site for these. For ``parted`` see
-    :class:`trtdet.quantization.corrections.head_ranges.Start`.
-    """
+    :class:`trtdet.quantization.corrections.head_ranges.Start`."""
     graph = gs.import_onnx(model)
     nodes, tensors = {node.name: node for node in graph.nodes}, graph.tensors()
     sites: list[Site] = []

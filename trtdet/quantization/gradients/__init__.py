@@ -1,6 +1,6 @@
 """ONNX models as differentiable functions in torch, and the effect of each activation's noise on the detections.
 
-Needs torch, an extra; nothing imports it before use, see :func:`available`.
+Needs torch, an extra, which is imported on first use, see :func:`available`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ NO_TORCH = "torch is not installed: pip install 'trtdet[correct]'"
 
 
 def available() -> bool:
-    """Whether torch is installed."""
     return importlib.util.find_spec("torch") is not None
 
 
 def calm_threads() -> None:
-    """Call this before torch is loaded, which reads it then: spinning threads would slow down all others."""
+    """Stops idle threads from spinning, which slows down all others; torch reads the setting when it is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

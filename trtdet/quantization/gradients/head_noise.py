@@ -58,11 +58,11 @@ class TensorNoise:
 
     def add(self, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         """Adds an image's value (C, ...) and the gradients of scores and boxes there, None for a gradient of 0."""
-        # What some range cuts off is a small part of most tensors; a tensor that is zero has no such tail.
+        # Only the tail that some range clips is processed: it is a small part of most tensors, and empty for zeros.
         flat = value.reshape(-1)
         chosen = flat.abs() > float(FRACTIONS[-1]) * self.largest
         tail = flat[chosen]
-        # What lies in quarter-octave j below the largest is cut off by all narrower ranges j + 1, j + 2, ...
+        # Ranges j + 1, j + 2, ... clip the values in quarter-octave j below the largest.
         octave = torch.floor(-4 * torch.log2(tail.abs() / (self.largest or 1.0))).clamp(0, len(FRACTIONS) - 1)
         octave, at = octave.to(torch.int64), torch.nonzero(chosen)[:, 0]
 
@@ -87,10 +87,8 @@ class TensorNoise:
 
 
 class HeadNoise:
-    """Collects :class:`TensorNoise` over images; ``ranges`` holds the extremes of the activations.
-
-    A tensor in ``maps`` is measured after its channel map, which clips nothing.
-    """
+    """Collects :class:`TensorNoise` over images; ``ranges`` holds the extremes of the activations. A tensor in ``maps``
+    is measured after its channel map, which clips nothing."""
 
     def __init__(
         self,
@@ -129,10 +127,10 @@ class HeadNoise:
         boxes, scores = outputs[self._head.boxes], outputs[self._head.scores]
         scores = torch.sigmoid(scores) if self._head.logits else scores
         weight = torch.where(scores > SEEN, scores, 0.0).detach()
-        # Coordinates as shares of their box: where it moves a little, the change of 1 - IoU is of that size.
+        # Coordinates are relative to the box size: a small move changes 1 - IoU by about as much.
         best = scores.detach().amax(-1)
         sizes = (boxes[..., 2:] - boxes[..., :2]).detach()
-        # A box without an inside has no IoU to lose.
+        # An empty box has no IoU to lose.
         share = torch.where((best > SEEN) & (sizes.amin(-1) > 0), best, 0.0)
         sizes = sizes.clamp(min=1.0)
         scale = share.sqrt()[..., None] / torch.cat([sizes, sizes], -1)
@@ -159,7 +157,7 @@ class HeadNoise:
         return self
 
     def _signs(self, like: torch.Tensor) -> torch.Tensor:
-        # Drawn on the CPU, so that every device sees the same.
+        # Drawn on the CPU, so that every device gets the same signs.
         return (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
 
     @property
@@ -177,9 +175,7 @@ class HeadNoise:
 
     def cut(self, name: str, amax: float) -> NDArray[np.float64] | None:
         """Mean clipped amount of each channel for a range, float64 (C,), places weighted by their squared gradient.
-
-        None if the tensor does not reach the detections.
-        """
+        None if the tensor does not reach the detections."""
         tensor = self.tensors[name]
         reaches = tensor.largest > 0 and tensor.counted > 0
         return _at(tensor.cut, amax / tensor.largest) / tensor.counted if reaches else None

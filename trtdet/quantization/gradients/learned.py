@@ -37,7 +37,6 @@ class Learned(torch.nn.Module):
         start: ranges of the activations without a channel map, and corrections: fixed channel maps, and initial
             weights. A convolution without weights there starts from the plain form.
         together: groups of activations that keep one scale.
-        outputs: names of the tensors that the network returns.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Learned(torch.nn.Module):
         channels = self._corrections.tensors.get(self._reads[conv])
         if channels is None or channels.scale is None:
             return weight
-        # A value an input channel, laid out as the weights (out, in / groups, ...).
+        # A value per input channel, in the layout of the weights (out, in / groups, ...).
         groups = self._groups[conv]
         rows = torch.from_numpy(np.asarray(channels.scale, np.float32)).reshape(groups, -1)
         rows = rows.repeat_interleave(len(weight) // groups, 0)
@@ -157,10 +156,10 @@ def _owning(
     for name, layer in convs.items():
         bias = gs.Constant(f"{name}{_PART}bias", layer.bias)
         if not layer.has_place:
-            made = layer.node.outputs[0]
-            raw = gs.Variable(f"{made.name}{_PART}raw", np.float32, made.shape)
+            output = layer.node.outputs[0]
+            raw = gs.Variable(f"{output.name}{_PART}raw", np.float32, output.shape)
             layer.node.outputs = [raw]
-            graph.nodes.append(gs.Node("Add", f"{name}{_PART}sum", {}, [raw, bias], [made]))
+            graph.nodes.append(gs.Node("Add", f"{name}{_PART}sum", {}, [raw, bias], [output]))
             places[bias.name] = ((f"{name}{_PART}sum", 1),)
         else:
             layer.set_bias(bias)
@@ -174,8 +173,6 @@ def _owning(
 
 
 class _Convolution(torch.nn.Module):
-    """Learned parameters of a convolution."""
-
     start: torch.Tensor
 
     def __init__(self, start: Rounded) -> None:
@@ -219,7 +216,7 @@ class _Rounding(torch.autograd.Function):
         ratio = x / scale
         rounded = ratio.round().clamp_(-QMAX, QMAX)
         inside = ratio.abs() <= QMAX
-        # The gradient of the scale, kept in place of the value itself.
+        # The gradient of the scale, stored instead of the value.
         ctx.save_for_backward(inside, torch.where(inside, rounded - ratio, rounded))
         return rounded * scale
 

@@ -28,13 +28,9 @@ _STEPS = (
 
 
 class TorchNetwork:
-    """The part of a float model, as the passes leave it, that computes some of its tensors.
-
-    Args:
-        outputs: names of the tensors.
-        readers: by tensor, the nodes and input positions that read its quantised copy.
-        device: by default a GPU if torch sees one.
-    """
+    """The part of a float model, as the passes leave it, that computes the tensors ``outputs``. ``readers`` gives by
+    tensor the nodes and input positions that read its quantised copy; ``device`` is by default a GPU if torch sees
+    one."""
 
     def __init__(
         self,
@@ -105,17 +101,17 @@ def _run(node: gs.Node, inputs: Sequence[Any], opset: int) -> Any:
             raise ModelError(f"'{node.name}' has no gradient here: {missing}") from None
     if node.op not in _STEPS and any(value is not None and value.requires_grad for value in inputs):
         raise ModelError(f"'{node.name}' has no gradient here: the operator {node.op}")
-    # What shapes are computed with: ONNX's own evaluator has every operator.
+    # Shape computations: ONNX's own evaluator has every operator.
     values = {
         tensor.name: value.detach().cpu().numpy()
         for tensor, value in zip(node.inputs, inputs, strict=True)
         if value is not None
     }
-    read, made = ([gs.Variable(tensor.name) for tensor in tensors] for tensors in (node.inputs, node.outputs))
+    read, written = ([gs.Variable(tensor.name) for tensor in tensors] for tensors in (node.inputs, node.outputs))
     alone = gs.Graph(
-        nodes=[node.copy(inputs=read, outputs=made)],
+        nodes=[node.copy(inputs=read, outputs=written)],
         inputs=[tensor for tensor in read if tensor.name in values],
-        outputs=made,
+        outputs=written,
         opset=opset,
     )
     results = ReferenceEvaluator(gs.export_onnx(alone, do_type_check=False)).run(None, values)

@@ -100,7 +100,7 @@ def _resize(node: gs.Node, inputs: Inputs) -> Any:
         factors = scales.reshape(-1).tolist()[-2:]
         size = [int(length * factor) for length, factor in zip(x.shape[2:], factors, strict=True)]
     if mode == "nearest" and all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True)):
-        # By whole factors each value is repeated, however the coordinates are rounded in the usual modes.
+        # With integer factors each value is repeated, whatever the usual modes round coordinates to.
         return functional.interpolate(x, size=size, mode="nearest")
     if mode == "linear" and where in ("half_pixel", "pytorch_half_pixel", "align_corners"):
         return functional.interpolate(x, size=size, mode="bilinear", align_corners=where == "align_corners")
@@ -219,8 +219,8 @@ def _roi_align(node: gs.Node, inputs: Inputs) -> Any:
     features = x.new_zeros((len(regions), x.shape[1], rows, columns))
     for image in images.unique().tolist():
         mine = (images == image).nonzero().reshape(-1).to(x.device)
-        seen = functional.grid_sample(x[image][None], grid[mine].reshape(1, -1, columns, 2), align_corners=True)
-        features = features.index_copy(0, mine, seen[0].reshape(x.shape[1], -1, rows, columns).transpose(0, 1))
+        samples = functional.grid_sample(x[image][None], grid[mine].reshape(1, -1, columns, 2), align_corners=True)
+        features = features.index_copy(0, mine, samples[0].reshape(x.shape[1], -1, rows, columns).transpose(0, 1))
     features = features * (inside[1][:, None, :, None] & inside[0][:, None, None, :])
     return functional.avg_pool2d(features, ratio) if len(features) else features[:, :, ::ratio, ::ratio]
 
@@ -322,7 +322,6 @@ def _each(run: Callable[..., torch.Tensor]) -> Operator:
 
 
 def _with(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
-    """An activation function with attributes."""
     return lambda node, inputs: run(*inputs, *(float(node.attrs.get(key, value)) for key, value in defaults.items()))
 
 

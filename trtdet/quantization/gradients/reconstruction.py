@@ -36,10 +36,8 @@ _AVERAGE = 0.9
 
 @dataclass(frozen=True)
 class Schedule:
-    """Length of learning: passes over the images, and the minimum number of images per step.
-
-    The rates rise over ten steps, then fall along half a cosine.
-    """
+    """Passes over the images, and minimum images per step. The rates rise over ten steps, then fall as half a
+    cosine."""
 
     passes: int = 25
     images: int = 4
@@ -100,7 +98,7 @@ class Reconstruction:
             self._optimizer.load_state_dict(state["optimizer"])
             self._steps, self._usual = state["steps"], state["usual"]
             return int(kept["passes"])
-        except Exception as error:  # torch raises many kinds for a file that is not its own
+        except Exception as error:  # torch raises many types for a foreign file
             reason = str(error).partition("\n")[0]
             warnings.warn(
                 f"'{path}' keeps no reconstruction that could be gone on with ({reason}); it starts anew",
@@ -122,9 +120,9 @@ class Reconstruction:
         sums = torch.stack([part.to(torch.float64) for part in _moved(expected, moved)])
         of_images = sums.detach().cpu()
         self._sums += of_images
-        # Of a step's sums only the past is known before its last image: an image counts as the usual image does.
+        # A step's sums are unknown before its last image, so the running average of past images scales the loss.
         usual = of_images.clamp(min=1e-12) if self._usual is None else self._usual
-        # The derivative of the root of a mean is that of the mean over twice the root.
+        # The derivative of sqrt(mean) is the derivative of the mean over 2 sqrt(mean).
         square, weight, _, shares = usual.tolist()
         loss = sums[0] / weight / (2 * max(math.sqrt(square / weight), 1e-4)) + sums[2] / shares
         if loss.requires_grad and bool(torch.isfinite(loss)):
@@ -147,10 +145,8 @@ class Reconstruction:
 
 
 class Views:
-    """Augmented images: mirrored half the time, and enlarged or reduced.
-
-    Some dozens of images would be overfitted; their views are not. The seed determines all choices.
-    """
+    """Augmented images: mirrored half the time, and enlarged or reduced. Some dozens of images would be overfitted;
+    their views are not. The seed determines all choices."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -176,8 +172,7 @@ class Views:
 
 
 def _matched(reference: Detections, other: Detections) -> tuple[Detections, Detections]:
-    """Matching rows of two models: boxes (M, 4) and scores (M, C) of all images, with gradients; zeros if only one
-    model detects the object."""
+    """Matching rows of two models: boxes (M, 4) and scores (M, C) of all images; zeros without a match."""
     parts: list[list[torch.Tensor]] = [[], [], [], []]
     for image in range(len(reference[0])):
         of_image = [values[image] for values in (*reference, *other)]
@@ -198,12 +193,12 @@ def _moved(reference: Detections, other: Detections) -> Iterator[torch.Tensor]:
     yield (weight * (changed[pairs] - scores[pairs]).square()).sum()
     yield weight.sum()
     best = scores.amax(-1)
-    seen = best > SEEN
-    first, second = boxes[seen], moved[seen]
+    detected = best > SEEN
+    first, second = boxes[detected], moved[detected]
     low, high = torch.maximum(first[:, :2], second[:, :2]), torch.minimum(first[:, 2:], second[:, 2:])
     shared, one, two = (
         (end - start).clamp(min=0).prod(1)
         for start, end in ((low, high), (first[:, :2], first[:, 2:]), (second[:, :2], second[:, 2:]))
     )
-    yield (best[seen] * (1 - shared / (one + two - shared).clamp(min=1e-6))).sum()
-    yield best[seen].sum()
+    yield (best[detected] * (1 - shared / (one + two - shared).clamp(min=1e-6))).sum()
+    yield best[detected].sum()
