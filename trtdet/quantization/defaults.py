@@ -1,16 +1,16 @@
-"""Which layers stay in FP16 unless INT8 is asked for: those that INT8 kernels make no faster.
+"""Layers that stay in FP16 by default, because INT8 makes them no faster.
 
-- Depthwise convolutions read each value once for each tap and reuse nothing, so that memory bounds them; INT8 kernels
-  pad each group to a whole vector of 32 channels besides.
-- With under 16 channels on a side, in a group, most of what an INT8 kernel computes is padding.
-- The outputs of a head give boxes and scores: nothing quantises them, and an error in them is an error of the
-  detections. Scores by which rows are chosen for the layers behind are outputs of a head as well.
+- Depthwise convolutions are bound by memory, since they read each value once for each tap. INT8 kernels also pad each
+  group to a vector of 32 channels.
+- With under 16 channels per group, most of what an INT8 kernel computes is padding.
+- The outputs of a head give boxes and scores: nothing quantises them, and their errors are errors of the detections.
+  Scores that choose rows for later layers are outputs of a head as well.
 
-They are few multiply-adds and much of what INT8 costs in accuracy. What can be in INT8 can be asked for all the same.
+These layers have few multiply-adds and cause much of the accuracy loss of INT8. A user may request INT8 for them.
 
-Where a backend quantises in a kernel of its own behind each convolution, a tensor that FP16 convolutions give is
-written in FP16, read and written again in INT8, where an FP16 convolution would read it as it is. So where all that
-makes a convolution's input is in FP16, and what INT8 saves takes less time than these bytes, it stays in FP16.
+Some backends quantise in a separate kernel behind each convolution. There the result of FP16 convolutions is written in
+FP16, read, and written again in INT8; an FP16 convolution would read it directly. So a convolution whose input comes
+from FP16 layers alone stays in FP16 if INT8 saves less time than these bytes take.
 
 Sources: NVIDIA, TensorRT documentation, "I/O Formats" (the channels of INT8 tensors are packed in vectors of 4 or 32);
 ultralytics pull request 26171 (head outputs stay in float by default); figures are in docs/results/precision.md.
@@ -33,7 +33,7 @@ from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 from trtdet.quantization.weight_forms import DataFlow
 
 FEWEST_CHANNELS = 16
-"""With fewer on a side, in each group, a convolution stays in FP16."""
+"""A convolution with fewer input or output channels per group stays in FP16."""
 
 _TITLES = {
     Cause.DEPTHWISE: "depthwise",
@@ -43,23 +43,22 @@ _TITLES = {
 }
 
 BYTES_A_MULTIPLY_ADD = 0.0025
-"""The bytes that memory moves in the time that INT8 saves a multiply-add against FP16: twice the memory's rate over
-that of INT8 operations. It is that of an L4; by the published rates in ``trtdet/audit/gpus.py`` others have 0.0024 to
-0.0066."""
+"""Bytes that memory moves in the time that INT8 saves per multiply-add: twice the bandwidth divided by the INT8 rate.
+This is the value of an L4; by the published rates in ``trtdet/audit/gpus.py`` others have 0.0024 to 0.0066."""
 
 _DENSE = ("MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention", "MultiHeadAttention")
 _SHAPES = ("Shape", "Size")
 
 
 def default_plan(model: onnx.ModelProto, placement: QdqPlacement, flow: DataFlow = DataFlow()) -> PrecisionPlan:
-    """INT8 for each convolution of a float model that is faster for it, FP16 or FP32 with the reason for the others."""
+    """INT8 for each convolution of a float model that it makes faster; FP16 or FP32 with a reason for the others."""
     graph = gs.import_onnx(model)
     able = set(placement.plan.names("int8"))
     inner = _before_layers(graph, able, set(origin_of(model)))
     entries = dict(placement.plan.entries)
     work = multiply_adds(model)
     for name, conv in work.items():
-        # What is no layer with weights was asked for by itself.
+        # Attention products have no weights and run in INT8 only on request.
         if name in able and conv.inputs:
             entries[name] = _left_in_fp16(conv, name not in inner) or entries[name]
     if flow.fused is False:
@@ -68,7 +67,7 @@ def default_plan(model: onnx.ModelProto, placement: QdqPlacement, flow: DataFlow
 
 
 def left_by_default(plan: PrecisionPlan) -> str:
-    """How many convolutions of a plan stay in FP16 by default, by cause, in words; empty where none does."""
+    """A phrase on how many convolutions stay in FP16 by default, by cause; empty if none does."""
     causes = [entry.cause for entry in plan.entries.values() if entry.precision == "fp16"]
     return ", ".join(f"{causes.count(cause)} {title}" for cause, title in _TITLES.items() if cause in causes)
 
@@ -76,11 +75,9 @@ def left_by_default(plan: PrecisionPlan) -> str:
 def _bound_by_memory(
     graph: gs.Graph, placement: QdqPlacement, entries: Mapping[str, Entry], work: Mapping[str, Macs]
 ) -> dict[str, Entry]:
-    """The INT8 convolutions that FP16 is estimated to be faster for, because what makes their input is in FP16.
-
-    Counted is the kernel that quantises: it reads and writes what the FP16 convolution behind it has in its own kernel,
-    two bytes a value more in all; the weights take one byte less in INT8.
-    """
+    """INT8 convolutions that FP16 is estimated to make faster, because their input comes from FP16 layers. The estimate
+    counts the separate quantisation kernel, which moves two additional bytes a value; an FP16 convolution does the same
+    work in its own kernel. INT8 saves one byte a weight."""
     tensors = graph.tensors()
     makers = {name: _layers_before(tensors[name], entries) for name in placement.activations}
     weights = {node.name: node.inputs[1] for node in graph.nodes if node.name in entries}
@@ -120,7 +117,7 @@ def _layers_before(tensor: gs.Tensor, layers: Collection[str]) -> set[str]:
 
 
 def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
-    """The entry of a convolution that INT8 makes no faster, None where it may."""
+    """The FP16 entry of a convolution that INT8 makes no faster, else None."""
     if conv.depthwise:
         reason = "depthwise: bound by memory, its FP16 kernel is as fast, and INT8 pads its channels to 32"
         return Entry("fp16", reason, Cause.DEPTHWISE)
@@ -135,12 +132,12 @@ def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
 
 
 def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[str]:
-    """The names of the nodes whose outputs some layer with weights reads in the end: a layer that can be in INT8, or
-    another matrix product. Neither what decodes boxes is one, such as the expectation of a softmax, nor products with
-    the few columns that turn centres into corners."""
+    """Names of the nodes whose outputs some later layer reads: a layer that can run in INT8, or another matrix product.
+    Layers that decode boxes, such as the expectation of a softmax, do not count; nor do products with few columns,
+    which turn centres into corners."""
 
     def values(node: gs.Node) -> list[gs.Tensor]:
-        """The inputs without the positions of a TopK: what only chooses rows gives no values."""
+        """The inputs that carry values; a TopK's positions only choose rows."""
         tops = [maker(tensor, "TopK") for tensor in node.inputs]
         return [
             tensor for tensor, top in zip(node.inputs, tops, strict=True) if top is None or tensor is top.outputs[0]
@@ -162,6 +159,6 @@ def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[st
 
 
 def _expects(node: gs.Node) -> bool:
-    """Whether it is the expectation of a softmax: it decodes boxes, from which a decoder's next layer may go on."""
+    """Whether a layer is the expectation of a softmax, which decodes boxes; a decoder's next layer may read these."""
     weighted = any(isinstance(tensor, gs.Constant) for tensor in node.inputs)
     return node.op in ("Conv", *_DENSE) and weighted and after_softmax(node.inputs[0])

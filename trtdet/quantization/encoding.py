@@ -1,8 +1,5 @@
-"""How numbers become INT8 or FP8: the channel maps of activations, the integers and scales of weights.
-
-Scales are numbers that FP16 holds, for every backend: the integers are chosen for the scale as it will be written, in
-whichever type that is.
-"""
+"""Numbers in INT8 or FP8: channel maps of activations, integers and scales of weights. All backends use scales that
+FP16 represents exactly, so the integers fit the written scale in every type."""
 
 from __future__ import annotations
 
@@ -19,24 +16,24 @@ from trtdet.quantization.precision import Format
 QMAX = 127.0
 
 FP8_MAX = 448.0
-"""The largest magnitude of FP8 in its form E4M3, which has no infinity."""
+"""The largest magnitude of FP8 E4M3, which has no infinity."""
 
 MOST: Mapping[Format, float] = {"int8": QMAX, "fp8": FP8_MAX}
-"""The largest magnitude of what multiplies a scale, by format."""
+"""The largest magnitude of a value in steps, by format."""
 
 LARGEST = 65504.0
 """The largest magnitude of FP16 (IEEE 754 binary16)."""
 
 SMALLEST_NORMAL = 2.0**-14
-"""The smallest number of FP16 with all of its digits."""
+"""The smallest normal number of FP16."""
 
 SMALLEST_HALF = 2.0**-24
-"""The smallest number over 0 that FP16 holds, a subnormal."""
+"""The smallest positive number of FP16, a subnormal."""
 
 
 def half_step(values: ArrayLike, up: bool = True) -> NDArray[np.float32]:
-    """The least FP16 numbers that are not below these scales over 0, or the nearest, as float32; scales over 65504 stay
-    as they are. Rounding up keeps the largest magnitude of each channel within the 127 steps."""
+    """Scales over 0 rounded up to FP16 numbers, or to the nearest, as float32; scales over 65504 do not change.
+    Rounding up keeps the largest magnitude of each channel within the 127 steps."""
     exact = np.asarray(values, np.float64)
     with np.errstate(over="ignore"):
         near = np.maximum(exact, SMALLEST_HALF).astype(np.float16)
@@ -46,7 +43,7 @@ def half_step(values: ArrayLike, up: bool = True) -> NDArray[np.float32]:
 
 
 def snap(values: NDArray[np.floating], format: Format = "int8") -> NDArray[np.floating]:
-    """Changes values, which are given in steps, to the nearest numbers of a format within its range, and gives them."""
+    """Rounds values, given in steps, in place to a format's numbers within its range, and returns them."""
     if format == "int8":
         np.rint(values, out=values)
         return np.clip(values, -QMAX, QMAX, out=values)
@@ -56,30 +53,30 @@ def snap(values: NDArray[np.floating], format: Format = "int8") -> NDArray[np.fl
 
 
 def kept(values: NDArray[np.floating], format: Format) -> NDArray[np.number]:
-    """Numbers of a format as they are kept: int8, or float16, which has every number of E4M3."""
+    """Numbers of a format in their storage type: int8, or float16, which has every E4M3 number."""
     return values.astype(np.int8 if format == "int8" else np.float16)
 
 
 def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32], format: Format = "int8") -> NDArray[np.number]:
-    """Each weight (..., out, D) to the nearest number of a format, for scales float32 (..., out)."""
+    """Rounds weights (..., out, D) to the nearest numbers of a format, for scales float32 (..., out)."""
     return kept(snap(rows / scales[..., None], format), format)
 
 
 def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
-    """A value a channel (C,), to be broadcast with a tensor: (N, C, H, W) for axis 1, (..., C) for axis -1."""
+    """Reshapes a value per channel (C,) to broadcast with (N, C, H, W) for axis 1 or (..., C) for axis -1."""
     return values.reshape(1, -1, 1, 1) if axis == 1 else values.reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class ChannelMap:
-    """How a tensor is quantised: ``clip(round(127 / amax * scale * x))``; 448 in the place of 127 in FP8.
+    """How a tensor is quantised: ``clip(round(127 / amax * scale * x))``, in FP8 with 448 instead of 127.
 
     The convolution's weights take the inverse: ``W x = (W / scale) (scale x)``, exact in float.
 
     Attributes:
-        amax: the largest magnitude that is represented, of what is rounded.
+        amax: the largest magnitude of ``scale * x`` that is represented.
         scale: float64 (C,), over 0; None for 1, as in FP8.
-        axis: of the channels: 1, or -1 where products read the tensor.
+        axis: channel axis: 1, or -1 if products read the tensor.
     """
 
     amax: float
@@ -89,24 +86,22 @@ class ChannelMap:
 
     @property
     def step(self) -> np.float32:
-        """The scale of the Q/DQ pair, a number that FP16 holds."""
+        """Scale of the Q/DQ pair, exact in FP16."""
         return np.float32(half_step(self.amax / MOST[self.format]))
 
 
 def fp8_map(low: float, high: float) -> ChannelMap:
-    """How a tensor from ``low`` to ``high`` is quantised to FP8: the whole range, as its steps grow with the values, so
-    that clipping gains nothing."""
+    """FP8 map of a tensor from ``low`` to ``high``: the whole range, since clipping would make no step smaller."""
     return ChannelMap(max(abs(low), abs(high)) or FP8_MAX, format="fp8")
 
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """The weights of a convolution or a product as they are written.
+    """Quantised weights of a convolution or product.
 
     Attributes:
-        integers: int8 (out, in / groups, kh, kw), or (out, in) of a product, -127..127; of a product in FP8 float16,
-            numbers of E4M3, -448..448.
-        scales: float32 (out,), over 0; in FP8 all the same.
+        integers: int8 (out, in / groups, kh, kw) or (out, in), -127..127; FP8: E4M3 numbers in float16, -448..448.
+        scales: float32 (out,), over 0; in FP8 all are equal.
         bias: float32 (out,).
     """
 
@@ -115,17 +110,15 @@ class Rounded:
     bias: NDArray[np.float32]
 
     def same(self, other: Rounded | None) -> bool:
-        """Whether every number is the same."""
         return other is not None and all(
             np.array_equal(getattr(self, name), getattr(other, name)) for name in ("integers", "scales", "bias")
         )
 
 
 def weight_scales(weight: NDArray[np.floating], owner: str = "a layer", format: Format = "int8") -> NDArray[np.float32]:
-    """The scale of each output channel of weights (out, ...), float32 (out,): ``max |w| / 127`` raised to the next
-    number that FP16 holds.
+    """The scale of each output channel of weights (out, ...), float32 (out,): ``max |w| / 127`` rounded up to FP16.
 
-    A channel of zeros gets that of 1 / 127. In FP8 all channels have one scale, ``max |w| / 448`` raised likewise.
+    A channel of zeros gets the scale for ``max |w| = 1``. FP8 has one scale, ``max |w| / 448`` rounded up.
 
     Raises:
         ModelError: a weight of the ``owner`` is NaN or infinite.

@@ -1,16 +1,16 @@
-"""scale * f(conv(x)) -> f((scale W) x + scale b): a channel map goes into what makes its tensor
+"""scale * f(conv(x)) -> f((scale W) x + scale b): folds a channel map into the layers that make its tensor
 
-On the way back from the tensor a factor a channel, over 0, passes everything that is positively homogeneous and keeps
-channels apart: ReLU and its leaky forms, pooling, Resize, Pad with zeros, Slice along rows and columns. A Concat along
-channels cuts the factor into its inputs' channels, and a Split joins it with 1 for the channels that go elsewhere.
-Clip (ReLU6), HardSwish and SiLU stop it: they scale what they give by where their input lies.
+A positive factor per channel moves backwards through operators that are positively homogeneous and keep channels apart:
+ReLU and its leaky forms, pooling, Resize, Pad with zeros, Slice along rows and columns. A Concat along channels splits
+the factor between its inputs. A Split joins it with 1 for the other channels. Clip (ReLU6), HardSwish and SiLU stop it,
+since they are not homogeneous.
 
-A convolution of any precision, a BatchNormalization or a product with a constant takes the factor, exactly but for the
-rounding of floats. Between products with matrices, whose channels are on the last axis, the products do, a
-LayerNormalization and a constant factor, and a constant that is added on the way takes it as well: what Xiao et al.
-2023, "SmoothQuant", arXiv:2211.10438, section 4.2 folds scales into. Where some inputs of a Concat lead to none of
-these, each of them gets a Mul of its own part, which moves fewer bytes than a Mul after the Concat. The tensor and
-those on the way must be no output and have no other reader, except for layers in float, whose weights undo the factor.
+A convolution of any precision, a BatchNormalization or a product with a constant takes the factor, exactly but for
+float rounding. Between matrix products the channels are on the last axis. There products, LayerNormalization and
+constant factors take it, and added constants on the way are scaled too (Xiao et al. 2023, "SmoothQuant",
+arXiv:2211.10438, section 4.2). If some inputs of a Concat lead to none of these, each of them gets a Mul, which moves
+fewer bytes than one after the Concat. The tensor and those on the way must not be outputs or have other readers, except
+for float layers, whose weights undo the factor.
 """
 
 from __future__ import annotations
@@ -47,17 +47,16 @@ def fold_map(
     factor: Factor | None,
     weights: MutableMapping[str, Rounded],
 ) -> Factor | None:
-    """Changes the graph so that it makes ``factor * x`` in the place of x, as far as that takes no node.
+    """Changes the graph to compute ``factor * x`` instead of x, without new nodes after the tensor where possible.
 
     Args:
-        write: to the graph of the tensor.
-        tensor: (N, C, H, W), or (..., C) where products read it.
-        readers: names of the nodes that want it mapped, one for each input that reads it.
+        tensor: (N, C, H, W), or (..., C) if products read it.
+        readers: names of the nodes that read ``factor * x``, one for each input.
         factor: float64 (C,), over 0; None for 1.
-        weights: of the INT8 layers, which are written from it later; those that take the map are changed.
+        weights: weights of the INT8 layers, which are written later; those that take the map are changed.
 
     Returns:
-        The factor that is left to be written after the tensor; None where nothing is left.
+        The factor that remains to be applied after the tensor; None if nothing remains.
     """
     search = _Search(weights, write.graph.outputs, _axis(tensor, readers))
     layer = search.layer(tensor)
@@ -76,11 +75,9 @@ def fold_map(
 def channels_left(
     graph: gs.Graph, tensor: gs.Tensor, channels: int, readers: Sequence[str], int8: Collection[str]
 ) -> int:
-    """For how many of the channels of a tensor (N, C, H, W) of a float model a factor would need a Mul.
-
-    An activation of the plugin library has a factor a channel of its own and needs none. ``readers`` are as in
-    :func:`fold_map`, ``int8`` the names of the layers that run in INT8.
-    """
+    """Number of channels of a tensor (N, C, H, W) of a float model whose factor would need a Mul. An activation of the
+    plugin library applies a factor per channel itself and needs none. ``readers`` are as in :func:`fold_map`, ``int8``
+    the names of the INT8 layers."""
     if _by_plugin(tensor):
         return 0
     parts = _Search(int8, graph.outputs, _axis(tensor, readers)).parts(tensor, readers, np.ones(channels))
@@ -89,7 +86,7 @@ def channels_left(
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Where a part of a factor goes: into what a node makes, out of what it reads, or into a Mul before one input."""
+    """A part of a factor and its place: a node's outputs (take), its inputs (undo), or a Mul before one input."""
 
     node: gs.Node
     factor: Factor
@@ -99,20 +96,20 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """For where factors can go, given the names of the layers in INT8, the graph's outputs and the axis of channels."""
+    """Searches where factors can go; knows the INT8 layers, the graph's outputs and the channel axis."""
 
     int8: Collection[str]
     outputs: Collection[gs.Tensor]
     axis: int
 
     def layer(self, tensor: gs.Tensor) -> gs.Node | None:
-        """The convolution or product with weights whose result, bias included, a tensor is."""
+        """The convolution or product with weights that computes a tensor, bias included."""
         layer = Weighted.making(tensor)
         same = layer is not None and channel_axis(layer.node) == self.axis and layer.node.op != "ConvTranspose"
         return layer.node if layer is not None and same else None
 
     def parts(self, tensor: gs.Tensor, readers: Sequence[str], factor: Factor) -> list[_Part] | None:
-        """Where the factor of a tensor can go; None where it cannot go anywhere but after the tensor."""
+        """The places for a tensor's factor; None if it can only go after the tensor."""
         others = self.others(tensor, readers)
         before = None if others is None else self._made(tensor, factor)
         if others is None or before is None or not all(_stays_half(conv, factor, "undo") for conv in others):
@@ -120,8 +117,8 @@ class _Search:
         return [*before, *(_Part(conv, factor, "undo") for conv in others)]
 
     def others(self, tensor: gs.Tensor, readers: Sequence[str]) -> list[gs.Node] | None:
-        """The layers in float that read the tensor beside those named; None where anything else does."""
-        # The shape of a tensor does not change.
+        """Float layers that read the tensor besides ``readers``; None if any other node reads it."""
+        # Factors do not change shapes.
         reading = [reader for reader in tensor.outputs if reader.op != "Shape"]
         others = [reader for reader in reading if reader.name not in readers]
         if len(reading) - len(others) != len(readers) or tensor in self.outputs:
@@ -130,7 +127,7 @@ class _Search:
         return others if convs else None
 
     def _in_float(self, layer: gs.Node) -> bool:
-        """Whether a node is a layer in float with weights of its own, which can be changed."""
+        """Whether a node is a float layer with weights of its own, which can be changed."""
         constant = all(isinstance(tensor, gs.Constant) for tensor in layer.inputs[1:])
         layers = CONVOLUTIONS if self.axis == 1 else PRODUCTS
         own = layer.op in layers and layer.name not in self.int8 and constant and len(layer.inputs[1].outputs) == 1
@@ -140,7 +137,7 @@ class _Search:
         return layer.name in self.int8 or (self._in_float(layer) and _stays_half(layer, factor, "take"))
 
     def _made(self, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
-        """Where the factor can go before the tensor."""
+        """The places for the factor before the tensor; None if there are none."""
         node = maker(tensor)
         if node is None:
             return None
@@ -164,12 +161,13 @@ class _Search:
                 return read(0, joined)
             cut = np.split(factor, np.cumsum(sizes)[:-1])
             before = [read(position, part) for position, part in enumerate(cut)]
-            left = [position for position, parts in enumerate(before) if parts is None]
+            unfolded = [position for position, parts in enumerate(before) if parts is None]
             # At least one of the inputs must fold.
-            if len(left) == len(before) or any(_by_plugin(node.inputs[position]) for position in left):
+            if len(unfolded) == len(before) or any(_by_plugin(node.inputs[position]) for position in unfolded):
                 return None
             folded = [part for parts in before if parts is not None for part in parts]
-            return [*folded, *(_Part(node, cut[position], how="multiply", position=position) for position in left)]
+            muls = [_Part(node, cut[position], how="multiply", position=position) for position in unfolded]
+            return [*folded, *muls]
         if node.op in CONVOLUTIONS:
             able = self._able(node, factor)
         elif node.op == "BatchNormalization":
@@ -180,7 +178,7 @@ class _Search:
         return [_Part(node, factor, "take")] if able else None
 
     def _made_last(self, node: gs.Node, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
-        """The same where the channels are on the last axis."""
+        """The same with channels on the last axis."""
         product = self.layer(tensor)
         if product is not None:
             return [_Part(product, factor, "take")] if self._able(product, factor) else None
@@ -200,13 +198,13 @@ class _Search:
 
 
 def _by_plugin(tensor: gs.Tensor) -> bool:
-    """Whether an activation of the plugin library takes over a Mul after the tensor, together with the rounding."""
+    """Whether an activation of the plugin library applies a Mul after the tensor, together with the rounding."""
     node = maker(tensor, "Concat", *PLUGIN_ACTIVATIONS)
     return node is not None and (node.op != "Concat" or any(_by_plugin(joined) for joined in node.inputs))
 
 
 def _sizes(tensors: Collection[gs.Tensor]) -> list[int] | None:
-    """The numbers of channels, None where one is unknown."""
+    """Numbers of channels; None if one is unknown."""
     shapes = [
         list(tensor.values.shape if isinstance(tensor, gs.Constant) else tensor.shape or ()) for tensor in tensors
     ]
@@ -216,12 +214,12 @@ def _sizes(tensors: Collection[gs.Tensor]) -> list[int] | None:
 
 
 def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
-    """Whether a factor a channel may as well come before the node whose first output the tensor is."""
+    """Whether a channel factor may move before the node whose first output is the tensor."""
     if tensor is not node.outputs[0]:
         return False
     inputs = [None if each.is_empty() else each for each in node.inputs]
     if node.op == "Resize":
-        # What is outside has a value of its own, which is no part of the input.
+        # tf_crop_and_resize fills places outside of the input with a fixed value, which the factor would not scale.
         inside = node.attrs.get("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize"
         sizes = _sizes([node.inputs[0], tensor])
         return inside and sizes is not None and sizes[0] == sizes[1]
@@ -243,7 +241,7 @@ def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
 
 
 def _changed(node: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> list[Factor]:
-    """Weights and bias of a layer, times the factor of its outputs, or over that of its inputs."""
+    """Weights and bias of a layer, times the factor of its outputs, or divided by that of its inputs."""
     layer = Weighted.of(node)
     if layer is not None and node.op in PRODUCTS:
         weights, bias = layer.weight.astype(np.float64), [layer.bias.astype(np.float64)] if layer.has_bias else []
@@ -261,10 +259,8 @@ def _changed(node: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> lis
 
 
 def _stays_half(node: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> bool:
-    """Whether changed weights and bias are normal numbers of FP16 where they were before.
-
-    An output channel is as exact as its largest weight, and a bias too small for FP16 is nothing beside the products.
-    """
+    """Whether changed weights and bias remain normal FP16 numbers. Only each output channel's largest weight counts. A
+    bias too small for FP16 is negligible against the products."""
     layer = Weighted.of(node)
     assert layer is not None, "only a layer with weights of its own is asked about"
     weights, *bias = _changed(node, factor, how)
@@ -285,7 +281,7 @@ def _largest(node: gs.Node, weights: NDArray[np.floating]) -> Factor:
 
 
 def _has_constant(node: gs.Node, channels: int, axis: int = 1) -> bool:
-    """Whether a node multiplies or divides by a constant, one value or one a channel; on the last axis, or adds one."""
+    """Whether a node multiplies or divides by one constant, or one per channel; on the last axis it may also add it."""
     positions = [index for index, tensor in enumerate(node.inputs) if isinstance(tensor, gs.Constant)]
     operators = ("Mul",) if axis == 1 else ("Mul", "Add")
     if len(positions) != 1 or not (node.op in operators or (node.op == "Div" and positions == [1])):
@@ -298,7 +294,7 @@ def _has_constant(node: gs.Node, channels: int, axis: int = 1) -> bool:
 
 
 def _axis(tensor: gs.Tensor, readers: Sequence[str]) -> int:
-    """The axis of the channels in a tensor, by the layers that want it mapped."""
+    """The channel axis of a tensor, which the layers that read it determine."""
     return -1 if any(node.op in PRODUCTS and node.name in readers for node in tensor.outputs) else 1
 
 

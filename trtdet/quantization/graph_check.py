@@ -1,4 +1,4 @@
-"""What TensorRT would build without complaint and then run in float, or refuse, in a graph with Q/DQ."""
+"""Checks a graph with Q/DQ for nodes that TensorRT would run in float or refuse."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _activation_problems(node: gs.Node) -> list[str]:
 
 
 def _strangers(node: gs.Node, allowed: tuple[str, ...]) -> list[str]:
-    """What else reads an INT8 tensor: of most operators, the parsers of TensorRT 10 and later take no INT8."""
+    """Other readers of an INT8 tensor; the parsers of TensorRT 10 and later accept INT8 for few operators."""
     return [
         f"{reader.op} '{reader.name}' reads its INT8 output: only {', '.join(allowed)} may"
         for reader in node.outputs[0].outputs

@@ -1,17 +1,18 @@
-"""float32 around convolutions -> FP16, with as few casts as that needs.
+"""float32 around convolutions -> FP16, with as few casts as possible
 
-A region grows from its convolutions over activation functions, sums, joins and moves of feature maps as long as all
-that they read is in FP16 already, and back over what is read by nothing else. With an INT8 convolution its Q/DQ pairs
-are in the region: their scales are FP16, and so is all between two INT8 kernels. The decoding of boxes and scores stays
-in float32: half precision cannot tell pixels of a large image apart. What only moves values is taken along up to there.
+An FP16 region grows from its convolutions over activation functions, sums, joins and moves of feature maps. A node
+joins if it reads only FP16, or if only nodes of the region read it. The Q/DQ pairs of an INT8 convolution are in the
+region, so their scales are FP16, and so is everything between two INT8 kernels. Boxes and scores are decoded in
+float32: half precision cannot distinguish pixels of a large image. Operators that only move values before the decoding
+join too.
 
-Around products with matrices the region takes in what computes features of places: attention, LayerNormalization, GELU.
-Coordinates stay outside, and so do GridSample, which reads them, and a LayerNormalization that is written out in other
-operators, whose squares and sums FP16 does not hold. Coordinates are a last axis of 2 or 4, except in what convolutions
-make: feature maps of small images are that narrow.
+With matrix products the region includes the operators on features of places: attention, LayerNormalization, GELU.
+Coordinates stay outside, as do GridSample, which reads them, and a LayerNormalization of several operators, whose
+squares and sums overflow FP16. Coordinates are a last axis of 2 or 4, except in the results of convolutions, whose
+feature maps may be that narrow.
 
-The casts are the form that strongly typed networks want (NVIDIA, "Working with Quantized Types", TensorRT
-documentation, section "Strong Typing").
+Strongly typed networks require these casts (NVIDIA, "Working with Quantized Types", TensorRT documentation, section
+"Strong Typing").
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from trtdet.quantization.placement import FEWEST_FEATURES
 from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
 
 _BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
-"""Origins of nodes that stand between convolutions."""
+"""Origins of nodes between convolutions."""
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -60,16 +61,16 @@ _VALUES = {
     "QuantizeLinear": (0, 1),
     "DequantizeLinear": (1,),
 }
-"""Operators of which only some inputs have the type of the data."""
+"""Input positions with the data's type, for operators whose other inputs have another type."""
 
 
 def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str] = ()) -> onnx.ModelProto:
-    """Puts layers with weights and what belongs to them into FP16; inputs and outputs of the model stay float32.
+    """Converts layers with weights and the operators around them to FP16; inputs and outputs of the model stay float32.
 
     Args:
         model: float32, with or without Q/DQ pairs, every node named; it is not changed.
-        names: of layers. An INT8 layer that is not among them writes float32.
-        left: names of other nodes that stay in float32.
+        names: layers. An INT8 layer that is not among them writes float32.
+        left: other nodes that stay in float32.
 
     Raises:
         ModelError: the model's opset has no Q/DQ pairs with FP16 scales.
@@ -78,7 +79,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
         return model
     graph = to_graph(model)
     write = Writer(graph, "trtdet/half", Origin.FP16)
-    # An INT8 layer that writes float32 has a DequantizeLinear of its own, in float32.
+    # An INT8 layer that writes float32 needs a float32 DequantizeLinear of its own.
     for node in [node for node in graph.nodes if node.op in LAYERS and node.name not in names]:
         for position, tensor in enumerate(node.inputs[:2]):
             dequantizer = maker(tensor, "DequantizeLinear")
@@ -100,7 +101,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
 
 
 def tensors_of(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
-    """The tensors that nodes in FP16 read and make, those that are cast to it included."""
+    """The tensors that FP16 nodes read and write, including those that are cast."""
     names: dict[str, None] = {}
     for node in nodes:
         read = (node.inputs[position] for position in _positions(node))
@@ -111,34 +112,34 @@ def tensors_of(nodes: Iterable[gs.Node]) -> tuple[str, ...]:
 
 
 def nodes_of(model: onnx.ModelProto, names: Collection[str]) -> list[gs.Node]:
-    """The nodes that :func:`to_half` would put into FP16, in graph order."""
+    """The nodes that :func:`to_half` would convert to FP16, in graph order."""
     return _region(to_graph(model), set(names), set())
 
 
 def _positions(node: gs.Node) -> Iterable[int]:
-    """Of a node's inputs those that have the type of the data."""
+    """Positions of a node's inputs that have the data's type."""
     inputs = range(len(node.inputs))
     return (position for position in _VALUES.get(node.op, inputs) if position in inputs)
 
 
 def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
-    """Constants of the region become FP16, and what comes from outside is cast."""
+    """Converts constants of the region to FP16 and casts inputs from outside."""
     lowered: dict[str, gs.Variable] = {}
-    made = {id(output) for node in region for output in node.outputs}
+    inner = {id(output) for node in region for output in node.outputs}
     for node in region:
         for position in _positions(node):
             tensor = node.inputs[position]
             if isinstance(tensor, gs.Constant):
                 if tensor.values.dtype == np.float32:
                     node.inputs[position] = write.const(np.clip(tensor.values, -LARGEST, LARGEST), np.float16)
-            elif id(tensor) not in made and not tensor.is_empty():
+            elif id(tensor) not in inner and not tensor.is_empty():
                 if tensor.name not in lowered:
                     lowered[tensor.name] = write("Cast", tensor, to=_HALF)
                 node.inputs[position] = lowered[tensor.name]
 
 
 def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
-    """What is read outside of the region is cast to float32."""
+    """Casts tensors that are read outside of the region to float32."""
     graph = write.graph
     inside = {id(node) for node in region}
     for node in region:
@@ -169,9 +170,9 @@ def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
     """The nodes that run in FP16, in graph order."""
     region = {id(node) for node in graph.nodes if node.op in LAYERS and node.name in names}
     places = _of_places(graph, region)
-    # What decodes or suppresses is no part of the model; what stands for a node of the model, or quantises, is.
+    # Decoding and NMS are no part of the model; Q/DQ and replacements of the model's nodes are.
     foreign = {name for name, origin in registry(graph).items() if not (origin.replaces or origin in _BETWEEN)}
-    # Pairs belong to INT8 convolutions: without any there is no FP16 between them.
+    # Pairs join only with INT8 convolutions in the region.
     paired = any(id(node) in region and maker(node.inputs[0], "DequantizeLinear") for node in graph.nodes)
     joining = [node for node in graph.nodes if node.name not in foreign | left and _may_join(node, paired, places)]
     grown = True
@@ -183,7 +184,7 @@ def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
 
 
 def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
-    """Whether a node belongs to a region as it is."""
+    """Whether a node joins the current region."""
     readers = [reader for output in node.outputs for reader in output.outputs]
     if node.op == "DequantizeLinear":
         return any(id(reader) in region and reader.op != "QuantizeLinear" for reader in readers)
@@ -194,14 +195,14 @@ def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
     in_region = [source is not None and id(source) in region for source in makers]
     ends = any(output in graph.outputs for output in node.outputs)
     backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
-    # A sum of two needs one cast on either side of it.
+    # A sum of an FP16 and a float32 tensor needs one cast, before it or after it.
     enough = any(in_region) and (backwards or node.op in _ARITHMETIC)
     return bool(makers) and (all(in_region) or enough)
 
 
 def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
-    """The nodes that compute what some layer of the region reads in the end, where there are products among them; not
-    those of feature maps: convolutions, and what computes from these with the channels where they are."""
+    """In models with matrix products: the nodes before the region's layers, without those on feature maps
+    (convolutions, and operators on their results that keep the channel axis)."""
     layers = [node for node in graph.nodes if id(node) in region]
     before = list(upstream(*(tensor for layer in layers for tensor in layer.inputs)))
     if not any(node.op in PRODUCTS for node in (*layers, *before)):
@@ -220,7 +221,7 @@ def _may_join(node: gs.Node, paired: bool, places: set[int]) -> bool:
     values = [tensor for tensor in (*node.inputs[:1], *node.outputs) if isinstance(tensor, gs.Variable)]
     floats = all(tensor.dtype in (np.float32, None) for tensor in values)
     if node.op in _OF_PLACES and id(node) in places:
-        # Feature maps, or features on the last axis, and no coordinates there.
+        # Feature maps, or features on the last axis, but no coordinates.
         lasts = [(len(tensor.shape or ()), tensor.shape[-1] if tensor.shape else None) for tensor in values]
         return floats and all(
             last not in _COORDINATES if rank == 4 else isinstance(last, int) and last >= FEWEST_FEATURES

@@ -1,11 +1,10 @@
-"""How far detections have moved: two models' decoded boxes and scores, as one number.
+"""The difference between two models' detections (decoded boxes and scores) as one number.
 
-What never becomes a detection does not count: pairs and boxes under a score of 0.05 are left out, and the others count
-by their score.
+Pairs and boxes with scores up to 0.05 do not count; the others are weighted by their score.
 
 Row i of both models' boxes is of the same place, unless a model chooses its rows by their scores, as two-stage DETRs
-choose their queries: the least change of a score then moves them all. There each row is compared with that of the other
-model which detects the same.
+choose their queries. There the smallest change of a score moves all rows, so each row is compared with the other
+model's row that detects the same object.
 """
 
 from __future__ import annotations
@@ -26,38 +25,34 @@ from trtdet.passes.walk import upstream
 SEEN = 0.05
 
 _SWAPS = 4096
-"""Exchanges of two models' images that are looked at: all of them up to 12 images, so many at random beyond."""
+"""Exchanges of two models' images in the test: all of them up to 12 images, this many random ones beyond."""
 
 Detections = tuple[NDArray[np.float32], NDArray[np.float32]]
 """A model's decoded boxes (N, 4), x1 y1 x2 y2 in pixels, and scores (N, C), 0..1."""
 
 
 class HeadError:
-    """Gathers the error of one model against a reference over images; 48 bytes an image.
-
-    Args:
-        chosen: whether the models choose their rows, see :func:`chooses_rows`.
-    """
+    """Collects the error of one model against a reference over images; 48 bytes an image. ``chosen`` tells whether the
+    models choose their rows, see :func:`chooses_rows`."""
 
     def __init__(self, chosen: bool = False) -> None:
         self._chosen = chosen
         self._sums: list[tuple[float, ...]] = []
 
     def update(self, reference: Detections, other: Detections) -> HeadError:
-        """Adds one image: the reference's detections, and those of the model that is judged, of which a score that is
-        NaN is 0, and a box that is overlaps nothing."""
+        """Adds one image's detections of both models. A NaN score counts as 0, and a NaN box overlaps nothing."""
         if self._chosen:
             rows = paired(reference, other)
             reference, other = _taken(reference, rows[0]), _taken(other, rows[1])
         (boxes, scores), (moved, changed) = reference, other
-        # Few pairs count, and this runs for every variant of a model.
+        # Few pairs count, and speed matters: this runs for every variant of a model.
         pairs = np.flatnonzero((scores > SEEN) | (changed > SEEN))
         places, place = np.unique(pairs // scores.shape[1], return_inverse=True)
         shared = _iou(boxes[places], moved[places]).astype(np.float64)
         before, after = (np.nan_to_num(array.reshape(-1)[pairs].astype(np.float64)) for array in (scores, changed))
         weight = np.maximum(before, after)
         shares = scores[places].max(axis=1).astype(np.float64) if places.size else np.zeros(0)
-        shares[~(shares > SEEN)] = 0  # what was no detection has no box to lose
+        shares[~(shares > SEEN)] = 0  # without a detection there is no box to lose
         lost = 1 - shared
         self._sums.append(
             (
@@ -73,43 +68,37 @@ class HeadError:
 
     @staticmethod
     def weight(scores: NDArray[np.float32]) -> float:
-        """What an image counts: the sum of the scores (N, C) of all that may become a detection."""
+        """Weight of an image: the sum of the scores (N, C) of all that may become a detection."""
         return float(scores[scores > SEEN].sum(dtype=np.float64))
 
     @property
     def by_image(self) -> NDArray[np.float64]:
-        """The sums over each image, (images, 6): what the figures of any images are made of.
-
-        The squared score errors times their weights, the weights; 1 - IoU times the shares, its square, the shares; the
-        lower score of each pair times IoU.
-        """
+        """The sums of each image, (images, 6). Squared score errors times their weights, the weights; 1 - IoU times the
+        shares, its square, the shares; the lower score of each pair times IoU."""
         return np.array(self._sums, np.float64).reshape(-1, 6)
 
     @property
     def distance(self) -> float:
-        """The root mean square of the score error plus the mean of 1 - IoU; 0 where nothing was detected."""
+        """Root mean square of the score error plus the mean of 1 - IoU; 0 without detections."""
         return float(_distance(self.by_image.sum(axis=0)))
 
     @property
     def power(self) -> float:
-        """The mean square of the score error plus that of 1 - IoU: what independent causes add up in."""
+        """Mean square of the score error plus that of 1 - IoU; errors of independent causes add up in it."""
         scores, score_weight, _, boxes, shares, _ = self.by_image.sum(axis=0)
         return float(_mean(scores, score_weight) + _mean(boxes, shares))
 
     @property
     def agreement(self) -> float:
-        """How far both models detect the same, 0..1; 1 where nothing was detected.
-
-        Of all that either detects, weighed by the higher score, what both do: the lower score times the boxes' IoU. It
-        needs no suppression, as both models' boxes are of the same places.
-        """
+        """Agreement of both models' detections, 0..1; 1 without detections. The lower score times the boxes' IoU,
+        relative to the higher score. NMS is not needed, since both models' boxes are of the same places."""
         sums = self.by_image.sum(axis=0)
         return float(sums[5] / sums[1]) if sums[1] > 0 else 1.0
 
 
 def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
-    """Whether a model, as the passes leave it, computes ``outputs`` from rows that it chooses by a TopK; what decodes
-    and suppresses does not count."""
+    """Whether a model, as the passes leave it, computes ``outputs`` from rows that a TopK before the decoding
+    chooses."""
     tensors = gs.import_onnx(model).tensors()
     written = {name for name, origin in origin_of(model).items() if not origin.replaces}
     nodes = upstream(*(tensors[name] for name in outputs))
@@ -117,17 +106,13 @@ def chooses_rows(model: onnx.ModelProto, outputs: Collection[str]) -> bool:
 
 
 def paired(reference: Detections, other: Detections) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs the rows of two models that choose their rows, those with a score over :data:`SEEN`.
-
-    The rows are paired so that the pairs' IoU times the lower scores of each class, summed up, are most.
-
-    Returns:
-        Rows of the first and of the second, int64 (M,) each, pair by pair; -1 beside what only one detects.
-    """
-    seen = [np.flatnonzero((scores > SEEN).any(axis=1)) for _, scores in (reference, other)]
+    """Pairs the rows of two models that choose their rows, those with a score over :data:`SEEN`, with the largest sum
+    of IoU times the lower scores of each class. Returns the rows of the first and of the second, int64 (M,) each; -1 if
+    only one model detects the object."""
+    detected = [np.flatnonzero((scores > SEEN).any(axis=1)) for _, scores in (reference, other)]
     (boxes, scores), (moved, changed) = (
         (values[rows], np.nan_to_num(classes[rows]))
-        for (values, classes), rows in zip((reference, other), seen, strict=True)
+        for (values, classes), rows in zip((reference, other), detected, strict=True)
     )
     first, second = (index.reshape(-1) for index in np.indices((len(boxes), len(moved))))
     shared = _iou(boxes[first], moved[second])
@@ -138,8 +123,8 @@ def paired(reference: Detections, other: Detections) -> tuple[NDArray[np.int64],
     alone, added = (np.setdiff1d(np.arange(len(every)), some) for every, some in ((boxes, ones), (moved, twos)))
     nothing = np.full(max(len(alone), len(added)), -1)
     return (
-        np.concatenate([seen[0][ones], seen[0][alone], nothing[: len(added)]]),
-        np.concatenate([seen[1][twos], nothing[: len(alone)], seen[1][added]]),
+        np.concatenate([detected[0][ones], detected[0][alone], nothing[: len(added)]]),
+        np.concatenate([detected[1][twos], nothing[: len(alone)], detected[1][added]]),
     )
 
 
@@ -151,50 +136,50 @@ def _taken(detections: Detections, rows: NDArray[np.int64]) -> Detections:
 
 
 def lower_on(first: HeadError, other: HeadError) -> tuple[int, int]:
-    """On how many images the first model's error is lower than the other's, of how many where anything is detected."""
-    seen = _seen(first, other)
-    lower = _distance(first.by_image[seen]) < _distance(other.by_image[seen])
-    return int(lower.sum()), int(seen.sum())
+    """Number of images on which the first error is lower, and number of images with any detection."""
+    detected = _seen(first, other)
+    lower = _distance(first.by_image[detected]) < _distance(other.by_image[detected])
+    return int(lower.sum()), int(detected.sum())
 
 
 def sureness(first: HeadError, other: HeadError) -> float:
-    """How sure the same images make it that the first model's error is lower than the other's, 0..1.
+    """Confidence that the first model's error is lower than the other's on the same images, 0..1.
 
-    A paired randomisation test of the distance (Fisher, The Design of Experiments, 1935, section 21): were there no
-    difference between the models, exchanging their outputs on any images would as likely give a difference this large.
-    It is 1 less the share of the exchanges that do, so that n images can never make it surer than 1 - 2**-n: 5 images
-    for 95 %, 7 for 99 %. Every image counts in the distance by what is detected on it.
+    A paired randomisation test of the distance (Fisher, The Design of Experiments, 1935, section 21). If the models
+    were equal, exchanging their outputs on any images would as likely give a difference this large. The result is 1
+    minus the share of exchanges that do. So n images give at most 1 - 2**-n: 95 % needs 5 images, 99 % needs 7. Images
+    are weighted by their detections.
     """
-    seen = _seen(first, other)
-    own, its = first.by_image[seen], other.by_image[seen]
+    detected = _seen(first, other)
+    own, its = first.by_image[detected], other.by_image[detected]
     count = len(own)
     if 2**count <= _SWAPS:
         swapped = np.array(list(product((0.0, 1.0), repeat=count)))
     else:
         drawn = np.random.default_rng(0).integers(0, 2, (_SWAPS - 1, count)).astype(np.float64)
-        swapped = np.concatenate([np.zeros((1, count)), drawn])  # that which was seen is one of the exchanges
+        swapped = np.concatenate([np.zeros((1, count)), drawn])  # the original assignment counts as an exchange
     change = swapped @ (its - own)
     gain = _distance(its.sum(axis=0) - change) - _distance(own.sum(axis=0) + change)
-    # Exchanges that come to the same are added up in another order.
+    # Equal exchanges differ in summation order, so rounding must not decide.
     return float(1 - np.mean(gain >= gain[0] - 1e-12))
 
 
 def fewest_images(sure: float) -> int:
-    """How many images with detections it takes for :func:`sureness` to reach this, where every one speaks for it."""
+    """Number of images with detections that :func:`sureness` needs for this value if all of them agree."""
     return math.ceil(-math.log2(1 - sure))
 
 
 def _seen(first: HeadError, other: HeadError) -> NDArray[np.bool_]:
-    """Images on which either model detects anything."""
+    """Images with a detection of either model."""
     if len(first.by_image) != len(other.by_image):
         raise ValueError(f"{len(first.by_image)} and {len(other.by_image)} images are not the same images")
-    seen: NDArray[np.bool_] = (first.by_image[:, 1] > 0) | (other.by_image[:, 1] > 0)
-    return seen
+    detected: NDArray[np.bool_] = (first.by_image[:, 1] > 0) | (other.by_image[:, 1] > 0)
+    return detected
 
 
 def _distance(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of sums (..., 6), see :attr:`HeadError.by_image`."""
-    # Differences of sums can be as little below zero as their digits allow.
+    """Distance from sums (..., 6), see :attr:`HeadError.by_image`."""
+    # Rounding can make differences of sums slightly negative.
     scores = np.maximum(_mean(sums[..., 0], sums[..., 1]), 0)
     distances: NDArray[np.float64] = np.sqrt(scores) + _mean(sums[..., 2], sums[..., 4])
     return distances
@@ -206,7 +191,7 @@ def _mean(total: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np
 
 
 def _iou(first: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
-    """IoU of boxes (N, 4), x1 y1 x2 y2, pair by pair; 0 where a side is not finite."""
+    """IoU of boxes (N, 4), x1 y1 x2 y2, pair by pair; 0 if a side is not finite."""
     one, two = first.astype(np.float64), other.astype(np.float64)  # the area of a box of 1e20 is no float32
     with np.errstate(invalid="ignore"):
         low, high = np.maximum(one[:, :2], two[:, :2]), np.minimum(one[:, 2:], two[:, 2:])

@@ -1,8 +1,8 @@
-"""Which tensors get a range, and which nodes none, where TensorRT quantises a float network by itself.
+"""Tensors that need a range, and nodes that must not have one, where TensorRT quantises a float network itself.
 
-A weakly typed network has no Q/DQ nodes: a layer may run in INT8 once the tensors that it reads and writes have a
-range, so every tensor on the way to a convolution needs one. What only comes after the convolutions computes boxes and
-scores; there a range would cost accuracy and gain nothing, and so these nodes are told to stay in float.
+A weakly typed network has no Q/DQ nodes: a layer may run in INT8 if the tensors that it reads and writes have a range.
+So every tensor before a convolution gets one. Nodes after the convolutions compute boxes and scores. INT8 would cost
+accuracy there and gain nothing, so they stay in float.
 
 Source: NVIDIA, "Working with Quantized Types", TensorRT 8.6 documentation, section "Implicit Quantization".
 """
@@ -22,13 +22,13 @@ from trtdet.quantization.written_out import normalisations
 _CONTROL = ("Loop", "If", "Scan")
 
 _ALIGNING = ("RoiAlign", "GridSample")
-"""Operators that read features at coordinates, which half precision is too coarse for."""
+"""Operators that read features at coordinates, for which half precision is too coarse."""
 
 _FEATURES = {**dict.fromkeys((*_ALIGNING, "Gather", "GatherND", "GatherElements"), (0,)), "Where": (1, 2)}
-"""Operators of which only some inputs are features; the others are places, and what computes these comes from boxes."""
+"""Positions of the feature inputs; the other inputs of these operators are places, computed from boxes."""
 
 _OF_PLACES = ("Softmax", "LayerNormalization", "Gelu", "Erf", "ReduceMean", "Pow", "Sqrt", "MatMul")
-"""Operators around products that INT8 is too coarse for, or breaks the fusion of."""
+"""Operators around products for which INT8 is too coarse, or breaks the fusion."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Quantizable:
     """The part of a float model that TensorRT may run in INT8.
 
     Attributes:
-        tensors: what needs a range, in graph order, the network's input first.
-        outside: names of the nodes that stay in float; loops and conditions, which are no layers, are left out.
-        floating: names of nodes before a layer that stay in float all the same: attention, what normalises, GELU.
+        tensors: tensors that need a range, in graph order, the network's input first.
+        outside: names of the nodes that stay in float, without loops and conditions, which are no layers.
+        floating: names of nodes before a layer that stay in float too: attention, normalisation, GELU.
     """
 
     tensors: tuple[str, ...]
@@ -46,15 +46,13 @@ class Quantizable:
     floating: tuple[str, ...] = ()
 
     def precisions(self, plan: PrecisionPlan) -> dict[str, str]:
-        """What a weakly typed network is told: ``fp16`` or ``fp32`` by name of each node that must not run in INT8.
-
-        Boxes in pixels do not fit FP16, which such a network would else be free to compute them in.
-        """
+        """``fp16`` or ``fp32`` by name of each node that must not run in INT8. Boxes in pixels do not fit FP16, which a
+        weakly typed network might choose for them."""
         return {**dict.fromkeys(self.outside, "fp32"), **dict.fromkeys(self.floating, "fp16"), **plan.kept()}
 
 
 def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
-    """Finds what may run in INT8: the layers that can by the plan, and all that lies before one of them."""
+    """Finds the nodes that may run in INT8: the plan's INT8 layers, and everything before one of them."""
     graph = gs.import_onnx(onnx.shape_inference.infer_shapes(model))
     graph.toposort()
     able = set(plan.names("int8"))
@@ -67,7 +65,7 @@ def quantizable(model: onnx.ModelProto, plan: PrecisionPlan) -> Quantizable:
     inside = {id(node) for node in (*layers, *before_layers) if node.op not in _ALIGNING}
     outputs = (output for node in graph.nodes if id(node) in inside for output in node.outputs)
     tensors = [tensor.name for tensor in (*graph.inputs, *outputs) if tensor.dtype == "float32"]
-    # Written out, a normalisation has squares and sums that FP16 does not hold either.
+    # A decomposed normalisation has squares and sums that overflow FP16.
     written_out = {name for names in normalisations(model) for name in names}
     exact = [node for node in graph.nodes if id(node) not in inside or node.name in written_out]
     outside = [node.name for node in exact if node.op not in _CONTROL]

@@ -1,4 +1,4 @@
-"""The work of convolutions and matrix products: multiply-adds, counted from the shapes in the model."""
+"""Multiply-adds of convolutions and matrix products, from the shapes in the model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Macs:
     """The work of a convolution, or of a product with a constant matrix.
 
     Attributes:
-        count: multiply-adds for one image; 0 where a size is not known.
-        depthwise: each channel that it reads is a group of its own.
-        inputs, outputs: channels that it reads and writes, all groups together.
+        count: multiply-adds for one image; 0 if a size is unknown.
+        depthwise: each input channel is a group of its own.
+        inputs, outputs: channels, all groups together.
     """
 
     count: int
@@ -30,11 +30,8 @@ class Macs:
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
-    """By convolution and product, from the shapes in the model.
-
-    The weights may stand behind Q/DQ pairs and casts. A convolution whose weights are not constant is counted with 0.
-    A product of two activations has no channels of its own.
-    """
+    """Multiply-adds by convolution and product. Weights may stand behind Q/DQ pairs and casts. Convolutions whose
+    weights are not constant count 0. A product of two activations has no channels of its own."""
     graph = model.graph
     shapes = _shapes(graph)
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
@@ -52,7 +49,7 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
             continue
         groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
         kernel = _constant_shape(node.input[1], weights, makers)
-        # A transposed convolution uses each weight once for every place of its input.
+        # A transposed convolution uses each weight once per place of its input.
         places = shapes.get(node.output[0] if node.op_type == "Conv" else node.input[0], (0, 0, 0))[2:]
         if not kernel:
             work[node.name] = Macs(0, False)
@@ -71,10 +68,8 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
 
 
 def products(model: onnx.ModelProto) -> dict[str, int]:
-    """Multiply-adds of the matrix products by name, for the batch that the model has; an open size counts as 1.
-
-    Products whose shapes are not in the model are left out.
-    """
+    """Multiply-adds by matrix product, for the model's batch. Open sizes count as 1; products without shapes are
+    omitted."""
     shapes = _shapes(model.graph) | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     counts = {}
     for node in model.graph.node:
@@ -86,7 +81,7 @@ def products(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """Sizes of every tensor whose rank is known; 0 for a size that is open."""
+    """Sizes of every tensor of known rank; 0 for an open size."""
     return {
         value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
         for value in (*graph.value_info, *graph.input, *graph.output)
@@ -97,7 +92,7 @@ def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
 def _constant_shape(
     tensor: str, constants: Mapping[str, Sequence[int]], makers: Mapping[str, onnx.NodeProto]
 ) -> tuple[int, ...]:
-    """The shape of the constant behind a tensor; empty where it is not constant."""
+    """The shape of the constant behind a tensor; empty if it is not constant."""
     while tensor not in constants and tensor in makers and makers[tensor].input:
         tensor = makers[tensor].input[0]
     return tuple(constants.get(tensor, ()))

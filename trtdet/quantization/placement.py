@@ -1,12 +1,12 @@
-"""Which tensors are quantised, so that every layer with weights that can runs in INT8 and INT8 flows between them.
+"""Chooses the tensors to quantise, so that layers with weights run in INT8 and INT8 flows between them.
 
-- The input of each convolution and of each product with a constant matrix, once per tensor however many read it:
-  TensorRT moves that Q back through what commutes with it, MaxPool, Concat, Slice, Reshape, Transpose, nearest Resize.
-- The skip input of a residual Add of feature maps where that tensor is quantised for a convolution anyway.
-- Both inputs of the products in attention, where that is asked for: in float their kernels are fused with the softmax.
+- The input of each convolution and of each product with a constant matrix, once per tensor. TensorRT moves this Q back
+  through operators that commute with it: MaxPool, Concat, Slice, Reshape, Transpose, nearest Resize.
+- The skip input of a residual Add of feature maps, if that tensor is quantised for a convolution anyway.
+- On request both inputs of attention products; in float their kernels are fused with the softmax.
 
-What normalises, and GELU, softmax and GridSample, stay in float. Source: NVIDIA, "Working with Quantized Types",
-TensorRT documentation, sections "Explicit Quantization" and "Q/DQ Layer-Placement Recommendations".
+Normalisation, GELU, softmax and GridSample stay in float. Source: NVIDIA, "Working with Quantized Types", TensorRT
+documentation, sections "Explicit Quantization" and "Q/DQ Layer-Placement Recommendations".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, channel_axis, is_layer
 
 FEWEST_FEATURES = 16
-"""A product with a matrix that is smaller on both sides turns coordinates and mixes no features."""
+"""A matrix that is smaller on both sides rotates coordinates and mixes no features."""
 
 _MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _CONVOLUTION = Entry("int8", "convolution", Cause.QUANTIZABLE)
@@ -34,14 +34,13 @@ _ATTENTION = Entry("int8", "product of two activations", Cause.QUANTIZABLE)
 
 @dataclass(frozen=True)
 class QdqPlacement:
-    """Where Q/DQ pairs go.
+    """Positions of the Q/DQ pairs.
 
     Attributes:
-        plan: ``int8`` for each convolution and product that can be, ``fp32`` with a reason for each convolution that
-            cannot.
+        plan: ``int8`` for convolutions and products that can be quantised, ``fp32`` with a reason for the others.
         activations: tensors to quantise, in graph order.
         readers: by tensor, the nodes and input positions that read the quantised copy.
-        last: those of ``activations`` whose channels are on the last axis, because products read them.
+        last: the ``activations`` with channels on the last axis, because products read them.
     """
 
     plan: PrecisionPlan
@@ -51,17 +50,17 @@ class QdqPlacement:
 
     @property
     def integers(self) -> QdqPlacement:
-        """Of these the places in INT8, whose steps are equal: all but those in FP8."""
+        """The positions in INT8, without FP8."""
         return self._without(self.plan.fp8)
 
     @property
     def floats(self) -> QdqPlacement:
-        """Of these the places in FP8."""
+        """The positions in FP8."""
         return self._without(set(self.plan.names("int8")) - self.plan.fp8)
 
     @property
     def attention(self) -> frozenset[str]:
-        """The products of two activations: of layers only these read a quantised copy at their second input."""
+        """Products of two activations; only these layers read a quantised copy at their second input."""
         reading = {name for readers in self.readers.values() for name, position in readers if position == 1}
         return frozenset(reading & self.plan.entries.keys())
 
@@ -70,10 +69,10 @@ class QdqPlacement:
         return self.following(PrecisionPlan({**self.plan.entries, **others})) if others else self
 
     def following(self, plan: PrecisionPlan) -> QdqPlacement:
-        """The same places for a plan that keeps some of the layers in float.
+        """The same positions for a plan that keeps some of the layers in float.
 
         Raises:
-            ConfigError: the plan is of another model, or asks for INT8 where there is none.
+            ConfigError: the plan is of another model, or requests INT8 for a layer that cannot run in it.
         """
         unknown = sorted(plan.entries.keys() ^ self.plan.entries.keys())
         if unknown:
@@ -94,14 +93,10 @@ class QdqPlacement:
 
 
 def place(model: onnx.ModelProto, attention: bool = False, fp8: bool = False) -> QdqPlacement:
-    """Finds where to quantise a float model, as the passes leave it: every node named, constants folded.
-
-    Args:
-        attention: quantise products of two activations as well.
-        fp8: quantise products to FP8 instead of INT8.
-    """
+    """Finds the tensors to quantise in a float model, as the passes leave it: every node named, constants folded.
+    ``attention`` also quantises products of two activations; ``fp8`` quantises products to FP8 instead of INT8."""
     graph = gs.import_onnx(model)
-    # What decodes or suppresses is no part of the model.
+    # Decoding and NMS are no part of the model.
     written = {name for name, origin in origin_of(model).items() if not origin.replaces}
     entries: dict[str, Entry] = {}
     readers: dict[str, list[tuple[str, int]]] = {}
@@ -121,7 +116,7 @@ def place(model: onnx.ModelProto, attention: bool = False, fp8: bool = False) ->
         if residual and not any(isinstance(tensor, gs.Constant) for tensor in node.inputs):
             quantized = [index for index, tensor in enumerate(node.inputs) if tensor.name in readers]
             if quantized:
-                # Of two candidates the skip is the one that is also read elsewhere.
+                # Of two candidates the skip is the one with more readers.
                 skip = max(quantized, key=lambda index: len(node.inputs[index].outputs))
                 readers[node.inputs[skip].name].append((node.name, skip))
     return QdqPlacement(
@@ -157,6 +152,6 @@ def _entry(node: gs.Node, attention: bool) -> Entry | None:
 
 
 def after_softmax(tensor: gs.Tensor) -> bool:
-    """Whether a tensor is a softmax, moved about at most: a sum over it with constant weights is an expectation."""
+    """Whether a tensor is a softmax, possibly moved; its sum with constant weights is an expectation."""
     producer = maker(tensor, "Softmax", *_MOVES)
     return producer is not None and (producer.op == "Softmax" or after_softmax(producer.inputs[0]))

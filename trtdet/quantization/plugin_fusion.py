@@ -1,18 +1,18 @@
 """Conv -> TRT_SiLU -> Mul -> Add -> QuantizeLinear -> TRT_SiLU between INT8 and INT8
 
-In a graph with Q/DQ pairs an activation of the plugin library takes over what stands around it:
+In a graph with Q/DQ pairs an activation of the plugin library absorbs its neighbours:
 
-- what is quantised of its output: channel map and step become its ``factor`` and ``offset``, and it writes INT8;
-- what an INT8 convolution gives it: a step a channel, ``step * r_c``. ``1 / r_c`` goes into the convolution's weight
-  scales and bias, exactly, so that its output needs one step, and ``input_scale`` gives the channels back.
+- behind it: channel map and step become its ``factor`` and ``offset``, and it writes INT8;
+- before it: an INT8 convolution's output has a step a channel, ``step * r_c``. ``1 / r_c`` goes exactly into the
+  convolution's weight scales and bias, so its output needs one step, and ``input_scale`` restores the channels.
 
-Nothing else may need the float tensors: an activation whose output a sum reads writes float, with the reason. A Pad
-with zeros on the way to Q comes before the activation instead, which is the same because both give 0 for 0. Before a
-Concat on the way each input is mapped and quantised by itself, which is the same as well.
+No other node may read the float tensors. If a sum reads an activation's output, the activation writes float, with the
+reason. A Pad with zeros before Q moves before the activation, since both give 0 for 0. Before a Concat each input is
+mapped and quantised separately, with the same result.
 
-An INT8 tensor is read by DequantizeLinear and the activations alone: the parsers of TensorRT 10 and later list neither
-Pad nor Concat for INT8 (onnx-tensorrt, docs/operators.md). So both lie between a DequantizeLinear and a QuantizeLinear
-of the same step, which give every integer back and which TensorRT may run in INT8.
+Only DequantizeLinear and the activations read INT8 tensors: the parsers of TensorRT 10 and later list neither Pad nor
+Concat for INT8 (onnx-tensorrt, docs/operators.md). So both stand between a DequantizeLinear and a QuantizeLinear of one
+step, which keep every integer and which TensorRT may run in INT8.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _FLOAT32 = 0
 """``output_type`` of an activation that reads INT8 and writes float."""
 
 MOST_NOISE = 5e-4
-"""An activation whose input's rounding would add more than this share of its variance reads float."""
+"""An activation reads float if the rounding of its input would add more than this share of its variance."""
 
 
 _FLOORS = {SILU: 8.0, HARD_SWISH: 3.0}
-"""Below minus this an activation is 0, to 0.003 for SiLU and exactly for HardSwish."""
+"""Below minus this value an activation is 0, up to 0.003 for SiLU and exactly for HardSwish."""
 
 _SAMPLES = 1024
-"""Places of a tensor that its noise is measured at, from all images together."""
+"""Places per tensor at which noise is measured, from all images together."""
 
 _QUIET = 1e-3
-"""A channel's variance counts as at least this share of the mean variance: no detection hangs on a still channel."""
+"""Lower bound of a channel's variance as a share of the mean variance, since nearly constant channels hardly matter."""
 
 
 @dataclass(frozen=True, eq=False)
 class Requantized:
-    """Result of :func:`requantize`: the same function, but for the rounding of the activations' inputs; how many
-    activations of the plugin library there are, how many of them read and write INT8, and why a side stays float."""
+    """Result of :func:`requantize`: the model, equal but for the rounding of the activations' inputs; numbers of plugin
+    activations, and of those that read and write INT8; and why others stay float."""
 
     model: onnx.ModelProto
     activations: int = 0
@@ -67,12 +67,8 @@ class Requantized:
 
 
 def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Requantized:
-    """Lets INT8 flow through the activations of the plugin library.
-
-    Args:
-        model: with Q/DQ pairs; it is not changed.
-        inputs: ranges of what the activations read, see :func:`reach`.
-    """
+    """Lets the activations of the plugin library read and write INT8 in a model with Q/DQ pairs, which is not changed.
+    ``inputs`` holds the ranges of the activations' inputs, see :func:`reach`."""
     if next(plugin_nodes(model.graph), None) is None:
         return Requantized(model)
     graph = to_graph(model)
@@ -92,7 +88,7 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
 
 
 def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
-    """Moves what is quantised of a join of channels before it, if that lets an activation write INT8."""
+    """Moves the quantisation of a channel Concat to its inputs, if an activation can then write INT8."""
     joined = concat.outputs[0]
     rank = len(joined.shape or ())
     if rank < 3 or concat.attrs["axis"] not in (1, 1 - rank):
@@ -121,7 +117,7 @@ def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
 
 
 def _write_int8(write: Writer, node: gs.Node) -> str:
-    """Makes an activation write what is quantised of its output; the reason where it cannot."""
+    """Makes an activation write INT8; returns the reason if it cannot."""
     output = node.outputs[0]
     if output in write.graph.outputs:
         return "its output is an output of the model"
@@ -145,7 +141,7 @@ def _write_int8(write: Writer, node: gs.Node) -> str:
 
 
 class _End(NamedTuple):
-    """A QuantizeLinear, and what it quantises: ``factor * x + offset``, (1,) or (C,) each, of x padded with 0."""
+    """A QuantizeLinear and its input ``factor * x + offset``, (1,) or (C,) each, of x padded with 0."""
 
     node: gs.Node
     factor: NDArray[np.float64]
@@ -154,7 +150,7 @@ class _End(NamedTuple):
 
 
 def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | str:
-    """Where a reader of an activation leads to, or why that is no QuantizeLinear."""
+    """Follows a reader of an activation to its QuantizeLinear; else returns why there is none."""
     factor, offset, pads = np.ones(1), np.zeros(1), None
     while reader.op != "QuantizeLinear":
         constants = [tensor for tensor in reader.inputs if isinstance(tensor, gs.Constant)]
@@ -180,7 +176,7 @@ def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | st
 
 
 def _pads_zeros(pad: gs.Node) -> bool:
-    """Whether zeros are added, beside feature maps alone."""
+    """Whether a Pad adds zeros around feature maps only."""
     if pad.attrs.get("mode", "constant") != "constant" or not isinstance(pad.inputs[1], gs.Constant):
         return False
     value = pad.inputs[2].values if len(pad.inputs) > 2 and not pad.inputs[2].is_empty() else np.zeros(1)
@@ -189,7 +185,7 @@ def _pads_zeros(pad: gs.Node) -> bool:
 
 
 def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange]) -> str:
-    """Makes an activation read what its INT8 convolution gives; the reason where it cannot."""
+    """Makes an activation read its convolution's result in INT8; returns the reason if it cannot."""
     source = node.inputs[0]
     pad = maker(source, "Pad")
     if pad is not None and len(source.outputs) == 1 and _pads_zeros(pad):
@@ -209,7 +205,7 @@ def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange])
         return f"INT8 would add noise of {noise:.2%} of its variance, over {MOST_NOISE:.2%}"
     widest = channels.max()
     share = channels / widest
-    # The outputs of the convolution are scaled: the same integers, other steps. The weights may be shared.
+    # Scaling the outputs keeps the integers and changes the steps. Other layers may share the weights.
     values, steps = (tensor.values for tensor in dequantizer.inputs[0].inputs[0].inputs[:2])
     integers = np.rint(values / steps.reshape(-1, *[1] * (values.ndim - 1)))
     weights = weight_pair(write, integers, (steps * (1 / share)).astype(np.float32))
@@ -234,10 +230,8 @@ def _floats(values: NDArray[np.float64]) -> list[float]:
 
 def reach(model: onnx.ModelProto, sources: Sources) -> dict[str, ChannelRange]:
     """The range of every channel that an activation of the plugin library reads from a convolution of a float model.
-
-    It is that of the corrections' channel maps: the largest value seen, with room for what was not seen. Values so far
-    below 0 that the activation hardly tells them from 0 are left to saturate.
-    """
+    The range is the largest value in the images, with some room for other images. Values far below 0, where the
+    activation is nearly 0, may saturate."""
     convs = {output for node in model.graph.node if node.op_type == "Conv" for output in node.output}
     activations = (node for node in model.graph.node if node.op_type in PLUGIN_ACTIVATIONS)
     kinds = {node.input[0]: node.op_type for node in activations if node.input[0] in convs}
@@ -256,7 +250,7 @@ def reach(model: onnx.ModelProto, sources: Sources) -> dict[str, ChannelRange]:
     for name, kind in kinds.items():
         low, high = extremes[name].ranges()
         amax = np.maximum(np.minimum(-low, _FLOORS[kind]), high)
-        # A channel that was silent on all images must not blow its weights up.
+        # A channel that was near 0 on all images must not get huge weights.
         amax = np.maximum(amax, SMALLEST * amax.max()) if amax.max() > 0 else np.ones(len(amax))
         x = np.concatenate(samples.pop(name), axis=1).astype(np.float64)
         ranges[name] = ChannelRange(tuple(map(float, amax)), _noise(kind, x, amax))
@@ -264,7 +258,7 @@ def reach(model: onnx.ModelProto, sources: Sources) -> dict[str, ChannelRange]:
 
 
 def _noise(kind: str, x: NDArray[np.float64], amax: NDArray[np.float64]) -> float:
-    """What the steps of a range do to an activation of samples (C, places), as a share of its variance."""
+    """The rounding error after the activation of samples (C, places), as a share of its variance."""
     step = amax[:, None] / QMAX
     exact, rounded = (
         values * (1 / (1 + np.exp(-np.maximum(values, -80.0))) if kind == SILU else np.clip(values / 6 + 0.5, 0, 1))

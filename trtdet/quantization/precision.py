@@ -1,4 +1,4 @@
-"""The precision plan: what each convolution runs in, and why. Nothing else says it."""
+"""The precision plan: each convolution's precision and its reason."""
 
 from __future__ import annotations
 
@@ -19,67 +19,61 @@ from trtdet.files.documents import DocumentError, read_document
 Precision = Literal["int8", "fp16", "fp32"]
 
 Format = Literal["int8", "fp8"]
-"""The eight bits of a quantised layer: integers, or E4M3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
+"""The number format of a quantised layer: INT8, or E4M3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
 _SCHEMA = 1
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class Cause(str, Enum):
-    """Why a convolution runs in its precision: what code decides by, where the reason is text for people.
-
-    The values are those of ``cause`` in ``plan.json``.
-    """
+    """Why a convolution has its precision, for code; the reason is for people. The values are those in
+    ``plan.json``."""
 
     UNSPECIFIED = "unspecified"
-    """Not recorded: a plan written before causes were, or by hand."""
+    """Not recorded: an old or hand-written plan."""
     QUANTIZABLE = "quantizable"
     """INT8, because nothing prevents it."""
     TRANSPOSED = "transposed"
     """FP32: transposed convolutions have no INT8 kernel for weights with a scale per output channel."""
     WEIGHTS_NOT_CONSTANT = "weights-not-constant"
-    """FP32: weights that the network computes cannot be quantised in advance."""
+    """FP32: computed weights cannot be quantised in advance."""
     INPUT_CONSTANT = "input-constant"
     """FP32: there is no activation to quantise."""
     DECODES_BOXES = "decodes-boxes"
-    """FP32, in FP16 engines as well: half precision cannot tell pixels of a large image apart."""
+    """FP32, in FP16 engines as well: half precision cannot distinguish pixels of a large image."""
     DEPTHWISE = "depthwise"
     """FP16 by default: INT8 makes a depthwise convolution no faster."""
     FEW_CHANNELS = "few-channels"
     """FP16 by default: INT8 kernels would mostly compute padding."""
     HEAD_OUTPUT = "head-output"
-    """FP16 by default: it gives boxes or scores, which nothing quantises."""
+    """FP16 by default: it outputs boxes or scores, which nothing quantises."""
     BOUND_BY_MEMORY = "bound-by-memory"
-    """FP16: it reads what FP16 convolutions give, and quantising that takes longer than INT8 saves."""
+    """FP16: its input comes from FP16 convolutions, and quantising it takes longer than INT8 saves."""
     REQUESTED = "requested"
-    """The whole model was asked for in this precision."""
+    """The user requested this precision for the whole model."""
     KEPT_NAMED = "kept-named"
     """FP16: named by the user."""
     KEPT_SENSITIVE = "kept-sensitive"
-    """FP16: among the most sensitive convolutions that were asked for."""
+    """FP16: one of the requested number of most sensitive convolutions."""
     KEPT_BUDGET = "kept-budget"
     """FP16: within a share of the multiply-adds."""
     KEPT_BOUND = "kept-bound"
-    """FP16: needed to keep the measured loss within a bound."""
+    """FP16: needed to keep the measured accuracy loss within a bound."""
     KEPT_LATENCY = "kept-latency"
-    """FP16: in the most accurate plan within a time."""
+    """FP16: in the most accurate plan within a latency limit."""
     KEPT_TUNED = "kept-tuned"
-    """FP16: at this point of the front that a tune found."""
+    """FP16: at this point of a tune's accuracy-speed trade-off."""
     EDITED = "edited"
-    """A plan that was edited by hand gives it another precision than trtdet would."""
+    """A hand-edited plan sets another precision than trtdet would."""
     FP16_OVERFLOW = "fp16-overflow"
-    """FP32 instead of FP16: a value exceeds the largest that FP16 holds."""
+    """FP32 instead of FP16: a value exceeds the FP16 maximum."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A correction that was made for a convolution, such as ``smooth``, ``round`` or ``bias``.
-
-    Attributes:
-        without: the error at the convolution's output without it, the others kept, on images held back; as a share of
-            the output's variance.
-        error: the same with it.
-    """
+    """A correction of a convolution, such as ``smooth``, ``round`` or ``bias``. ``without`` and ``error`` are the
+    output errors without and with it, with all other corrections, on held-back images, as a share of the output's
+    variance."""
 
     __pydantic_config__ = _STRICT
 
@@ -93,11 +87,10 @@ class Entry:
     """The precision of a convolution.
 
     Attributes:
-        reason: in words; nothing is decided by them.
-        cause: the same for code.
-        corrections: made for it, where it runs in INT8.
-        float_output: of an INT8 convolution, why it writes float32 where others write FP16; empty where it does not.
-        format: of a layer in INT8, the number format that takes its place.
+        reason: text for people; code reads ``cause``.
+        corrections: its corrections in INT8.
+        float_output: why an INT8 convolution writes float32 where others write FP16; else empty.
+        format: the number format that an ``int8`` layer uses.
     """
 
     __pydantic_config__ = _STRICT
@@ -115,10 +108,8 @@ class Entry:
         return self.format if self.precision == "int8" else self.precision
 
     def edited_from(self, base: Entry) -> Entry:
-        """This entry of a plan that a user may have edited, completed from the entry that trtdet computed now.
-
-        The cause is ``EDITED`` where the file gives another precision with the cause of the old one, or with none.
-        """
+        """This entry of a plan that a user may have edited, with missing data from the entry ``base`` that trtdet
+        computed. The cause is ``EDITED`` if the file changes the precision but not the cause, or has no cause."""
         cause = self.cause
         if self.precision != base.precision and cause in (Cause.UNSPECIFIED, base.cause):
             cause = Cause.EDITED
@@ -130,12 +121,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """Precision by node name, one entry a convolution, in graph order."""
+    """Precision by node name, one entry per convolution, in graph order."""
 
     entries: Mapping[str, Entry]
 
     def counts(self) -> dict[str, int]:
-        """How many nodes run in each precision: keys ``int8``, ``fp16``, ``fp32``."""
+        """Number of nodes by precision: keys ``int8``, ``fp16``, ``fp32``."""
         precisions = [entry.precision for entry in self.entries.values()]
         return {precision: precisions.count(precision) for precision in get_args(Precision)}
 
@@ -145,7 +136,7 @@ class PrecisionPlan:
 
     @property
     def fp8(self) -> frozenset[str]:
-        """The nodes of which FP8 takes the place of INT8."""
+        """The nodes that run in FP8 instead of INT8."""
         return frozenset(name for name in self.names("int8") if self.entries[name].format == "fp8")
 
     def kept(self) -> dict[str, str]:
@@ -185,8 +176,6 @@ class PrecisionPlan:
 
 @dataclass(frozen=True)
 class _File:
-    """What ``plan.json`` holds."""
-
     __pydantic_config__ = _STRICT
 
     schema: Literal[1]

@@ -1,11 +1,10 @@
 """Q/DQ pairs in the form that TensorRT accepts: symmetric INT8, zero point 0, float bias.
 
-Activations have one scale a tensor; weights one scale an output channel, on the axis of the output channels, or one
-scale a tensor with the channels' ratios outside, see :mod:`trtdet.quantization.weight_forms`. A tensor is quantised
-once and all its readers share the pair.
+Activations have one scale a tensor. Weights have one scale an output channel, or one scale a tensor with the channels'
+ratios after the layer, see :mod:`trtdet.quantization.weight_forms`. All readers of a tensor share one pair.
 
-Where a tensor has a channel map, ``scale * x`` is quantised. The map is folded into the layers that make the tensor,
-see :mod:`trtdet.quantization.folding`; what is left is one Mul before Q, which a builder fuses with the activation.
+With a channel map, ``scale * x`` is quantised. The map is folded into the layers before, see
+:mod:`trtdet.quantization.folding`; the rest is one Mul before Q, which a builder fuses with the activation.
 """
 
 from __future__ import annotations
@@ -35,18 +34,14 @@ from trtdet.quantization.weighted import Weighted
 
 @dataclass(frozen=True, eq=False)
 class Corrections:
-    """What is written instead of the plain form.
-
-    Attributes:
-        tensors: channel maps by tensor; every layer that reads one is among ``weights``.
-        weights: by layer, for the input as it is mapped.
-    """
+    """Replaces the plain form: channel maps by tensor, and weights by layer for the mapped input. Every layer that
+    reads a mapped tensor is among ``weights``."""
 
     tensors: Mapping[str, ChannelMap] = field(default_factory=dict)
     weights: Mapping[str, Rounded] = field(default_factory=dict)
 
     def hash_into(self, digest: hashlib._Hash) -> None:
-        """Adds every number to a hash, for keys of what follows from them."""
+        """Adds every number to a hash, for keys of dependent results."""
         for name, channels in sorted(self.tensors.items()):
             for part in (np.float64(channels.amax), channels.scale):
                 digest.update(name.encode() + (b"" if part is None else np.asarray(part).tobytes()))
@@ -68,11 +63,9 @@ def insert_qdq(
     """Writes the explicit INT8 model; the float model, of opset 13 or newer, is not changed.
 
     Args:
-        placement: where the pairs go.
-        ranges: amax of each tensor in ``placement.activations``; used where there is no channel map.
-        corrections: channel maps and weights; those of convolutions that the plan keeps in float are left out.
-        fold: fold channel maps where that is possible; otherwise every tensor of the float model keeps its meaning.
-        weights: how the scales of weights are written.
+        ranges: amax of each tensor in ``placement.activations`` that has no channel map.
+        corrections: channel maps and weights; those of convolutions that the plan keeps in float are ignored.
+        fold: fold channel maps where possible; otherwise the tensors of the float model keep their values.
 
     Raises:
         CalibrationError: ``ranges`` lacks a tensor, so it was made from another model.
@@ -102,7 +95,7 @@ def insert_qdq(
             for reader, position in in_fp8:
                 reader.inputs[position] = pair
             readers = [(reader, position) for reader, position in readers if reader.name not in fp8]
-        # A sum reads the INT8 copy of a layer, and where all layers are in FP8 the tensor as it is.
+        # A sum reads a layer's INT8 copy; if all layers are in FP8 it reads the float tensor.
         if fp8 and not any(reader.name in placement.plan.entries for reader, _ in readers):
             readers = []
         channels = corrections.tensors.get(name)
@@ -112,7 +105,7 @@ def insert_qdq(
             pair = activation_pair(write, tensors[name], half_step(ranges.tensors[name].scale))
             for reader, position in readers:
                 reader.inputs[position] = pair
-    # Written last: folding a map changes the weights of the convolution before it.
+    # Last, since folding a map changes the weights of the convolution before it.
     for name, integers in rounded.items():
         writer.write(layers[name], integers)
     for name in fp8 & layers.keys():
@@ -122,7 +115,7 @@ def insert_qdq(
 
 
 def plain_form(layer: Weighted, format: Format = "int8") -> Rounded:
-    """Weights to the nearest, and the float model's bias; in FP8 with one scale for all of them, as its activations."""
+    """Weights rounded to nearest with the float model's bias; in FP8 with one scale, as for activations."""
     weight = layer.weight.astype(np.float32)
     scales = weight_scales(weight, f"'{layer.node.name}'", format)
     integers = nearest(weight.reshape(len(weight), -1), scales, format).reshape(weight.shape)
@@ -138,7 +131,7 @@ def _quantize_mapped(
     fold: bool,
 ) -> None:
     layers = {node.name for node, _ in readers if node.name in weights}
-    # Without a pair a sum would read the tensor as it is.
+    # Without a layer there is no pair, and sums read the float tensor.
     if not layers:
         return
 

@@ -1,9 +1,8 @@
-"""One scale for tensors that a join or a pool only moves values between, so that INT8 flows through it.
+"""One scale for tensors whose values a join or a pool only moves, so that INT8 flows through it.
 
-A tensor that is quantised for a convolution and read by a Concat whose output is quantised as well is otherwise written
-twice, in INT8 for the one and in float for the other. With one scale on both sides the pairs around the Concat, MaxPool
-or nearest Resize cancel. Source: NVIDIA, "Working with Quantized Types", TensorRT documentation, section "Q/DQ
-Layer-Placement Recommendations".
+Suppose a convolution and a Concat read a quantised tensor, and the Concat's output is quantised too. Then the tensor is
+written twice, in INT8 and in float. With one scale the pairs around the Concat, MaxPool or nearest Resize cancel.
+Source: NVIDIA, "Working with Quantized Types", TensorRT documentation, section "Q/DQ Layer-Placement Recommendations".
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from trtdet.passes.walk import maker
 from trtdet.quantization.placement import QdqPlacement
 
 MOST_RATIO = 1.25
-"""Tensors share a scale where the largest range is at most so many times the smallest: the rounding noise of a tensor
-grows with the square of what its range is widened by."""
+"""Maximum ratio of ranges that share a scale; the rounding noise grows with the square of the widening."""
 
 _MOVES = ("Concat", "MaxPool", "Resize", "Identity")
 
@@ -33,11 +31,11 @@ _MOVES = ("Concat", "MaxPool", "Resize", "Identity")
 def shared(
     model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges
 ) -> tuple[Ranges, tuple[tuple[str, ...], ...]]:
-    """The ranges with one for each group of tensors that values are only moved between, and the groups of several; of
-    the tensors of a float model that are quantised for layers in INT8."""
+    """One range for each group of tensors between which values only move; also returns the groups of several tensors.
+    Only tensors that are quantised for INT8 layers count."""
     groups = {name: {name} for name in placement.activations}
     amax = {name: ranges.tensors[name].amax for name in placement.activations}
-    # The nearest first, so that a group does not begin with two that only just fit.
+    # The closest first, so that a group does not start with two that barely fit.
     links = sorted(set(_links(model, amax)), key=lambda pair: (abs(math.log(amax[pair[0]] / amax[pair[1]])), pair))
     for first, second in links:
         both = groups[first] | groups[second]
@@ -50,7 +48,7 @@ def shared(
 
 
 def _links(model: onnx.ModelProto, names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of quantised tensors of which the second is made from the first by moving values alone."""
+    """Pairs of quantised tensors; operators only move values from the first to the second."""
     tensors = gs.import_onnx(model).tensors()
     for name in names:
         waiting = [tensors[name]]
@@ -66,10 +64,8 @@ def _links(model: onnx.ModelProto, names: Collection[str]) -> Iterator[tuple[str
 
 
 def quantized_joins(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Quantises the inputs of a Concat whose output is quantised with the scale that one of them has already.
-
-    Nothing is computed otherwise: a value that is quantised twice with one scale is quantised once.
-    """
+    """Quantises the inputs of a Concat whose output is quantised, if one of them already has that scale. The results do
+    not change: quantising a value twice with one scale is the same as once."""
     graph = to_graph(model)
     write = Writer(graph, "trtdet/join", Origin.QDQ)
     for concat in [node for node in graph.nodes if node.op == "Concat"]:
@@ -91,7 +87,7 @@ def quantized_joins(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _pair_of(tensor: gs.Tensor, like: gs.Node) -> gs.Tensor | None:
-    """The tensor quantised and dequantised with the scale of ``like``, where it is already."""
+    """The tensor's existing Q/DQ result with the scale of ``like``."""
     for reader in tensor.outputs:
         if reader.op == "QuantizeLinear" and np.array_equal(reader.inputs[1].values, like.inputs[1].values):
             return reader.outputs[0].outputs[0].outputs[0]

@@ -1,4 +1,4 @@
-"""The calibration images of corrections, and how models run on them, whatever library does it."""
+"""The calibration images of corrections, and how models run on them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from trtdet.passes import Decoded
 from trtdet.progress import Progress, silent
 
 HELD_BACK = 4
-"""One image in so many judges corrections and is not used to compute them."""
+"""One image in this many is held back: it judges corrections and takes no part in computing them."""
 
 
 class Simulator(Protocol):
-    """A model that computes its outputs: float32 (B, 3, H, W) to arrays (B, ...) by name.
-
-    Attributes:
-        input: name of the model's input.
-        batch: how many images it takes at a time; None for any number.
-    """
+    """Computes a model's outputs: float32 (B, 3, H, W) to arrays (B, ...) by name. ``input`` is the name of the model's
+    input; ``batch`` is the number of images per call, None for any."""
 
     input: str
     batch: int | None
@@ -37,16 +33,14 @@ class Simulator(Protocol):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the numbers come from.
+    """Where calibration data comes from.
 
     Attributes:
         images: calibration images, in any order.
-        preprocess: how they become the network's input.
         load: makes a model ready to run.
-        head: where the model holds its decoded boxes and scores.
-        progress: told of every image.
+        head: names of the decoded boxes and scores.
         cache: images that other passes decoded; None decodes them in each pass.
-        unfinished: the file that keeps what takes long, so that a run that was stopped goes on; None for none.
+        unfinished: file with the state of long work, so that an interrupted run can continue; None for none.
     """
 
     images: Sequence[Path]
@@ -58,8 +52,8 @@ class Sources:
     unfinished: Path | None = None
 
     def split(self) -> tuple[list[Path], list[Path]]:
-        """The images that corrections are computed from, and those that judge them: every fourth of the sorted paths,
-        or the last of fewer.
+        """Images to compute corrections from, and held-back ones: every fourth of the sorted paths, or the last of
+        fewer.
 
         Raises:
             ConfigError: there are fewer than two.
@@ -70,13 +64,13 @@ class Sources:
                 "give more with --images, or build with --effort none"
             )
         ordered = sorted(self.images)
-        held = ordered[HELD_BACK - 1 :: HELD_BACK] or ordered[-1:]
-        return [path for path in ordered if path not in set(held)], held
+        held_back = ordered[HELD_BACK - 1 :: HELD_BACK] or ordered[-1:]
+        return [path for path in ordered if path not in set(held_back)], held_back
 
     def outputs(
         self, models: Sequence[onnx.ModelProto], paths: Sequence[Path], stage: str
     ) -> Iterator[list[dict[str, NDArray[Any]]]]:
-        """Every image's outputs of each model, without the batch axis, the network's input among them."""
+        """Every image's outputs of each model, without the batch axis, including the network's input."""
         simulators = [self.load(model) for model in models]
         for batch in self._stream(paths, stage, simulators[0].batch or 1):
             results = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
@@ -84,24 +78,23 @@ class Sources:
                 yield [{name: _of_image(value, row, len(batch)) for name, value in each.items()} for each in results]
 
     def batches(self, model: onnx.ModelProto, paths: Sequence[Path], stage: str) -> Iterator[NDArray[np.float32]]:
-        """Images as the network takes them, float32 (B, 3, H, W): the model's batch, or 1 where it takes any."""
+        """Images as float32 (B, 3, H, W), with the model's batch, or 1 for a dynamic batch."""
         size = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value or 1
         for batch in self._stream(paths, stage, size):
             missing = size - len(batch)
             yield np.concatenate([batch.images, np.repeat(batch.images[-1:], missing, axis=0)])
 
     def _stream(self, paths: Sequence[Path], stage: str, batch_size: int) -> Iterator[ImageBatch]:
-        """The decoded images; progress is told of each batch once its reader asks for the next."""
-        done = 0
+        """The decoded images; reports a batch as done when its reader requests the next."""
+        count = 0
         for batch in ImageStream(paths, self.preprocess, batch_size=batch_size, cache=self.cache):
             yield batch
-            done += len(batch)
-            self.progress(stage, done, len(paths))
+            count += len(batch)
+            self.progress(stage, count, len(paths))
 
 
 def _of_image(value: NDArray[Any], row: int, images: int) -> NDArray[Any]:
-    """One of several images' part of (B, ...), or of (B * places, ...), where products read the places of all images as
-    the rows of one matrix."""
+    """One image's part of (B, ...), or of (B * places, ...), where products read the places of all images as rows."""
     if len(value) != images and len(value) % images == 0:
         value = value.reshape(images, -1, *value.shape[1:])
     part: NDArray[Any] = value[row]

@@ -1,9 +1,6 @@
-"""Some layers in INT8, or all but some: a float model and its INT8 form put together node by node.
-
-Both forms compute the tensors of the float model under the same names, so that any convolution can be taken from
-either. What does not depend on the convolutions that are switched is the same in all variants and need not be run
-again.
-"""
+"""Combines a float model and its INT8 form node by node, with some layers in INT8. Both forms compute the float model's
+tensors under the same names, so each convolution can come from either. Nodes that do not depend on switched
+convolutions are equal in all variants and need to run only once."""
 
 from __future__ import annotations
 
@@ -23,10 +20,8 @@ Form = Literal["fp32", "int8"]
 
 
 class Switch:
-    """Makes the variants of a float model with inferred shapes.
-
-    With ``base`` the form is given of every convolution that is not switched; the others take the other form.
-    """
+    """Creates the variants of a float model with inferred shapes. ``base`` is the form of all convolutions that are not
+    switched; switched ones take the other form."""
 
     def __init__(
         self, model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, corrections: Corrections, base: Form
@@ -41,17 +36,17 @@ class Switch:
         for index, node in enumerate(self._nodes):
             for name in _reads(node):
                 self._consumers.setdefault(name, []).append(index)
-        # What gives a node's output may be another node in INT8, such as a sum with a bias that a product cannot take.
+        # In INT8 another node may compute a node's output, such as a sum with a bias that a product cannot take.
         ends = {node.name: node.output[0] for node in model.graph.node}
         self._other = _Form(other, makers, ends)
         own = _Form(int8, {output for node in model.graph.node for output in node.output}, ends)
         convs = placement.plan.names("int8")
         chains = {name: {node.name for node in own.local(name)} for name in convs}
-        # The bias of a product is in the sum after it, which goes along with it.
+        # The sum after a product holds its bias, so both are switched together.
         layers = Weighted.by_name(node for node in gs.import_onnx(model).nodes if node.name in chains)
         self._biases = {name: layer.sum.name for name, layer in layers.items() if layer.sum}
         sums = {name for readers in placement.readers.values() for name, _ in readers} - set(convs)
-        # A sum reads the INT8 copy that some convolution needs.
+        # A sum reads the INT8 copy of some convolution's input.
         self._owners = {}
         for name in sums:
             chain = {node.name for node in own.local(name)}
@@ -64,7 +59,7 @@ class Switch:
             for graph in (other.graph, self.base.graph)
             for value in (*graph.value_info, *graph.input, *graph.output)
         }
-        # The nodes that need no input, such as the Q/DQ pairs of weights: every suffix has its own.
+        # Nodes without inputs, such as the Q/DQ pairs of weights; every suffix contains them.
         self._constant: set[int] = set()
         for index, node in enumerate(self._nodes):
             if all(name in self._initializers or makers.get(name) in self._constant for name in _reads(node)):
@@ -75,8 +70,8 @@ class Switch:
         return self._assembled(range(len(self._nodes)), names, tuple(outputs))
 
     def suffix(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
-        """What depends on the switched convolutions, no more; its inputs are tensors of the base, and its outputs those
-        of ``outputs``, tensors of the float model, that depend on any of them."""
+        """Only the nodes that depend on switched convolutions. Its inputs are tensors of the base; its outputs are
+        those of ``outputs``, tensors of the float model, that depend on a switched convolution."""
         switched = self._switched(names)
         waiting = [index for index, node in enumerate(self._nodes) if node.name in switched]
         reached = set(waiting)
@@ -85,11 +80,12 @@ class Switch:
                 fresh = [index for index in self._consumers.get(output, ()) if index not in reached]
                 reached.update(fresh)
                 waiting += fresh
-        made = {output for index in reached for output in self._nodes[index].output}
-        return self._assembled(sorted(reached | self._constant), names, tuple(name for name in outputs if name in made))
+        produced = {output for index in reached for output in self._nodes[index].output}
+        dependent = tuple(name for name in outputs if name in produced)
+        return self._assembled(sorted(reached | self._constant), names, dependent)
 
     def _switched(self, names: Collection[str]) -> set[str]:
-        """The convolutions, and the sums that read a tensor quantised for them."""
+        """The convolutions, their biases, and the sums that read a tensor quantised for them."""
         chosen = set(names)
         sums = {
             name
@@ -116,15 +112,15 @@ class Switch:
             if needed.intersection(node.output):
                 needed.update(_reads(node))
                 nodes.insert(0, node)
-        made = {output for node in nodes for output in node.output}
-        read = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in made)
+        produced = {output for node in nodes for output in node.output}
+        read = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in produced)
         graph = onnx.helper.make_graph(
             nodes,
             "variant",
             [self._infos[name] for name in read if name not in self._initializers],
             [self._infos[name] for name in outputs],
             [self._initializers[name] for name in read if name in self._initializers],
-            value_info=[self._infos[name] for name in sorted(made & self._infos.keys() - set(outputs))],
+            value_info=[self._infos[name] for name in sorted(produced & self._infos.keys() - set(outputs))],
         )
         model = onnx.helper.make_model(graph, opset_imports=self.base.opset_import)
         model.ir_version = self.base.ir_version
@@ -133,7 +129,7 @@ class Switch:
 
 
 class _Form:
-    """One form of a model, and which tensors the other form has as well."""
+    """One form of a model, and the tensors that the other form has as well."""
 
     def __init__(self, model: onnx.ModelProto, shared: Container[str], ends: Mapping[str, str]) -> None:
         self._makers = {output: node for node in model.graph.node for output in node.output}
@@ -141,7 +137,7 @@ class _Form:
         self._shared, self._ends = shared, ends
 
     def local(self, name: str) -> list[onnx.NodeProto]:
-        """What makes the output of a node of both forms, and what only this form has before that, in order."""
+        """The node that makes the output of node ``name``, after the nodes before it that only this form has."""
         node = self._makers[self._ends[name]]
         nodes_by_name, waiting = {node.name: node}, [node]
         while waiting:
@@ -154,7 +150,7 @@ class _Form:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Names of the tensors that a node needs from outside, those in its branches and loops included."""
+    """Names of the tensors that a node reads from outside, including its branches and loops."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -162,5 +158,5 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
             own |= {output for inner in graph.node for output in inner.output}
             for inner in graph.node:
                 yield from (name for name in _reads(inner) if name not in own)
-            # A branch may give a tensor from outside as it is.
+            # A branch may return a tensor from outside.
             yield from (value.name for value in graph.output if value.name not in own)

@@ -1,8 +1,6 @@
-"""How a backend's INT8 kernels take weights, and how the weights of an INT8 layer are written for them.
-
-With one scale a tensor the ratios of the channels follow the layer as a product, and the bias after that. The layer
-then gives each channel divided by its ratio, which must fit into FP16.
-"""
+"""The weight formats of a backend's INT8 kernels, and how an INT8 layer's weights are written for them. With one scale
+a tensor, a product with the channels' ratios follows the layer, then the bias. The layer's output is then divided by
+the ratios and must fit into FP16."""
 
 from __future__ import annotations
 
@@ -20,15 +18,15 @@ from trtdet.quantization.encoding import LARGEST, QMAX, Rounded
 from trtdet.quantization.weighted import Weighted
 
 WeightForm = Literal["channel", "tensor"]
-"""How the scales of a convolution's weights are written.
+"""Scales of a convolution's weights.
 
-- ``channel``: one scale an output channel, on axis 0 of the weights; the bias stays in the convolution.
-- ``tensor``: one scale for the whole tensor, and the channels' ratios to it as a product after the convolution, with
-  the bias after that. It is the same function: ``sum_i s r_o q_oi x_i + b_o``.
+- ``channel``: one scale per output channel, on axis 0 of the weights; the bias stays in the convolution.
+- ``tensor``: one scale for the whole tensor; a product with the channels' ratios and the bias follow the convolution.
+  The function is the same: ``sum_i s r_o q_oi x_i + b_o``.
 """
 
 _ROOM = 2.0
-"""What images that were not seen may exceed the calibrated magnitude of an output by."""
+"""Margin for outputs on other images over the calibrated magnitude."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +34,12 @@ class DataFlow:
     """How the INT8 kernels of a backend read and write.
 
     Attributes:
-        half: the network is strongly typed, so that FP16 stands between INT8 kernels only where it is written: scales
-            of Q/DQ pairs, biases, constants and all operators up to the decoding of boxes. False where the builder may
-            choose FP16 by itself, or where nothing gains by it.
-        weights: the forms of weight scales that its kernels take without writing float32, each to be tried where there
-            are several.
-        fused: True where an INT8 convolution has its activation function and the quantisation of the result in its own
-            kernel; False where a pointwise kernel follows, which costs its input and output in FP16 and takes products
-            and sums by constants for nothing; None where there is no engine whose kernels could be known.
+        half: the network is strongly typed, so FP16 between INT8 kernels must be written: scales, biases, constants and
+            all operators up to the decoding of boxes. False if the builder chooses FP16 itself, or gains nothing.
+        weights: forms of weight scales that its kernels take without writing float32; all of them are tried.
+        fused: True if the kernel of an INT8 convolution includes its activation function and the quantisation of the
+            result. False if a pointwise kernel follows, which moves its input and output in FP16 and applies constant
+            products and sums for free. None without an engine.
     """
 
     half: bool = False
@@ -53,26 +49,20 @@ class DataFlow:
 
 @dataclass(frozen=True)
 class WeightScales:
-    """The form of the weights' scales.
-
-    Attributes:
-        outputs: by layer, the largest magnitude of each channel of its output on the calibration images, bias
-            included, float64 (out,); without it the most that the integers can give counts.
-    """
+    """The form of the weights' scales. ``outputs`` is by layer the largest magnitude of each output channel on the
+    calibration images, bias included, float64 (out,); without it the largest possible output counts."""
 
     form: WeightForm = "channel"
     outputs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 class WeightWriter:
-    """Writes the weights of layers; those that share a tensor share it still where nothing set them apart.
-
-    ``weights`` are those by layer before any channel map is folded into them.
-    """
+    """Writes the weights of layers; layers with a common tensor still share it if their numbers are equal. ``weights``
+    are the weights by layer before channel maps are folded into them."""
 
     def __init__(self, write: Writer, scales: WeightScales, weights: Mapping[str, Rounded]) -> None:
         self._write, self._form = write, scales.form
-        # What the integers give, times the step of the input: folding a channel map changes scales, not this.
+        # Sums of integer products times the input's step; folding a channel map changes scales, not these.
         self._sums = {
             name: (most + np.abs(weights[name].bias)) / weights[name].scales
             for name, most in scales.outputs.items()
@@ -81,7 +71,7 @@ class WeightWriter:
         self._shared: dict[tuple[str, bool, bytes, bytes], gs.Variable] = {}
 
     def write(self, layer: Weighted, rounded: Rounded) -> None:
-        """Gives a layer, whose input comes from a DequantizeLinear, its INT8 weights and its bias."""
+        """Writes INT8 weights and bias of a layer whose input comes from a DequantizeLinear."""
         node = layer.node
         if self._form == "channel":
             node.inputs[1] = self._pair(layer, rounded, rounded.scales)
@@ -97,7 +87,7 @@ class WeightWriter:
             layer.set_bias(self._write.const(rounded.bias, np.float32))
 
     def write_fp8(self, layer: Weighted, rounded: Rounded) -> None:
-        """Gives a product its weights in FP8, with one scale, and its bias."""
+        """Writes a product's weights in FP8, with one scale, and its bias."""
         values = rounded.integers.astype(np.float32) * rounded.scales[0]
         constant = self._write.const(values.T if layer.turned else values, np.float32)
         layer.node.inputs[1] = activation_pair(self._write, constant, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
@@ -110,7 +100,7 @@ class WeightWriter:
             layer.set_bias(self._write.const(rounded.bias, np.float32))
 
     def _after(self, node: gs.Node, steps: Sequence[tuple[str, NDArray[np.floating]]]) -> None:
-        """Writes operators with constants between a node and those that read it."""
+        """Inserts operators with constants after a node."""
         output = node.outputs[0]
         last = gs.Variable(f"{output.name}/raw", np.float32, output.shape)
         node.outputs = [last]
@@ -128,9 +118,9 @@ class WeightWriter:
 def weight_pair(
     write: Writer, integers: NDArray[np.number], scales: NDArray[np.float32], turned: bool = False
 ) -> gs.Variable:
-    """Weights (out, in / groups, kh, kw) or (out, in), ``turned`` as (in, out), with the Q/DQ pair that gives their
-    integers, -127..127 of any type; the scales are float32 (out,), or () for the tensor."""
-    # Float weights that lie on the integers: builders want to see Q and DQ.
+    """Weights (out, in / groups, kh, kw) or (out, in), ``turned`` as (in, out), with their Q/DQ pair. Integers are
+    -127..127 of any type; scales are float32 (out,), or () for one scale."""
+    # Float weights at exact steps: builders expect Q and DQ.
     values = integers * scales.reshape(-1, *[1] * (integers.ndim - 1))
     values = values.T if turned else values
     step, zero = write.const(scales, np.float32), write.const(np.zeros(scales.shape), np.int8)
@@ -142,7 +132,7 @@ def weight_pair(
 def activation_pair(
     write: Writer, tensor: gs.Tensor, scale: NDArray[np.float32] | np.float32, dtype: Any = np.int8
 ) -> gs.Variable:
-    """A tensor through INT8, or FP8 (E4M3), with one scale."""
+    """A Q/DQ pair of a tensor in INT8 or FP8 (E4M3), with one scale."""
     step, zero = write.const(scale, np.float32), write.const(0, dtype)
     return write("DequantizeLinear", write("QuantizeLinear", tensor, step, zero), step, zero)
 
@@ -150,13 +140,12 @@ def activation_pair(
 def tensor_scale(rounded: Rounded, step: float, sums: NDArray[np.float64] | None) -> NDArray[np.float32]:
     """The one scale of a layer's weights, float32 ().
 
-    It is a power of two, so that ``q * scale`` is exact in FP16, near the largest scale of the channels; lower where
-    what the layer gives before the channels' ratios would exceed FP16.
+    It is a power of two near the largest channel scale, so that ``q * scale`` is exact in FP16. It is lower if the
+    layer's output before the channels' ratios would exceed FP16.
 
     Args:
         step: scale of the input.
-        sums: the largest magnitude that was seen of each channel's sum of products of integers, times ``step``,
-            float64 (out,); None where it is not known.
+        sums: largest magnitude of each channel's sum of integer products times ``step``, float64 (out,), if known.
     """
     exponent = float(np.round(np.log2(rounded.scales.max())))
     most = np.abs(rounded.integers.reshape(len(rounded.scales), -1)).sum(axis=1, dtype=np.float64) * (QMAX * step)

@@ -1,8 +1,7 @@
-"""Layers with weights, whatever operator they are: convolutions, and products with a constant matrix.
+"""Layers with weights, independent of the operator: convolutions, and products with a constant matrix.
 
-Weights have one form here, (out, in / groups, ...): that of a convolution, which is also that of Gemm with ``transB``.
-Those of MatMul and of Gemm without it are turned on the way in and out. A MatMul has no bias of its own; a sum with a
-constant that is all that reads it is its bias.
+Weights are (out, in / groups, ...) here, as in a convolution and in Gemm with ``transB``. Those of MatMul and of other
+Gemms are transposed. A MatMul has no bias; if only a sum with a constant reads it, that constant is its bias.
 """
 
 from __future__ import annotations
@@ -24,32 +23,28 @@ LAYERS = (*CONVOLUTIONS, *PRODUCTS)
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
-    """A convolution or a product with constant weights.
-
-    Attributes:
-        node: that multiplies.
-        sum: what adds the bias of a MatMul; None where it has none, and for all other operators.
-    """
+    """A convolution or a product with constant weights. ``node`` is the convolution or product; ``sum`` adds the bias
+    of a MatMul, None if there is no such node."""
 
     node: gs.Node
     sum: gs.Node | None = None
 
     @staticmethod
     def of(node: gs.Node) -> Weighted | None:
-        """The layer of a node; None where the node is no such operator, or computes its weights."""
+        """The layer of a node; None for another operator, or for computed weights."""
         if node.op not in LAYERS or not isinstance(node.inputs[1], gs.Constant):
             return None
         return Weighted(node, _sum_after(node) if node.op == "MatMul" else None)
 
     @staticmethod
     def by_name(nodes: Iterable[gs.Node]) -> dict[str, Weighted]:
-        """The layers among nodes, by name; attention's products have no weights and are none."""
+        """Layers by name; attention's products have no weights and are omitted."""
         layers = {node.name: Weighted.of(node) for node in nodes}
         return {name: layer for name, layer in layers.items() if layer is not None}
 
     @staticmethod
     def making(tensor: gs.Tensor) -> Weighted | None:
-        """The layer whose result, bias included, a tensor is."""
+        """The layer that computes a tensor, bias included."""
         node = maker(tensor)
         if node is not None and node.op == "Add":
             products = (maker(source, "MatMul") for source in node.inputs)
@@ -71,7 +66,7 @@ class Weighted:
 
     @property
     def bias(self) -> NDArray[np.float32]:
-        """float32 (out,); zeros where there is none."""
+        """float32 (out,); zeros if there is no bias."""
         constant = self._bias_input()
         size = len(self.weight)
         values = np.zeros(size) if constant is None else np.broadcast_to(constant.values.reshape(-1), size)
@@ -83,18 +78,18 @@ class Weighted:
 
     @property
     def has_place(self) -> bool:
-        """Whether a bias can be given without another node."""
+        """Whether a bias can be set without another node."""
         return self.sum is not None or self.node.op != "MatMul"
 
     def set_bias(self, bias: gs.Tensor) -> None:
-        """Makes a tensor (out,) the bias, where there is a place for it."""
+        """Makes a tensor (out,) the bias, if :attr:`has_place`."""
         if self.sum is not None:
             self.sum.inputs[_constant_position(self.sum)] = bias
         else:
             self.node.inputs = [*self.node.inputs[:2], bias]
 
     def by_output(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
-        """A value an output channel (out,), to be broadcast with what the node gives."""
+        """Reshapes a value per output channel (out,) to broadcast with the node's output."""
         if self.node.op in PRODUCTS:
             return values.reshape(-1)
         return values.reshape(1, -1, *[1] * (self.node.inputs[1].values.ndim - 2))
@@ -109,12 +104,13 @@ class Weighted:
 
 
 def channel_axis(reader: gs.Node) -> int:
-    """The axis of the channels in the tensor that a layer reads: the last for products, that after the batch else."""
+    """The channel axis of a layer's input: -1 for products, else 1."""
     return -1 if reader.op in PRODUCTS else 1
 
 
 def is_layer(product: gs.Node) -> bool:
-    """Whether a product with constant weights can be quantised as a layer: it has a matrix and scales nothing."""
+    """Whether a product with constant weights can be quantised as a layer: it has a matrix and does not scale its
+    result."""
     weight = product.inputs[1].values
     if weight.ndim != 2 or product.op == "MatMul":
         return bool(weight.ndim == 2)
@@ -141,6 +137,6 @@ def _sum_after(product: gs.Node) -> gs.Node | None:
 
 
 def _constant_position(node: gs.Node) -> int | None:
-    """The position of the only constant that a node of two inputs reads."""
+    """The position of the only constant of a node with two inputs."""
     positions = [index for index, tensor in enumerate(node.inputs) if isinstance(tensor, gs.Constant)]
     return positions[0] if len(positions) == 1 and len(node.inputs) == 2 else None

@@ -1,4 +1,4 @@
-"""What a convolution sees: its windows over the input, as the columns of a matrix, and the moments of these."""
+"""A convolution's windows over its input, as the columns of a matrix, and their moments."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ MOST_COLUMNS = 4608
 @dataclass(frozen=True)
 class Window:
     """The geometry of a 2-D convolution, or of a product with a matrix, which is a 1x1 convolution of places in a row.
-
-    Layers that share it and their input share their samples. Pairs are (vertical, horizontal), pads zeros at top, left,
-    bottom and right; for ``axis`` see :func:`trtdet.quantization.weighted.channel_axis`.
-    """
+    Layers with the same geometry and input share their samples. Pairs are (vertical, horizontal); pads are zeros at
+    top, left, bottom and right; for ``axis`` see :func:`trtdet.quantization.weighted.channel_axis`."""
 
     source: str
     groups: int = 1
@@ -39,8 +37,8 @@ class Window:
 
     @staticmethod
     def of(layer: gs.Node) -> Window | None:
-        """The window of a layer, None where it is a convolution that is not 2-D or its padding depends on an unknown
-        size, or a product of two activations."""
+        """The window of a layer; None if it is not 2-D, multiplies two activations, or its padding needs an unknown
+        size."""
         source, weight = layer.inputs[:2]
         if not isinstance(weight, gs.Constant):
             return None
@@ -63,12 +61,9 @@ class Window:
         )
 
     def sample(self, x: Float, count: int, seed: int) -> Float:
-        """Windows at ``count`` random places of one image's activation (C, H, W), the same places for the same seed; at
-        all places where there are no more.
-
-        Returns:
-            float32 (groups, C / groups * taps, places); a column is laid out as the weights are.
-        """
+        """Windows of one image's activation (C, H, W) at ``count`` random places, or at all places if there are fewer.
+        Returns float32 (groups, C / groups * taps, places), each column in the layout of the weights. The seed
+        determines the places."""
         top, left, bottom, right = self.pads
         (high, wide), (down, across) = self.kernel, self.strides
         step_y, step_x = self.dilations
@@ -82,7 +77,7 @@ class Window:
         if self.taps == 1 and not any(self.pads):
             windows = x[:, y, z]
         else:
-            # Each place reads its own taps from the unpadded activation: padding all of it would cost more.
+            # Each place reads its taps from the unpadded activation; padding all of it would cost more.
             ys = y[None, :] + step_y * np.arange(high)[:, None]
             xs = z[None, :] + step_x * np.arange(wide)[:, None]
             inside = ((ys >= 0) & (ys < x.shape[1]))[:, None, :] & ((xs >= 0) & (xs < x.shape[2]))[None, :, :]
@@ -97,7 +92,7 @@ class Window:
         return x if self.axis == 1 else np.moveaxis(x, -1, 0).reshape(x.shape[-1], -1, 1)
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A value a channel, float64 (C,), laid out as the rows of a sample: (groups, C / groups * taps)."""
+        """A value per channel, float64 (C,), as the rows of a sample: (groups, C / groups * taps)."""
         return np.repeat(values, self.taps).reshape(self.groups, -1)
 
     def rows(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -108,7 +103,7 @@ class Window:
 def padding(
     node: gs.Node, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[int, ...]:
-    """What a convolution or a pooling pads before each axis, then after each; ``size`` is that of its input."""
+    """The padding of a convolution or pooling before each axis, then after each; ``size`` is that of its input."""
     how = node.attrs.get("auto_pad", "NOTSET")
     if how not in ("SAME_UPPER", "SAME_LOWER"):
         none = (0,) * 2 * len(size)
@@ -122,11 +117,9 @@ def padding(
 
 
 class Moments:
-    """Sums over sampled windows, from which mean, variance and covariance come, the last where it is wanted.
-
-    They are float64 sums of deviations from the first sample's mean. An input that hardly varies around a large mean
-    has a variance that is lost where float32 squares are summed, or where the square of the whole mean is taken off.
-    """
+    """Sums over sampled windows, for mean, variance and, if requested, covariance. They are float64 sums of deviations
+    from the first sample's mean. Sums of plain float32 squares would lose the variance of an input that hardly varies
+    around a large mean."""
 
     def __init__(self, groups: int, width: int, covariance: bool) -> None:
         self.dense = covariance and width <= MOST_COLUMNS
@@ -149,7 +142,7 @@ class Moments:
         return self
 
     def covariance(self) -> NDArray[np.float64]:
-        """float64 (groups, width, width); only where ``dense``."""
+        """float64 (groups, width, width); only if ``dense``."""
         mean = self._sum / self._count
         covariance: NDArray[np.float64] = self._products / self._count - mean[:, :, None] * mean[:, None, :]
         return covariance
@@ -161,7 +154,7 @@ class Moments:
         return variances
 
     def through(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The variance of ``rows @ windows``: (groups, out). Without full moments, as if columns were independent."""
+        """The variance of ``rows @ windows``: (groups, out). Without full moments the columns count as independent."""
         if self.dense:
             power: NDArray[np.float64] = np.einsum("goi,goi->go", rows @ self.covariance(), rows)
             return np.maximum(power, 0)

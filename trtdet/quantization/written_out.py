@@ -1,4 +1,4 @@
-"""What exporters write out in several operators, where builders and FP16 want to see it whole: found by its form."""
+"""Finds operations that exporters decompose but that builders and FP16 need as a whole."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trtdet.passes.walk import maker
 _TRANSPARENT = ("Cast", "QuantizeLinear", "DequantizeLinear", "Identity")
 _MOVES = ("Transpose", "Reshape")
 _SCALES = ("Mul", "Div", "Add", "Where", "Sub")
-"""What stands between the product of queries and keys and the softmax: a scale, a mask, a position."""
+"""Operators between the product of queries and keys and the softmax: a scale, a mask, a position."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention, softmax(queries keys) values: the names of the product of queries and keys, of what is between it
-    and the softmax, without casts and Q/DQ pairs, of the softmax, and of the product with the values."""
+    """softmax(queries keys) values: names of the product of queries and keys, of the nodes between it and the softmax
+    (without casts and Q/DQ pairs), of the softmax, and of the product with the values."""
 
     scores: str
     between: tuple[str, ...]
@@ -28,16 +28,13 @@ class Attention:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Names of all that computes it."""
         return (self.scores, *self.between, self.softmax, self.values)
 
 
 def normalisations(model: onnx.ModelProto) -> tuple[tuple[str, ...], ...]:
-    """The LayerNormalizations that are written out: ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon)``.
-
-    That is how exporters write them below opset 17, which has the operator. FP16 holds no squares over 65504. For each
-    the names of its nodes from the first mean to the quotient, without casts and Q/DQ pairs.
-    """
+    """Decomposed LayerNormalizations: ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon)``. Exporters write them below
+    opset 17, which added the operator. FP16 cannot hold squares over 65504. Returns the names of each one's nodes from
+    the first mean to the quotient, without casts and Q/DQ pairs."""
     norms = []
     for root in gs.import_onnx(model).nodes:
         if root.op != "Sqrt":
@@ -47,18 +44,18 @@ def normalisations(model: onnx.ModelProto) -> tuple[tuple[str, ...], ...]:
             added = [variance]
             variance = next(filter(None, map(_back, variance.inputs)), None)
         square = None if variance is None or variance.op != "ReduceMean" else _back(variance.inputs[0])
-        left = None if square is None or square.op not in ("Pow", "Mul") else _back(square.inputs[0])
-        if left is None or left.op != "Sub":
+        centred = None if square is None or square.op not in ("Pow", "Mul") else _back(square.inputs[0])
+        if centred is None or centred.op != "Sub":
             continue
-        means = [node for node in map(_back, left.inputs) if node is not None and node.op == "ReduceMean"]
+        means = [node for node in map(_back, centred.inputs) if node is not None and node.op == "ReduceMean"]
         if means:
             quotients = [node for node in _on(root.outputs[0]) if node.op in ("Div", "Reciprocal", "Mul")]
-            norms.append(tuple(node.name for node in (*means, left, square, variance, *added, root, *quotients[:1])))
+            norms.append(tuple(node.name for node in (*means, centred, square, variance, *added, root, *quotients[:1])))
     return tuple(norms)
 
 
 def attentions(model: onnx.ModelProto) -> tuple[Attention, ...]:
-    """The attentions of a model, whose products are both of two activations."""
+    """The attentions of a model; their products are both of two activations."""
     result = []
     for softmax in gs.import_onnx(model).nodes:
         if softmax.op != "Softmax":
@@ -70,7 +67,7 @@ def attentions(model: onnx.ModelProto) -> tuple[Attention, ...]:
             makers = (_back(tensor) for tensor in before.inputs)
             before = next((node for node in makers if node is not None and node.op in ("MatMul", *_SCALES)), None)
         after = [node for node in _on(softmax.outputs[0], _MOVES) if node.op == "MatMul"]
-        # An expectation over constants decodes boxes.
+        # A product with constants is an expectation, which decodes boxes.
         computed = after and not any(isinstance(tensor, gs.Constant) for tensor in after[0].inputs)
         if before is not None and before.op == "MatMul" and computed:
             result.append(Attention(before.name, tuple(between), softmax=softmax.name, values=after[0].name))
@@ -78,13 +75,13 @@ def attentions(model: onnx.ModelProto) -> tuple[Attention, ...]:
 
 
 def _back(tensor: gs.Tensor) -> gs.Node | None:
-    """What makes a tensor, what only changes its type skipped."""
+    """The node that makes a tensor, ignoring type changes."""
     node = maker(tensor)
     return _back(node.inputs[0]) if node is not None and node.op in _TRANSPARENT else node
 
 
 def _on(tensor: gs.Tensor, more: Iterable[str] = ()) -> list[gs.Node]:
-    """What reads a tensor, also behind what only changes its type and operators of ``more``."""
+    """Nodes that read a tensor, also behind type changes and operators of ``more``."""
     readers, waiting = [], [tensor]
     while waiting:
         for node in waiting.pop().outputs:

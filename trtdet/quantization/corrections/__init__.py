@@ -1,10 +1,9 @@
-"""Corrections: what keeps the accuracy of a detector whose convolutions all run in INT8, with no training.
+"""Corrections: they keep the accuracy of a detector whose convolutions run in INT8, without training.
 
-Each is a file and a line of :data:`REGISTRY`; :mod:`trtdet.quantization.corrections.base` says how another is added.
-Everything is worked out from the float model over calibration images, decoded anew in each pass, so that memory does
-not grow with their number: moments and extremes of the layers' inputs, then means after rounding. On every fourth
-image, held back from these, each way to quantise a layer is measured at its output, and then whole networks at the
-decoded boxes and scores: the best is taken, and only if it is better than none.
+Each correction is a file and a line of :data:`REGISTRY`; :mod:`trtdet.quantization.corrections.base` says how to add
+one. All statistics come from the float model. Each pass decodes the calibration images anew, so memory does not grow
+with their number. Every fourth image is held back: on these images each way to quantise a layer is measured at the
+layer's output, then whole networks at the decoded boxes and scores. A correction is kept only if it lowers the error.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.sources import Sources
 
 REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Round(), Bias(), Reconstruct())
-"""Every correction, in the order in which they are tried and reported."""
+"""All corrections, in the order in which they are tried and reported."""
 
 CORRECTIONS = tuple(correction.name for correction in REGISTRY)
-"""Every correction by the name that ``--effort`` takes."""
+"""Their names in ``--effort``."""
 
 EFFORTS: Mapping[str, tuple[str, ...]] = {
     "quick": ("smooth", "round", "bias"),
     "default": ("range", "smooth", "round", "bias"),
     "thorough": ("range", "smooth", "round", "bias", "reconstruct"),
 }
-"""The corrections of each level of ``--effort``: between INT8 convolutions they put no node but a Mul where it pays."""
+"""The corrections of each ``--effort`` level. Between INT8 convolutions they add at most a Mul."""
 
 DEFAULT_CORRECTIONS = EFFORTS["default"]
 
@@ -55,15 +54,12 @@ def correct(
     sources: Sources,
     start: Start = Start(),
 ) -> Corrected:
-    """Chooses, tensor by tensor and convolution by convolution, what lowers the error on images held back.
+    """Chooses, for each tensor and convolution, the corrections that lower the error on held-back images.
 
     Args:
-        model: the float model that ``placement`` was made for.
-        placement: where Q/DQ pairs go.
-        candidates: ranges by rule; the first is what the others and the corrections are compared with.
-        names: of the corrections that may be used, out of :data:`CORRECTIONS`; may be empty.
-        sources: images and how to run them.
-        start: what is known before.
+        model: the float model that ``placement`` belongs to.
+        candidates: ranges by rule; the first is the reference for the others and for the corrections.
+        names: allowed corrections, out of :data:`CORRECTIONS`; may be empty.
 
     Raises:
         ConfigError: an unknown correction, or fewer than two images.
@@ -87,7 +83,7 @@ def correct(
     )
     sites = find_sites(model, placement, enabled, parted=start.parted)
     for batch in batches(sites):
-        # Moments from the images to fit on; extremes, as the rules' thresholds, from all images.
+        # Moments come from the fit images; extremes, like the rules' thresholds, from all images.
         for site, value, seed in _activations(task, batch, [*fit, *held], stage="moments"):
             site.add_moments(value, seed if seed < len(fit) else None)
         for site in batch:
@@ -105,7 +101,7 @@ def correct(
 def _activations(
     task: Task, sites: Sequence[Site], images: Sequence[Path], stage: str
 ) -> Iterator[tuple[Site, NDArray[np.float32], int]]:
-    """Each image's activation at each site, with the image's number, from which the seed of its samples follows."""
+    """Each image's activation at each site, with the image's number as the seed of its samples."""
     exposed = expose(task.model, list(dict.fromkeys(site.tensor for site in sites)))
     for seed, (outputs,) in enumerate(task.sources.outputs([exposed], images, f"correcting: {stage}")):
         for site in sites:
@@ -115,12 +111,8 @@ def _activations(
 def judged_beside(
     model: onnx.ModelProto, placement: QdqPlacement, plain: Ranges, corrected: Corrected, sources: Sources
 ) -> Corrected | None:
-    """Corrections that do not depend on a rule, compared with the ranges of another than they were compared with.
-
-    Returns:
-        ``corrected`` with a sentence of its own on the error at the head; None where it is no better than ``plain``,
-        the ranges of the other rule.
-    """
+    """Compares corrections that do not depend on a rule with the ranges ``plain`` of another rule. Returns
+    ``corrected`` with a new sentence on the output error, or None if it is no better than ``plain``."""
     fit, held = sources.split()
     task = Task(model, placement, {plain.rule: plain}, corrections=(), fit=fit, held=held, sources=sources)
     forms = (
@@ -132,7 +124,7 @@ def judged_beside(
 
 
 def _narrow(task: Task, sites: Sequence[Site]) -> None:
-    """Gives each channel map the range of least noise at the head, and each trial what it does there."""
+    """Gives each channel map its range of least noise at the detections, and each trial its noise there."""
     plain = task.start.noise
     if plain is None:
         return

@@ -1,16 +1,13 @@
-"""What a correction is, and what it gets to know.
+"""The base class of corrections, and the data that they read.
 
 A correction is a subclass of :class:`Correction` in a file of its own and a line in ``REGISTRY`` of
-:mod:`trtdet.quantization.corrections`. It overrides the hook of the point at which it acts, and proposes; what it
-proposes is measured on held-back images like every other proposal and kept only where it lowers the error, see
-:mod:`trtdet.quantization.corrections.gate`. It never decides.
-
-``range`` has no hook: the ranges that all others start from are chosen by gradients before, see
+:mod:`trtdet.quantization.corrections`. It overrides one or more hooks. A hook only proposes: the proposal is measured
+on held-back images and kept where it lowers the error, see :mod:`trtdet.quantization.corrections.gate`. ``range`` has
+no hook: gradients choose the ranges before all other corrections, see
 :mod:`trtdet.quantization.corrections.head_ranges`.
 
-Products in FP8 (E4M3) are corrected where that means something. Its numbers have relative errors, the same for small
-values as for large ones: what trades the steps of some values for those of others (``range``, ``smooth``)
-gains nothing there. What makes up for rounding (``round``, ``bias``) does, and is judged like the rest.
+FP8 (E4M3) has relative errors, equal for small and large values. So ``range`` and ``smooth``, which trade the steps of
+some values for those of others, gain nothing there. ``round`` and ``bias``, which compensate rounding errors, do.
 """
 
 from __future__ import annotations
@@ -35,13 +32,13 @@ from trtdet.quantization.windows import Moments, Window
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """What a convolution that reads a tensor means for the choice of the tensor's scales.
+    """A convolution that reads a tensor, as far as the choice of the tensor's scales depends on it.
 
     Attributes:
-        squares: float64 (groups, out / groups, I): the square of the largest |w| over the taps.
-        importance: float64 (groups, out / groups): what a squared error of each output channel counts.
-        taps: of the kernel.
-        through: float64 (groups * I,): what a squared error of each input channel then counts.
+        squares: float64 (groups, out / groups, I): the largest w^2 over the taps.
+        importance: float64 (groups, out / groups): weight of each output channel's squared error.
+        taps: number of kernel elements.
+        through: float64 (groups * I,): the resulting weight of each input channel's squared error.
     """
 
     squares: NDArray[np.float64]
@@ -65,8 +62,7 @@ class RoundedLayer:
     Attributes:
         rows: float64 (groups, out / groups, D): the weights for the mapped input, one matrix a group.
         scales: float32 (groups, out / groups): the step of each row.
-        map: of the input.
-        moments: of the input's windows, before the map.
+        moments: moments of the input's windows, before the map.
     """
 
     name: str
@@ -78,7 +74,7 @@ class RoundedLayer:
     format: Format = "int8"
 
     def covariance(self) -> NDArray[np.float64] | None:
-        """Of the mapped and quantised input's windows, float64 (groups, D, D); None where only variances are kept."""
+        """Covariance of the mapped and quantised windows, float64 (groups, D, D); None if only variances are kept."""
         if not self.moments.dense:
             return None
         covariance = self.moments.covariance()
@@ -92,14 +88,8 @@ class RoundedLayer:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The network as it is corrected so far.
-
-    Attributes:
-        ranges: of the tensors without a channel map.
-        corrections: with ``insert_qdq`` they give the INT8 form.
-        together: groups of tensors that share one range.
-        images: that corrections may be computed from; the images held back are not among them.
-    """
+    """The network with the corrections so far: ``ranges`` of the tensors without a channel map, groups of tensors that
+    share a range (``together``), and the ``images`` that corrections may use, without held-back ones."""
 
     model: onnx.ModelProto
     placement: QdqPlacement
@@ -112,15 +102,15 @@ class Network:
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction that changes nothing: the base of those that override a hook.
+    """Base class of corrections; by itself it changes nothing.
 
     Attributes:
-        name: that ``--effort`` takes.
-        counts: what a summary counts it by.
-        needs_covariance: whether ``round`` wants full second moments, which take most of the time and memory.
-        needs_network: whether ``reconstruct`` is to be asked.
-        weight_share: what is left of the rounding noise of the weights, 0..1, as the choice of channel maps reckons.
-        equal_steps: whether it is about steps that are equal, as those of INT8 are, and so means nothing in FP8.
+        name: name in ``--effort``.
+        counts: unit in which a summary counts it.
+        needs_covariance: ``round`` reads full second moments, which take most of the time and memory.
+        needs_network: ``reconstruct`` is to be called.
+        weight_share: share of the weights' rounding noise that remains, 0..1; the choice of channel maps uses it.
+        equal_steps: it relies on the equal steps of INT8, so it does not apply to FP8.
     """
 
     name: ClassVar[str]
@@ -133,34 +123,31 @@ class Correction:
     def propose(
         self, reach: NDArray[np.float64], variance: NDArray[np.float64], readers: Sequence[Reader], weight_share: float
     ) -> tuple[ChannelMap, float] | None:
-        """A channel map for a tensor, and the noise that it is expected to leave: that of least noise is measured.
+        """Proposes a channel map for a tensor, with its expected noise; the proposal of least noise is measured.
 
         Args:
             reach: float64 (C,): the largest magnitude of each channel.
-            variance: float64 (C,): of each channel.
+            variance: float64 (C,): the variance of each channel.
             readers: the convolutions that read the tensor.
-            weight_share: what the rounding noise of the weights counts, 0..1: below 1 where the integers are chosen.
+            weight_share: weight of the weights' rounding noise, 0..1; below 1 if a correction chooses the integers.
         """
         return None
 
     def round(self, layer: RoundedLayer) -> NDArray[np.number] | None:
-        """Integers for a convolution, int8 (groups, out / groups, D), -127..127, for the scales of the layer; for a
-        product in FP8 numbers of E4M3, float16.
-
-        Learned rounding in the way of AdaRound (Nagel et al. 2020, arXiv:2004.10568) fits here: the error that it
-        minimises, ``(W - Q) E[xx'] (W - Q)'``, needs the covariance of the layer and nothing else.
-        """
+        """Integers for the layer's scales, int8 (groups, out / groups, D), -127..127; for FP8 E4M3 numbers in float16.
+        AdaRound (Nagel et al. 2020, arXiv:2004.10568) would fit here: the error that it minimises,
+        ``(W - Q) E[xx'] (W - Q)'``, depends on the layer's covariance alone."""
         return None
 
     def offset(
         self, bias: NDArray[np.float64], exact: NDArray[np.float64], got: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
-        """What is added to the integer product, float64 (groups, out / groups), like all that it is given: the float
-        model's bias, and the mean of the output without it in float and with input and weights in INT8."""
+        """The offset added to the integer product. All arrays are float64 (groups, out / groups): the float model's
+        bias, and the mean output without it, in float and with INT8 input and weights."""
         return None
 
     def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
-        """Ranges and corrections in place of the network's, with the same channel maps but for their ``amax``.
+        """New ranges and corrections for the network; its channel maps may change only in ``amax``.
 
         Raises:
             ModelError: the model cannot be reconstructed, and why.

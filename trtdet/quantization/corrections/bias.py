@@ -1,7 +1,7 @@
-"""What rounding adds to an output on average is taken off in the bias.
+"""``bias``: gives each output channel the mean of the float model, in INT8 and in FP8.
 
 Source: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv:1906.04721,
-section 4.2, with means over calibration images. In FP8 as in INT8: weights of few digits err to one side as well.
+section 4.2, with means over calibration images.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from trtdet.quantization.corrections.base import Correction
 
 @dataclass(frozen=True)
 class Bias(Correction):
-    """The mean of the output becomes that of the float model."""
-
     name: ClassVar[str] = "bias"
 
     def offset(

@@ -1,7 +1,5 @@
-"""The range of each activation by what rounding and clipping it do to the detections, whatever the threshold rule.
-
-In FP8 it means nothing: clipping makes no step smaller, so that the range is the whole.
-"""
+"""``range``: each activation's range, chosen by the effect of rounding and clipping on the detections. FP8 always takes
+the whole range: clipping makes none of its steps smaller."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ if TYPE_CHECKING:
     from trtdet.quantization.gradients.head_noise import HeadNoise
 
 _IMAGES = 48
-"""Images that gradients are computed on at most, evenly spaced over those that corrections are computed from."""
+"""Maximum number of images for gradients, evenly spaced over the images that corrections are computed from."""
 
 
 @dataclass(frozen=True)
 class HeadRange(Correction):
-    """The range of least noise at the head."""
+    """The range of least noise at the decoded boxes and scores."""
 
     name: ClassVar[str] = "range"
     counts: ClassVar[Literal["tensors", "convs"]] = "tensors"
@@ -38,15 +36,15 @@ class HeadRange(Correction):
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """What corrections start from.
+    """The state before any correction.
 
     Attributes:
-        plain: the ranges of the rule alone, which every correction has to be better than; None for those given.
-        noise: what each activation's rounding does at the head; None where no gradients are known.
-        reason: why there are none although they were asked for.
+        plain: ranges of the rule alone, which every correction has to beat; None for the first candidate's.
+        noise: the effect of each activation's rounding on the detections; None without gradients.
+        reason: why there are no gradients although they were requested.
         together: groups of tensors that share one range.
-        parted: tensors that a channel map's Mul would part from the kernel that rounds them as well, or from others
-            that read the same INT8: there it costs their bytes in FP16.
+        parted: tensors for which a channel map's Mul costs their bytes in FP16. It would separate them from the kernel
+            that rounds them, or from other readers of the same INT8.
     """
 
     plain: Ranges | None = None
@@ -57,10 +55,10 @@ class Start:
 
 
 def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sources: Sources) -> tuple[Ranges, Start]:
-    """Chooses the range of every activation by its noise at the head, on the images that corrections come from.
+    """Chooses each activation's range by its noise at the decoded boxes and scores, on the images for corrections.
 
-    The network's input keeps its range, see :meth:`trtdet.calibration.Ranges.choose`; where there are no gradients, all
-    activations keep the ranges of the rule.
+    The network's input keeps its range, see :meth:`trtdet.calibration.Ranges.choose`. Without gradients all activations
+    keep the ranges of the rule.
 
     Raises:
         ConfigError: fewer than two images.
@@ -90,7 +88,8 @@ def head_noise(
     sources: Sources,
     maps: Mapping[str, ChannelMap] = {},
 ) -> HeadNoise:
-    """What each activation's rounding and clipping do at the head, as it is or as a channel map makes it.
+    """Measures how rounding and clipping each activation moves the detections, after its channel map in ``maps`` if
+    any.
 
     Raises:
         ConfigError: fewer than two images.

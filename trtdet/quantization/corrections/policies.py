@@ -1,4 +1,4 @@
-"""The ways in which the layers' corrections are put together; which of them is taken, the gate decides."""
+"""Policies that combine the corrections of all layers; the gate chooses between them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ POLICIES = {
     "mapped": "channel maps everywhere, the others where they lower their layer's error",
     "all": "every correction in every layer",
 }
-"""Ways to put the layers' corrections together."""
 
 SEEN = "biases for what the head sees"
-"""Of what clipping takes off, the biases make up for so much as reaches the detections, not for its mean."""
+"""Biases compensate the part of clipping that reaches the detections, not its mean."""
 
 _FEW = 1.15
-"""The noise at the head that few channel maps may leave, as a multiple of what all of them would."""
+"""Limit for ``few``: its noise at the detections, as a multiple of the noise with all channel maps."""
 
 _HOPELESS = 2.0
-"""A form without channel maps whose error is this many times that of the best is not learned: learning takes away about
-a third."""
+"""A form without channel maps is not learned if its error is this many times the best; learning removes about a
+third."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +40,9 @@ class Corrected:
 
     Attributes:
         ranges: the thresholds of the rule; with ``auto``, of the best rule of each tensor.
-        corrections: what is written instead of the plain form; empty where nothing was kept.
-        plan: the precision plan with the steps taken for each convolution.
-        summary: one sentence for each kind of correction, and one for the error at the head.
+        corrections: replace the plain form; empty if none was kept.
+        plan: the precision plan with the corrections of each convolution.
+        summary: one sentence for each kind of correction, and one for the output error.
     """
 
     ranges: Ranges
@@ -54,8 +53,7 @@ class Corrected:
 
 @dataclass(frozen=True, eq=False)
 class _Together:
-    """The layers' corrections put together by a policy, with its choice for each site and, by convolution, the
-    correction of the whole network that changed it after that."""
+    """All layers' corrections under one policy: the choice for each site, and later corrections by convolution."""
 
     policy: str
     choices: tuple[Choice, ...]
@@ -64,7 +62,7 @@ class _Together:
 
 
 def judge(task: Task, sites: Sequence[Site]) -> Corrected:
-    """The policy of the least error at the head on the images held back, or the plain rule where none lowers it."""
+    """The policy of least output error on the held-back images, or the plain rule if none lowers the error."""
     plain = QuantizedForm(f"the plain rule '{task.plain.rule}'", task.plain)
     policies = [name for name in POLICIES if task.start.noise is not None or name not in ("textbook", "few")]
     ways = [_put_together(task, sites, policy) for policy in (policies if task.corrections else ["layers"])]
@@ -78,19 +76,19 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     if rebuilt:
         ways = [*ways[verdict.kept - 1 : verdict.kept], *rebuilt]
         verdict = compare(task, [plain, *(way.form for way in ways)])
-    *left, figures = verdict.sentences()
+    *rejected, figures = verdict.sentences()
     doubt = verdict.doubt()
     if doubt:
         warnings.warn(doubt, TrtdetWarning, stacklevel=4)
     if verdict.kept == 0:
-        if not left:
+        if not rejected:
             warnings.warn(
                 f"corrected, the {figures}: {plain.name} stands; are the calibration images like those the detector "
                 "was trained on?",
                 TrtdetWarning,
                 stacklevel=4,
             )
-        summary = (*failed, *left, f"none kept: {figures}")
+        summary = (*failed, *rejected, f"none kept: {figures}")
         return Corrected(plain.ranges, corrections=plain.corrections, plan=task.placement.plan, summary=summary)
     way = ways[verdict.kept - 1]
     steps = {}
@@ -100,7 +98,7 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
         name: replace(entry, corrections=steps.get(name, ())) for name, entry in task.placement.plan.entries.items()
     }
     how = [way.form.name] if task.corrections else []
-    summary = (*_summary(task, sites, way), *failed, *how, *left, figures)
+    summary = (*_summary(task, sites, way), *failed, *how, *rejected, figures)
     return Corrected(way.form.ranges, corrections=way.form.corrections, plan=PrecisionPlan(entries), summary=summary)
 
 
@@ -109,8 +107,8 @@ def _errors(ways: Sequence[_Together], verdict: Verdict) -> dict[_Together, floa
 
 
 def _starts(ways: Sequence[_Together], verdict: Verdict) -> list[_Together]:
-    """The way that is kept, or has the least error where what stood before is; the best of the others, with channel
-    maps where that has none, without where it has some."""
+    """The best policy that is not the plain rule, and the best of the others, which has channel maps if the first has
+    none."""
     errors = _errors(ways, verdict)
     best = ways[verdict.kept - 1] if verdict.kept else min(ways, key=errors.__getitem__)
     others = [way for way in ways if (way.policy == "textbook") != (best.policy == "textbook")]
@@ -118,7 +116,7 @@ def _starts(ways: Sequence[_Together], verdict: Verdict) -> list[_Together]:
 
 
 def _with_seen_biases(task: Task, sites: Sequence[Site], way: _Together) -> _Together | None:
-    """The same way, with biases that make up for what clipping takes off as far as the head sees it."""
+    """The same policy with biases that compensate only the part of clipping that reaches the detections."""
     if task.start.noise is None:
         return None
     before, weights, choices = way.form.corrections, {}, []
@@ -134,14 +132,14 @@ def _with_seen_biases(task: Task, sites: Sequence[Site], way: _Together) -> _Tog
 
 
 def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[list[_Together], list[str]]:
-    """What corrections of the whole network make of the way that is best so far, and of the way without channel maps;
-    and a sentence for each correction that could not be tried."""
+    """Applies corrections of the whole network to the best policies with and without channel maps. Also returns a
+    sentence for each correction that failed."""
     best, *others = _starts(ways, verdict)
     errors = _errors(ways, verdict)
     plain = [way for way in others if way.policy == "textbook" and errors[way] < _HOPELESS * errors[best]]
     rebuilt, failed = [], []
     for correction in [correction for correction in task.corrections if correction.needs_network]:
-        made = []
+        variants = []
         try:
             for way in (best, *plain):
                 form = way.form
@@ -159,33 +157,33 @@ def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[l
                 changed = [name for name, rounded in after.items() if not rounded.same(before.get(name))]
                 form = QuantizedForm(f"{form.name}, {correction.name}", ranges, corrections)
                 rebuilt_by = {**way.rebuilt, **dict.fromkeys(changed, correction.name)}
-                made.append(replace(way, form=form, rebuilt=rebuilt_by))
-            rebuilt += made
+                variants.append(replace(way, form=form, rebuilt=rebuilt_by))
+            rebuilt += variants
         except ModelError as error:
             failed.append(f"{correction.name} not tried: {error}")
     return rebuilt, failed
 
 
 def worst(sites: Sequence[Site]) -> frozenset[str]:
-    """The fewest tensors whose channel maps bring the noise at the head close to that of all maps."""
-    gains, left = {}, 0.0
+    """The fewest tensors whose channel maps bring the noise at the detections close to that of all maps."""
+    gains, noise = {}, 0.0
     for site in sites:
         rule = min(site.rules, key=lambda trial: trial.loss())
-        left += rule.head
+        noise += rule.head
         for trial in site.worthwhile():
             gains[site.tensor] = rule.head - trial.head
-    goal = _FEW * (left - sum(gain for gain in gains.values() if gain > 0))
+    goal = _FEW * (noise - sum(gain for gain in gains.values() if gain > 0))
     tensors = []
     for tensor in sorted(gains, key=lambda tensor: -gains[tensor]):
-        if left <= goal or gains[tensor] <= 0:
+        if noise <= goal or gains[tensor] <= 0:
             break
         tensors.append(tensor)
-        left -= gains[tensor]
+        noise -= gains[tensor]
     return frozenset(tensors)
 
 
 def choose(site: Site, policy: str, chosen: Collection[str] = ()) -> Choice:
-    """What a policy takes, see :data:`POLICIES`; ``chosen`` are the tensors that ``few`` maps."""
+    """What a policy chooses, see :data:`POLICIES`; ``chosen`` are the tensors that ``few`` maps."""
     rule = min(site.rules, key=lambda trial: trial.loss())
     maps = site.worthwhile()
     if policy == "textbook" or (policy == "few" and site.tensor not in chosen):
@@ -196,7 +194,7 @@ def choose(site: Site, policy: str, chosen: Collection[str] = ()) -> Choice:
     picks = {}
     for name, errors in trial.errors.items():
         if policy == "textbook":
-            # Where much is clipped its mean is made up for everywhere, which an offset of the output must not do.
+            # With strong clipping an offset would compensate the mean even at places without clipping.
             picks[name] = Pick(errors.shape[0] - 1, 0)
         else:
             best = errors.size - 1 if policy in ("few", "all") else int(errors.argmin())
@@ -221,7 +219,7 @@ def _put_together(task: Task, sites: Sequence[Site], policy: str) -> _Together:
 
 
 def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ...]:
-    """How many tensors or convolutions each correction was kept for, and each rule chosen for."""
+    """Sentences on how often each correction was kept and each rule chosen."""
     convs = [(choice.trial, name, pick) for choice in way.choices for name, pick in choice.picks.items()]
     used = [trial.roundings[name][pick.rounding].name for trial, name, pick in convs]
     used += [trial.offsets[pick.offset] for trial, _, pick in convs]

@@ -1,7 +1,5 @@
-"""The whole network is learned anew: integers, scales and biases together, by what they do to the detections.
-
-What is learned of a weight is by how many equal steps it moves. Products in FP8 have none: they stay as they are.
-"""
+"""``reconstruct``: learns all integers, scales and biases together, by their effect on the detections. It learns how
+many equal steps a weight moves. FP8 has no equal steps, so products in FP8 stay as they are."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from trtdet.quantization.qdq import Corrections
 
 @dataclass(frozen=True)
 class Reconstruct(Correction):
-    """Every number of the INT8 network, learned; see :mod:`trtdet.quantization.gradients.reconstruction`."""
+    """Learns every number of the INT8 network; see :mod:`trtdet.quantization.gradients.reconstruction`."""
 
     name: ClassVar[str] = "reconstruct"
     needs_network: ClassVar[bool] = True
@@ -47,7 +45,7 @@ class Reconstruct(Correction):
         )
         chosen = chooses_rows(network.model, head.names)
         work = Reconstruction(learned, head=head, schedule=schedule, images=len(images), chosen=chosen)
-        # All that the result follows from.
+        # The digest covers everything that the result depends on.
         digest = hashlib.sha256(network.model.SerializeToString(deterministic=True))
         digest.update(content_hash(images).encode())
         plan = (network.placement.plan.names("int8"), network.placement.activations, network.together)
@@ -56,7 +54,7 @@ class Reconstruct(Correction):
         network.corrections.hash_into(digest)
 
         def shown(index: int) -> Iterator[NDArray[np.float32]]:
-            """The images of a pass in an order of its own, with the progress of all passes."""
+            """The images of one pass in a random order, with the progress over all passes."""
             order = [images[place] for place in np.random.default_rng(index).permutation(len(images))]
             before, total = index * len(images), schedule.passes * len(images)
             progress = network.sources.progress

@@ -1,8 +1,5 @@
-"""Weights to integers so that the convolution's output, not each weight, is as close as it can be.
-
-The weights of a product in FP8 go to numbers of E4M3 in the same way: the error of each is what the next make up for,
-however large the step is that it comes from.
-"""
+"""``round``: rounds weights so that the error of the convolution's output is least, not the error of each weight. FP8
+weights are rounded to E4M3 numbers in the same way, however large their steps are."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Round(Correction):
-    """A weight's rounding error is made up for by the weights that are still to be rounded."""
+    """The weights that are not rounded yet compensate each rounding error."""
 
     name: ClassVar[str] = "round"
     needs_covariance: ClassVar[bool] = True
@@ -52,16 +49,15 @@ def compensated(
     covariance: NDArray[np.float64],
     format: Format = "int8",
 ) -> NDArray[np.number]:
-    """Column by column, each column's rounding error made up for by the columns that are still to come.
+    """Rounds column by column; the remaining columns compensate each column's rounding error.
 
-    This lowers ``(W - Q) covariance (W - Q)^T``, the variance of the output's error; its mean is left to the bias.
-    Source: Frantar et al. 2023, "OPTQ" (GPTQ), arXiv:2210.17323, with columns of falling variance.
+    This lowers ``(W - Q) covariance (W - Q)^T``, the variance of the output error; ``bias`` compensates its mean.
+    Source: Frantar et al. 2023, "OPTQ" (GPTQ), arXiv:2210.17323, with columns in order of falling variance.
 
     Args:
-        rows: float64 (groups, out, D): the weights as one matrix a group.
-        scales: float32 (groups, out): of each row.
+        rows: float64 (groups, out, D): the weights, one matrix a group.
+        scales: float32 (groups, out): the scale of each row.
         covariance: float64 (groups, D, D): of the input's windows.
-        format: of the numbers.
 
     Raises:
         numpy.linalg.LinAlgError: the covariance is not positive definite, even with damping.
@@ -74,19 +70,19 @@ def compensated(
     damped += np.eye(width) * (_DAMPING * power.mean(axis=1) + 1e-12)[:, None, None]
     inverse = np.linalg.inv(damped)
     upper = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2).transpose(0, 2, 1)
-    left = np.take_along_axis(rows, order[:, None, :], axis=2)
+    remaining = np.take_along_axis(rows, order[:, None, :], axis=2)
     steps = scales.astype(np.float64)
-    chosen = np.empty_like(left)
+    rounded = np.empty_like(remaining)
     for start in range(0, width, _BLOCK):
         stop = min(start + _BLOCK, width)
-        errors = np.empty((*left.shape[:2], stop - start))
+        errors = np.empty((*remaining.shape[:2], stop - start))
         for column in range(start, stop):
-            chosen[..., column] = snap(left[..., column] / steps, format)
-            error = (left[..., column] - chosen[..., column] * steps) / upper[:, None, column, column]
+            rounded[..., column] = snap(remaining[..., column] / steps, format)
+            error = (remaining[..., column] - rounded[..., column] * steps) / upper[:, None, column, column]
             errors[..., column - start] = error
-            left[..., column + 1 : stop] -= error[..., None] * upper[:, None, column, column + 1 : stop]
-        left[..., stop:] -= errors @ upper[:, start:stop, stop:]
-    numbers = kept(chosen, format)
+            remaining[..., column + 1 : stop] -= error[..., None] * upper[:, None, column, column + 1 : stop]
+        remaining[..., stop:] -= errors @ upper[:, start:stop, stop:]
+    numbers = kept(rounded, format)
     integers = np.empty_like(numbers)
-    np.put_along_axis(integers, np.broadcast_to(order[:, None, :], chosen.shape), numbers, axis=2)
+    np.put_along_axis(integers, np.broadcast_to(order[:, None, :], rounded.shape), numbers, axis=2)
     return integers

@@ -1,10 +1,8 @@
-"""x -> scale * x, channel by channel, so that one range a tensor fits all of its channels.
+"""``smooth``: x -> scale * x for each channel, so that one range fits all channels of a tensor.
 
-The scale is chosen for each tensor by the noise that it leaves. Sources: Nagel et al. 2019, "Data-Free Quantization
-Through Weight Equalization and Bias Correction", arXiv:1906.04721, and Xiao et al. 2022, "SmoothQuant",
-arXiv:2211.10438.
-
-In FP8 it means nothing: the error of a number with an exponent is a share of it, whatever it is scaled by.
+The scales minimise the expected noise. Sources: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization
+and Bias Correction", arXiv:1906.04721, and Xiao et al. 2022, "SmoothQuant", arXiv:2211.10438. FP8 gains nothing: its
+rounding error is relative, so scaling does not change it.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ _SHARPNESS = 12.0
 
 @dataclass(frozen=True)
 class Smooth(Correction):
-    """The scale of each channel that leaves the least noise at the outputs of the convolutions that read the tensor.
+    """The channel scales of least noise at the outputs of the convolutions that read the tensor.
 
     With ``A = max_i scale_i reach_i`` the activation's rounding noise is ``(A / 127)^2 / (12 scale_i^2)`` a channel,
-    and the weights' ``(max_i |w_oi| / scale_i / 127)^2 / 12`` an element; both reach the output through the other
-    operand. Their sum is lowered by gradient descent over log scale, which finds for every tensor its own compromise
-    between the two extremes: 1 / reach (alpha 1 in SmoothQuant; the solution for depthwise convolutions) and equal
-    weights (alpha 0). The geometric mean of the scales is 1; the mean's share of the variance is left to the bias.
+    and the weights' noise is ``(max_i |w_oi| / scale_i / 127)^2 / 12`` an element. Both reach the output through the
+    other operand. Gradient descent over log scale lowers their sum. The result lies between two extremes: 1 / reach
+    (alpha 1 in SmoothQuant; the solution for depthwise convolutions) and equal weights (alpha 0). The geometric mean of
+    the scales is 1. ``bias`` compensates the mean's share of the noise.
     """
 
     name: ClassVar[str] = "smooth"
@@ -44,7 +42,7 @@ class Smooth(Correction):
     ) -> tuple[ChannelMap, float]:
         reach = np.maximum(reach, SMALLEST * reach.max())
         log_reach = np.log(reach)
-        # Where every output reads a single channel, that channel's scale is its weights' too and costs them nothing.
+        # If every output reads a single channel, the channel's scale also scales its weights and costs nothing.
         depthwise = all(reader.squares.shape[2] == 1 for reader in readers)
         u = -log_reach if depthwise else -0.75 * log_reach
         momentum, power = np.zeros_like(u), np.zeros_like(u)
@@ -54,7 +52,7 @@ class Smooth(Correction):
             if loss < best_loss:
                 best, best_loss = u, loss
             slope /= max(loss, 1e-300)
-            # Adam (Kingma and Ba 2015) with a falling rate.
+            # Adam (Kingma and Ba 2015) with a decreasing rate.
             momentum = 0.9 * momentum + 0.1 * slope
             power = 0.98 * power + 0.02 * slope * slope
             rate = 0.12 * 0.97**step
@@ -71,7 +69,7 @@ def _noise(
     weight_share: float,
 ) -> tuple[float, NDArray[np.float64]]:
     """The noise for scales ``exp(u)`` and its gradient."""
-    # A smooth maximum: the true one moves a single channel a step.
+    # A smooth maximum: the gradient of the true one moves only one channel per step.
     raised = log_reach + u
     top = raised.max()
     share = np.exp(_SHARPNESS * (raised - top))

@@ -22,23 +22,23 @@ from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import MOST_COLUMNS, Moments, Window
 
 _PLACES = 256
-"""Windows that are looked at in one image and convolution; up to four times as many where they are wide."""
+"""Windows sampled per image and convolution; up to four times as many if they are wide."""
 
 _QUIET = 0.01
-"""An output's error counts as a share of its variance, but of at least this share of the outputs' median variance."""
+"""Lower limit of the variance to which an output's error is relative, as a share of the outputs' median variance."""
 
 _GRAM_BYTES = 1 << 30
-"""Second moments that are held at a time; a model with more of them is read in several passes."""
+"""Memory for second moments; a model with more of them is read in several passes."""
 
 _CHEAP = 0.1
-"""A map whose Mul costs a smaller share of the bytes of FP16 is as good as folded: the head decides about it, since the
-error of a layer does not say what it does to a detection."""
+"""A map whose Mul costs less than this share of FP16's bytes counts as free. Then the gate decides about it, since a
+layer's error does not show the effect on detections."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rounding:
-    """Integers for a convolution, int8 (groups, out / groups, D) or float16 of E4M3, for scales float32 (groups, out /
-    groups), by the name of the correction that proposed them; the nearest have none."""
+    """Integers of a convolution, int8 (groups, out / groups, D) or E4M3 in float16, for scales float32 (groups, out /
+    groups). ``name`` is the correction that proposed them; empty for rounding to nearest."""
 
     name: str
     scales: NDArray[np.float32]
@@ -47,20 +47,19 @@ class Rounding:
 
 @dataclass(eq=False)
 class Trial:
-    """One way to quantise a tensor, and what becomes of the convolutions that read it.
+    """One way to quantise a tensor, with the results for the convolutions that read it.
 
     Attributes:
-        name: of the correction that proposed the channel map; empty where a threshold rule gives the range.
-        rule: that gave the range; empty for a channel map.
-        roundings: by convolution, the nearest first.
-        means: by window, the sum of the samples as the convolution reads them.
-        inside: likewise, mapped and clipped, but not rounded.
+        name: correction that proposed the channel map; empty if a threshold rule gives the range.
+        rule: rule that gave the range; empty for a channel map.
+        roundings: by convolution, rounding to nearest first.
+        means: by window, the sum of the quantised samples.
+        inside: the same, mapped and clipped, but not rounded.
         errors: by convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
-        offsets: name of the correction that each column of the errors is of; the first has none.
-        head: what the tensor's rounding and clipping add to the error's power at the head; 0 where it is not known.
-        cut: float64 (C,): what clipping takes off each channel on average, with places weighted by how far they reach
-            the head; None where that is not known.
-        written: by convolution, the weights of each rounding with its offsets, as the judging multiplies and adds them.
+        offsets: name of the correction for each column of the errors; empty for the first.
+        head: error power that rounding and clipping the tensor add to the detections; 0 if unknown.
+        cut: float64 (C,): mean clipped amount per channel, weighted by its effect on detections; None if unknown.
+        written: by convolution, each rounding's weights with its offsets, cached for :meth:`Site.add_errors`.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Trial:
     written: dict[str, list[tuple[NDArray[np.float32], list[NDArray[np.float32]]]]] = field(default_factory=dict)
 
     def quantized(self, windows: NDArray[np.float32], window: Window, rounds: bool = True) -> NDArray[np.float32]:
-        """Sampled windows as the convolution will read them: mapped, clipped and, unless told not to be, rounded."""
+        """The sampled windows as the convolution reads them: mapped, clipped and, with ``rounds``, rounded."""
         step = self.map.step
         factor: np.float32 | NDArray[np.float32] = 1 / step
         if self.map.scale is not None:
@@ -90,12 +89,12 @@ class Trial:
         return values
 
     def loss(self) -> float:
-        """The sum over the convolutions of the least error of each."""
+        """Sum of the least errors of all convolutions."""
         return sum(float(errors.min()) for errors in self.errors.values())
 
 
 class Pick(NamedTuple):
-    """What a policy takes of a trial for one convolution: positions of a rounding and of an offset."""
+    """A policy's choice for one convolution: positions in the trial's roundings and offsets."""
 
     rounding: int
     offset: int
@@ -103,8 +102,8 @@ class Pick(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What a policy takes at a site: the trial of the best threshold rule, the trial that is taken, its picks by
-    convolution, and whether there was a channel map whose Mul would have cost more than it brought."""
+    """A policy's choice at a site: the trial of the best threshold rule, the chosen trial and its picks by convolution.
+    ``left_out``: a channel map was rejected because its Mul costs more than it gains."""
 
     rule: Trial
     trial: Trial
@@ -114,15 +113,15 @@ class Choice:
 
 @dataclass(eq=False)
 class Site:
-    """A tensor that is quantised, with the convolutions that read it and their windows, by name.
+    """A quantised tensor, with the convolutions that read it and their windows, by name.
 
     Attributes:
         number: part of the seed of every sample.
-        multiplied: how many channels Muls would scale: those whose scale nothing before takes, see
-            :func:`trtdet.quantization.folding.channels_left`, and all of them once more for each sum that reads the
-            tensor, to scale them back.
-        parted: whether a Mul would part it from the kernel that rounds it as well, or from other readers of its INT8.
-        too_dear: a map was not even tried, since its Mul moves more bytes than FP16 convolutions would.
+        multiplied: channels that Muls would scale: those that do not fold, see
+            :func:`trtdet.quantization.folding.channels_left`, and all of them again for each sum that reads the tensor,
+            to undo the scale.
+        parted: a Mul would separate the tensor from the kernel that rounds it, or from other readers of its INT8.
+        too_dear: no map was tried, since its Mul moves more bytes than FP16 convolutions would.
     """
 
     tensor: str
@@ -147,7 +146,7 @@ class Site:
         return self.convs[conv].weight.astype(np.float64)
 
     def rows(self, conv: str, map: ChannelMap | None = None) -> NDArray[np.float64]:
-        """The weights as matrices for the samples, (groups, out / groups, D), of the input as a map gives it."""
+        """The weights as matrices for the samples, (groups, out / groups, D), for the input after ``map``."""
         window = self.windows[conv]
         rows = window.rows(self.weight(conv))
         return rows if map is None or map.scale is None else rows / window.spread(map.scale)[:, None, :]
@@ -166,22 +165,17 @@ class Site:
 
     @property
     def mul_price(self) -> float:
-        """The bytes that a map's Muls cost, for each that the convolutions would cost in FP16.
-
-        A Mul's constants are 4 bytes a channel. Where it parts a convolution from the rounding of its result, that
-        result is written and read in FP16 as well. FP16 convolutions read weights, and write and read values, of 2
-        bytes instead of 1.
-        """
+        """Bytes that a map's Muls cost, relative to the additional bytes of FP16 convolutions. A Mul reads constants of
+        4 bytes a channel. If it separates a convolution from the rounding of its result, the result is also written and
+        read in FP16. FP16 convolutions move 2 bytes instead of 1 for each weight and value."""
         channels, places = self._shape
         weights: int = sum(conv.weight.size for conv in self.convs.values())
         mul = 4 * self.multiplied * (1 + places * self.parted)
         return mul / (2 * channels * places + weights)
 
     def worthwhile(self) -> list[Trial]:
-        """The channel maps that buy more accuracy for their bytes than keeping the convolutions in FP16 would.
-
-        FP16 takes all of the error away that the best rule leaves; a map takes its share.
-        """
+        """The channel maps that gain more accuracy per byte than FP16 convolutions would. FP16 removes the whole error
+        of the best rule; a map removes part of it."""
         least = min(trial.loss() for trial in self.rules)
         price = self.mul_price
         return [trial for trial in self.mapped if price < _CHEAP or least - trial.loss() > price * least]
@@ -193,7 +187,7 @@ class Site:
         return any(correction.needs_covariance for correction in self.corrections)
 
     def moment_bytes(self) -> int:
-        """What the second moments take at most of the windows that the convolutions share."""
+        """Upper bound of the memory for the second moments of windows that the convolutions share."""
         sizes = []
         for name, window in self.windows.items():
             width = self._width(name)
@@ -201,7 +195,7 @@ class Site:
         return max(sizes)
 
     def _samples(self, x: NDArray[np.float32], seed: int) -> Iterator[tuple[Window, NDArray[np.float32]]]:
-        """Windows over an image's activation, (C, H, W) or (..., C), at places that follow from the seed."""
+        """Windows of an image's activation, (C, H, W) or (..., C), at places that the seed determines."""
         x = next(iter(self.windows.values())).laid_out(x)
         for window in dict.fromkeys(self.windows.values()):
             width = len(x) // window.groups * window.taps
@@ -222,10 +216,8 @@ class Site:
             self._moments[window].update(windows)
 
     def prepare(self, candidates: Mapping[str, Ranges], everywhere: bool = False) -> None:
-        """Works out every trial from the moments, which are let go.
-
-        With ``everywhere`` the plain form is rounded with care also where it hardly can win against a channel map.
-        """
+        """Creates all trials from the moments, then frees the moments. With ``everywhere`` corrections round the plain
+        form even if it can hardly beat a channel map."""
         for name, window in self.windows.items():
             power = self._moments[window].through(self.rows(name))
             floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
@@ -236,7 +228,7 @@ class Site:
                 Trial("", ChannelMap(ranges.tensors[self.tensor].amax), rule) for rule, ranges in candidates.items()
             ]
             best = self._best_map()
-        else:  # neither a rule nor a map has anything to choose
+        else:  # FP8: rules and maps make no difference
             extremes = next(iter(candidates.values())).tensors[self.tensor]
             self.trials = [Trial("", fp8_map(extremes.low, extremes.high))]
         if best is not None and self.mul_price >= 1:
@@ -250,7 +242,7 @@ class Site:
         self._moments.clear()
 
     def _best_map(self) -> Trial | None:
-        """The channel map of least expected noise, if the tensor varies at all."""
+        """The channel map of least expected noise; None for a constant tensor."""
         variance = np.zeros(())
         for window, moments in self._moments.items():
             variance = np.maximum(variance, moments.variance().reshape(-1, window.taps).mean(axis=1))
@@ -305,11 +297,11 @@ class Site:
     def offsets(
         self, trial: Trial, name: str, rounding: Rounding, seen: bool = False
     ) -> list[tuple[str, NDArray[np.float64]]]:
-        """What may be added to the integer product, float64 (groups, out) each, by the correction that proposes it.
+        """Possible biases, float64 (groups, out) each, with the correction that proposes each one.
 
-        The first, without a name, is the float model's own bias. With ``seen``, what clipping takes off counts as far
-        as the head sees it: most of it may be no part of a detection, and made up for at every place it would move
-        those that are.
+        The first, without a name, is the float model's own bias. With ``seen``, clipping counts only as far as it
+        reaches the detections. Most clipped values may lie outside of any detection, and a bias that compensates them
+        everywhere would move the detections.
         """
         window = self.windows[name]
         bias = self.bias(name)
@@ -319,12 +311,12 @@ class Site:
             clipped = trial.inside[window] / self._seen[window] + window.spread(trial.cut)
             exact = np.einsum("goi,gi->go", self.rows(name, trial.map), clipped)
         mean = trial.means[window] / self._seen[window]
-        got = np.einsum("goi,gi->go", rounding.integers.astype(np.float64), mean) * rounding.scales
-        proposals = [(correction.name, correction.offset(bias, exact, got)) for correction in self.corrections]
+        actual = np.einsum("goi,gi->go", rounding.integers.astype(np.float64), mean) * rounding.scales
+        proposals = [(correction.name, correction.offset(bias, exact, actual)) for correction in self.corrections]
         return [("", bias), *((owner, offset) for owner, offset in proposals if offset is not None)]
 
     def add_errors(self, x: NDArray[np.float32], seed: int) -> None:
-        """Adds the error of every trial, rounding and offset at the output of every layer on one image."""
+        """Adds the output error of every trial, rounding and offset for one image."""
         for window, windows in self._samples(x, seed):
             self._judged[window] = self._judged.get(window, 0) + windows.shape[2]
             quantized = [trial.quantized(windows, window) for trial in self.trials]
@@ -351,12 +343,12 @@ class Site:
                     error = rest + offset
                     error *= error
                     error *= importance
-                    # The fourth power: what saturates does so where there is an object, rarely and by much.
+                    # The fourth power: saturation occurs at objects, where it is rare and large.
                     total = float(np.vdot(error, error))
                 trial.errors[name][row, column] += np.inf if np.isnan(total) else total
 
     def settle(self) -> None:
-        """Ends the judging: sums become means, as shares of the outputs' variance."""
+        """Turns the sums into means, as shares of the outputs' variance."""
         for trial in self.trials:
             trial.written.clear()
             for name, errors in trial.errors.items():
@@ -364,7 +356,7 @@ class Site:
                 trial.errors[name] = np.sqrt(errors / places * self._importance[name].size)
 
     def rounded(self, choice: Choice, seen: bool = False) -> dict[str, Rounded]:
-        """The weights of the convolutions that are not plain, as they are written; ``seen`` as of :meth:`offsets`."""
+        """The weights of the convolutions that differ from the plain form; for ``seen`` see :meth:`offsets`."""
         forms = {}
         for name, pick in choice.picks.items():
             if choice.trial.name or any(pick):
@@ -375,7 +367,7 @@ class Site:
         return forms
 
     def steps(self, choice: Choice) -> dict[str, tuple[Step, ...]]:
-        """For each convolution what was done, each with the error without it and with it."""
+        """The corrections of each convolution, with the error without and with each."""
         steps, trial = {}, choice.trial
         for name, pick in choice.picks.items():
             errors = trial.errors[name]
@@ -396,11 +388,9 @@ def find_sites(
     corrections: tuple[Correction, ...],
     parted: Collection[str] = (),
 ) -> list[Site]:
-    """The tensors whose INT8 readers are all understood: 2-D convolutions with known padding, or products with weights.
-
-    A tensor that layers in FP8 read as well is a site of its own for these; ``parted`` is that of
-    :class:`trtdet.quantization.corrections.head_ranges.Start`.
-    """
+    """The tensors whose INT8 readers are all supported: 2-D convolutions with known padding, or products with weights.
+    A tensor that FP8 layers read as well is a second site for these. For ``parted`` see
+    :class:`trtdet.quantization.corrections.head_ranges.Start`."""
     graph = gs.import_onnx(model)
     nodes, tensors = {node.name: node for node in graph.nodes}, graph.tensors()
     sites: list[Site] = []
@@ -413,19 +403,19 @@ def find_sites(
             layers = {name: Weighted.of(nodes[name]) for name in readers if name in chosen}
             convs = {name: conv for name, conv in layers.items() if conv is not None}
             windows = {name: window for name, conv in convs.items() if (window := Window.of(conv.node)) is not None}
-            # A map must suit all convolutions that read the tensor, so that one unknown window rules the tensor out.
+            # A map must suit all convolutions that read the tensor, so one unknown window excludes the tensor.
             if len(windows) < len(layers) or len({window.axis for window in windows.values()}) != 1:
                 continue
             name, window = next(iter(windows.items()))
             channels = window.groups * convs[name].weight.shape[1]
-            left = channels_left(graph, tensors[tensor], channels, readers=readers, int8=chosen)
+            unfolded = channels_left(graph, tensors[tensor], channels, readers=readers, int8=chosen)
             site = Site(
                 tensor=tensor,
                 convs=convs,
                 windows=windows,
-                number=2 * len(sites) - first,  # samples, and so the bytes of engines, follow from it
+                number=2 * len(sites) - first,  # samples, and so the bytes of engines, depend on it
                 corrections=tuple(each for each in corrections if format == "int8" or not each.equal_steps),
-                multiplied=left + channels * (len(readers) - len(convs)),
+                multiplied=unfolded + channels * (len(readers) - len(convs)),
                 parted=tensor in parted,
                 format=format,
             )
@@ -434,7 +424,7 @@ def find_sites(
 
 
 def batches(sites: Sequence[Site]) -> Iterator[list[Site]]:
-    """The sites in runs whose moments fit into memory together."""
+    """Splits the sites into groups whose moments fit into memory together."""
     batch: list[Site] = []
     used = 0
     for site in sites:

@@ -1,6 +1,6 @@
-"""An ONNX model as a differentiable function in torch, and what its detections make of the noise of each activation.
+"""ONNX models as differentiable functions in torch, and the effect of each activation's noise on the detections.
 
-Needs torch, an extra: nothing here is imported before it is asked for, see :func:`available`.
+Needs torch, an extra, which is imported on first use, see :func:`available`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import importlib.util
 import os
 
 NO_TORCH = "torch is not installed: pip install 'trtdet[correct]'"
-"""Why there are no gradients where torch is not :func:`available`."""
+"""The reason for having no gradients if torch is not :func:`available`."""
 
 
 def available() -> bool:
-    """Whether torch is installed."""
     return importlib.util.find_spec("torch") is not None
 
 
 def calm_threads() -> None:
-    """To be called before torch is loaded, which reads it then: threads that spin while they wait starve all else."""
+    """Stops idle threads from spinning, which slows down all others; torch reads the setting when it is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,14 +1,14 @@
-"""What a Q/DQ pair at each activation does to the detections, for every range that it could have.
+"""The effect of a Q/DQ pair at each activation on the detections, for every candidate range.
 
-The gradient of a random combination of the decoded scores and boxes says, value by value, how an activation's rounding
-and clipping reach the detections. With signs drawn at random for each score and coordinate, the square of the
-combination's change is in expectation the sum of their squared changes, each weighted by what becomes a detection: the
-quadratic form of Dong et al. 2019, "HAWQ" (arXiv:1905.03696) and Li et al. 2021, "BRECQ" (arXiv:2102.05426, section
-3.2), for the error of :mod:`trtdet.quantization.head_error` and with Hutchinson's probes instead of class labels. One
-backward pass judges all ranges of all tensors.
+The gradient of a random combination of the decoded scores and boxes shows how an activation's rounding and clipping
+reach the detections. Each score and coordinate has a random sign. So the expected square of the combination's change is
+the sum of the squared changes, each weighted by what becomes a detection. This is the quadratic form of Dong et al.
+2019, "HAWQ" (arXiv:1905.03696) and Li et al. 2021, "BRECQ" (arXiv:2102.05426, section 3.2), for the error of
+:mod:`trtdet.quantization.head_error` and with Hutchinson's probes instead of class labels. One backward pass rates all
+ranges of all tensors.
 
-Rounding errors are taken for independent: each adds a twelfth of the squared step, weighted by the squared gradient.
-Clipping is not: what it takes off is added up with its signs before it is squared.
+Rounding errors count as independent: each adds a twelfth of the squared step, weighted by the squared gradient.
+Clipping errors do not: they are summed with their signs before squaring.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from trtdet.quantization.head_error import SEEN
 from trtdet.quantization.placement import QdqPlacement
 
 FRACTIONS = 2.0 ** (-np.arange(17) / 4)
-"""Ranges that are judged, as shares of the largest magnitude: 1 down to 1 / 16 in quarters of an octave."""
+"""Candidate ranges, as shares of the largest magnitude: 1 down to 1 / 16 in quarters of an octave."""
 
 CLIPPING = 4.0
-"""What clipping counts more than rounding. Activations that are clipped all err to the same side, so that the errors of
-several tensors add up, and images that were not seen reach further. Of 1, 4, 16 and 64 it leaves the least error at the
-head on images held back, for YOLOX nano, YOLOv5 n and PicoDet s alike."""
+"""Weight of clipping relative to rounding. Clipping errors have one sign, so those of several tensors add up, and
+unseen images reach further. Of 1, 4, 16 and 64 it leaves the least output error on held-back images, for YOLOX nano,
+YOLOv5 n and PicoDet s alike."""
 
 
 @dataclass(eq=False)
 class TensorNoise:
-    """What rounding and clipping one activation do at the head: parts of what is added to ``HeadError.power``.
+    """Contributions to ``HeadError.power`` from rounding and clipping one activation.
 
     Attributes:
         largest: the largest magnitude on the calibration images.
         clipped: float64 (2, ranges): the squared change of scores and of boxes by clipping, for each range.
         squares: float64 (2,): the squared gradients of scores and of boxes, summed over places.
-        cut: float64 (C, ranges): what clipping takes off, summed over places, each times its squared gradient.
-        counted: the squared gradients that ``cut`` is weighted with, summed.
+        cut: float64 (C, ranges): the clipped amounts, summed over places, each times its squared gradient.
+        counted: sum of the squared gradients that weight ``cut``.
     """
 
     largest: float
@@ -57,17 +57,17 @@ class TensorNoise:
     counted: float = 0.0
 
     def add(self, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Adds an image's value (C, ...) and the gradients of its scores and its boxes there, None for one of 0."""
-        # What some range cuts off is a small part of most tensors; a tensor that is zero has no such tail.
+        """Adds an image's value (C, ...) and the gradients of scores and boxes there, None for a gradient of 0."""
+        # Only the tail that some range clips is processed: it is a small part of most tensors, and empty for zeros.
         flat = value.reshape(-1)
         chosen = flat.abs() > float(FRACTIONS[-1]) * self.largest
         tail = flat[chosen]
-        # What lies in quarter-octave j below the largest is cut off by all narrower ranges j + 1, j + 2, ...
+        # Ranges j + 1, j + 2, ... clip the values in quarter-octave j below the largest.
         octave = torch.floor(-4 * torch.log2(tail.abs() / (self.largest or 1.0))).clamp(0, len(FRACTIONS) - 1)
         octave, at = octave.to(torch.int64), torch.nonzero(chosen)[:, 0]
 
         def cut(weight: torch.Tensor, channels: int) -> NDArray[np.float64]:
-            """What clipping to each range takes off, float64 (channels, ranges), summed with weights (places,)."""
+            """Clipped amounts for each range, float64 (channels, ranges), summed with weights (places,)."""
             cells = torch.div(at, len(weight), rounding_mode="floor") * len(FRACTIONS) + octave
             signed = weight[at % len(weight)] * tail.sign()
             sums, products = (
@@ -87,10 +87,8 @@ class TensorNoise:
 
 
 class HeadNoise:
-    """Gathers it over images, for ranges with the extremes of the activations.
-
-    A tensor with one of the channel ``maps``, which clip nothing, is judged as it is mapped.
-    """
+    """Collects :class:`TensorNoise` over images; ``ranges`` holds the extremes of the activations. A tensor in ``maps``
+    is measured after its channel map, which clips nothing."""
 
     def __init__(
         self,
@@ -129,10 +127,10 @@ class HeadNoise:
         boxes, scores = outputs[self._head.boxes], outputs[self._head.scores]
         scores = torch.sigmoid(scores) if self._head.logits else scores
         weight = torch.where(scores > SEEN, scores, 0.0).detach()
-        # Coordinates as shares of their box: where it moves a little, the change of 1 - IoU is of that size.
+        # Coordinates are relative to the box size: a small move changes 1 - IoU by about as much.
         best = scores.detach().amax(-1)
         sizes = (boxes[..., 2:] - boxes[..., :2]).detach()
-        # A box without an inside has no IoU to lose.
+        # An empty box has no IoU to lose.
         share = torch.where((best > SEEN) & (sizes.amin(-1) > 0), best, 0.0)
         sizes = sizes.clamp(min=1.0)
         scale = share.sqrt()[..., None] / torch.cat([sizes, sizes], -1)
@@ -159,16 +157,16 @@ class HeadNoise:
         return self
 
     def _signs(self, like: torch.Tensor) -> torch.Tensor:
-        # Drawn on the CPU, so that every device sees the same.
+        # Drawn on the CPU, so that every device gets the same signs.
         return (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
 
     @property
     def seen(self) -> bool:
-        """Whether anything was detected on the images."""
+        """Whether the images have any detection."""
         return bool(self._weight.min() > 0)
 
     def noise(self, name: str, amax: float) -> float:
-        """What a range of a tensor adds to the error's power at the head."""
+        """Error power that a tensor's range adds to the detections."""
         tensor = self.tensors[name]
         if not tensor.largest > 0:
             return 0.0
@@ -176,22 +174,20 @@ class HeadNoise:
         return float(((rounded + CLIPPING * _at(tensor.clipped, amax / tensor.largest)) / self._weight).sum())
 
     def cut(self, name: str, amax: float) -> NDArray[np.float64] | None:
-        """What a range takes off each channel on average, float64 (C,), with places weighted by their squared gradient.
-
-        None where nothing of the tensor reaches the head.
-        """
+        """Mean clipped amount of each channel for a range, float64 (C,), places weighted by their squared gradient.
+        None if the tensor does not reach the detections."""
         tensor = self.tensors[name]
         reaches = tensor.largest > 0 and tensor.counted > 0
         return _at(tensor.cut, amax / tensor.largest) / tensor.counted if reaches else None
 
     def best(self, name: str) -> float:
-        """The amax of least noise; the widest where nothing of the tensor reaches the head."""
+        """The amax of least noise; the widest if the tensor does not reach the detections."""
         largest = self.tensors[name].largest
         return float(min(FRACTIONS * largest, key=lambda amax: self.noise(name, float(amax))))
 
 
 def _at(clipped: NDArray[np.float64], fraction: float) -> NDArray[np.float64]:
-    """Between two ranges: (..., ranges) -> (...)."""
+    """Interpolates between two ranges: (..., ranges) -> (...)."""
     place = -4 * float(np.log2(min(max(fraction, FRACTIONS[-1]), 1.0)))
     low = min(int(place), len(FRACTIONS) - 2)
     share = place - low

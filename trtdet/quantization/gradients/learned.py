@@ -1,4 +1,4 @@
-"""The numbers of an INT8 network as parameters: integers, scales and biases of convolutions, scales of activations."""
+"""The parameters of an INT8 network: integers, scales and biases of convolutions, scales of activations."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from trtdet.quantization.qdq import Corrections, plain_form
 from trtdet.quantization.weighted import Weighted
 
 DRIFT = 1.5
-"""Steps that a weight may move from where it started: what moves further fits the images and no others."""
+"""Maximum change of a weight in steps; larger changes would overfit the images."""
 
 
 RATES = {"integers": 0.02, "weight scales": 5e-4, "activation scales": 2e-3, "biases": 1e-3}
-"""Learning rates of Adam by what is learned: integers in steps, scales in their logarithm, biases as they are."""
+"""Learning rates of Adam: for integers in steps, for scales in their logarithm, for biases as they are."""
 
 
 class Learned(torch.nn.Module):
-    """An INT8 network that computes in float what its integers would give, with gradients.
+    """An INT8 network, computed in float with gradients.
 
     Rounding is straight through: its gradient is 1 within the range, and the rounding error for a scale (Esser et al.
     2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
 
     Args:
-        start: ranges of the activations without a channel map, and corrections: channel maps, which stay, and the
-            weights to start from; a convolution without any starts from the plain form.
+        start: ranges of the activations without a channel map, and corrections: fixed channel maps, and initial
+            weights. A convolution without weights there starts from the plain form.
         together: groups of activations that keep one scale.
-        outputs: names of the tensors that the network gives.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class Learned(torch.nn.Module):
         self.to(self._network.device)
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The outputs of the INT8 network."""
         try:
             return self._network(images, self._read)
         finally:
@@ -102,19 +100,19 @@ class Learned(torch.nn.Module):
         return self._form[name]
 
     def _weight(self, conv: str) -> torch.Tensor:
-        """For the input as it is: what a channel map makes of it is in the activation."""
+        """The weight for the unmapped input; the activation applies the channel map and its inverse."""
         weight = self._convs[conv].weight()
         channels = self._corrections.tensors.get(self._reads[conv])
         if channels is None or channels.scale is None:
             return weight
-        # A value an input channel, laid out as the weights (out, in / groups, ...).
+        # A value per input channel, in the layout of the weights (out, in / groups, ...).
         groups = self._groups[conv]
         rows = torch.from_numpy(np.asarray(channels.scale, np.float32)).reshape(groups, -1)
         rows = rows.repeat_interleave(len(weight) // groups, 0)
         return weight * rows.reshape(len(weight), -1, *(1,) * (weight.dim() - 2)).to(weight.device)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """For an optimiser of torch, with the rates of :data:`RATES`."""
+        """Parameters for a torch optimiser, with the rates of :data:`RATES`."""
         convs = self._convs.values()
         groups = {
             "integers": [conv.latent for conv in convs],
@@ -126,12 +124,12 @@ class Learned(torch.nn.Module):
 
     @torch.no_grad()
     def confine(self) -> None:
-        """Takes weights back that have moved further than :data:`DRIFT`."""
+        """Limits each weight's change to :data:`DRIFT`."""
         for conv in self._convs.values():
             conv.latent.clamp_((conv.start - DRIFT).clamp(min=-QMAX), (conv.start + DRIFT).clamp(max=QMAX))
 
     def written(self) -> tuple[Ranges, Corrections]:
-        """The ranges and corrections as they have become."""
+        """The learned ranges and corrections."""
         steps = half_step(self.steps.detach().exp().cpu().numpy(), up=False)
         amax = {name: float(steps[self._row[name]]) * QMAX for name in self._tensors}
         maps = {
@@ -147,21 +145,21 @@ class Learned(torch.nn.Module):
 
 
 _PART = "//learned "
-"""Between a convolution's name and what is its own."""
+"""Separates a convolution's name from the name of its parameter."""
 
 
 def _owning(
     graph: gs.Graph, convs: Mapping[str, Weighted]
 ) -> tuple[onnx.ModelProto, dict[str, tuple[tuple[str, int], ...]]]:
-    """The model with a weight and a bias of its own for each layer, and by tensor the node and position of each."""
+    """The model with a weight and a bias of its own for each layer; by tensor, the node and position of each."""
     places: dict[str, tuple[tuple[str, int], ...]] = {}
     for name, layer in convs.items():
         bias = gs.Constant(f"{name}{_PART}bias", layer.bias)
         if not layer.has_place:
-            made = layer.node.outputs[0]
-            raw = gs.Variable(f"{made.name}{_PART}raw", np.float32, made.shape)
+            output = layer.node.outputs[0]
+            raw = gs.Variable(f"{output.name}{_PART}raw", np.float32, output.shape)
             layer.node.outputs = [raw]
-            graph.nodes.append(gs.Node("Add", f"{name}{_PART}sum", {}, [raw, bias], [made]))
+            graph.nodes.append(gs.Node("Add", f"{name}{_PART}sum", {}, [raw, bias], [output]))
             places[bias.name] = ((f"{name}{_PART}sum", 1),)
         else:
             layer.set_bias(bias)
@@ -175,8 +173,6 @@ def _owning(
 
 
 class _Convolution(torch.nn.Module):
-    """What is learned of a convolution."""
-
     start: torch.Tensor
 
     def __init__(self, start: Rounded) -> None:
@@ -201,7 +197,7 @@ class _Convolution(torch.nn.Module):
 
 
 class _Straight(torch.autograd.Function):
-    """Rounding whose gradient is 1."""
+    """Rounding with gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -220,7 +216,7 @@ class _Rounding(torch.autograd.Function):
         ratio = x / scale
         rounded = ratio.round().clamp_(-QMAX, QMAX)
         inside = ratio.abs() <= QMAX
-        # The gradient of the scale, kept in place of the value itself.
+        # The gradient of the scale, stored instead of the value.
         ctx.save_for_backward(inside, torch.where(inside, rounded - ratio, rounded))
         return rounded * scale
 

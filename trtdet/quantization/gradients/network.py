@@ -17,25 +17,20 @@ from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.gradients.operators import OPERATORS
 
 Read = Callable[[str, torch.Tensor], torch.Tensor]
-"""What takes the place of a tensor where a Q/DQ pair stands before it: its name and its value to the value that is
-read."""
+"""Replaces a tensor at a Q/DQ pair: from its name and value to the value that the next operator reads."""
 
 
 _STEPS = (
     *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "IsNaN", "ArgMax", "ArgMin"),
     *("NonZero", "Sign", "Round", "Ceil"),
 )
-"""Operators whose results change in steps, with a gradient of 0."""
+"""Operators whose results change in steps, with gradient 0."""
 
 
 class TorchNetwork:
-    """The part of a float model, as the passes leave it, that computes some of its tensors.
-
-    Args:
-        outputs: names of the tensors.
-        readers: by tensor, the nodes and input positions that read its quantised copy.
-        device: what it runs on; a GPU where torch sees one.
-    """
+    """The part of a float model, as the passes leave it, that computes the tensors ``outputs``. ``readers`` gives by
+    tensor the nodes and input positions that read its quantised copy; ``device`` is by default a GPU if torch sees
+    one."""
 
     def __init__(
         self,
@@ -64,7 +59,7 @@ class TorchNetwork:
         """The outputs for images, float32 (B, 3, H, W), as many as the model takes.
 
         Raises:
-            ModelError: an operator on the way to the outputs is not differentiable here.
+            ModelError: an operator before the outputs is not differentiable here.
         """
         values: dict[str, Any] = {**self._constants, self.input: images.to(self.device)}
         for index, node in enumerate(self._nodes):
@@ -82,7 +77,7 @@ class TorchNetwork:
 
 
 def factors(channels: ChannelMap | None, like: torch.Tensor) -> Any:
-    """The scale of a channel map, laid out as a tensor (B, C, ...) or (..., C); 1 where there is none."""
+    """A channel map's scale in the layout of a tensor (B, C, ...) or (..., C); 1 if there is no map."""
     if channels is None or channels.scale is None:
         return 1.0
     shape = (1, -1, *(1,) * (like.dim() - 2)) if channels.axis == 1 else (-1,)
@@ -90,7 +85,7 @@ def factors(channels: ChannelMap | None, like: torch.Tensor) -> Any:
 
 
 def _placed(value: torch.Tensor, device: str) -> torch.Tensor:
-    """On the device, but for integers: those are shapes and positions, which are read here."""
+    """Moves floats to the device; integers are shapes and positions, which the CPU reads."""
     return value.to(device) if value.is_floating_point() or value.dtype == torch.bool else value
 
 
@@ -106,17 +101,17 @@ def _run(node: gs.Node, inputs: Sequence[Any], opset: int) -> Any:
             raise ModelError(f"'{node.name}' has no gradient here: {missing}") from None
     if node.op not in _STEPS and any(value is not None and value.requires_grad for value in inputs):
         raise ModelError(f"'{node.name}' has no gradient here: the operator {node.op}")
-    # What shapes are computed with: ONNX's own evaluator has every operator.
+    # Shape computations: ONNX's own evaluator has every operator.
     values = {
         tensor.name: value.detach().cpu().numpy()
         for tensor, value in zip(node.inputs, inputs, strict=True)
         if value is not None
     }
-    read, made = ([gs.Variable(tensor.name) for tensor in tensors] for tensors in (node.inputs, node.outputs))
+    read, written = ([gs.Variable(tensor.name) for tensor in tensors] for tensors in (node.inputs, node.outputs))
     alone = gs.Graph(
-        nodes=[node.copy(inputs=read, outputs=made)],
+        nodes=[node.copy(inputs=read, outputs=written)],
         inputs=[tensor for tensor in read if tensor.name in values],
-        outputs=made,
+        outputs=written,
         opset=opset,
     )
     results = ReferenceEvaluator(gs.export_onnx(alone, do_type_check=False)).run(None, values)

@@ -1,6 +1,6 @@
-"""ONNX operators in torch, differentiable: what detectors are made of.
+"""Differentiable ONNX operators in torch, as detectors use them.
 
-Each takes the node and its inputs, None where one is left out, and gives the output or the outputs. Semantics are those
+Each takes the node and its inputs, None for an omitted one, and returns the output or the outputs. Semantics are those
 of the ONNX operator specification, opset 13 to 24 (https://onnx.ai/onnx/operators/).
 """
 
@@ -20,7 +20,6 @@ from trtdet.passes.plugin_ops import HARD_SWISH, SILU
 from trtdet.quantization.windows import padding
 
 Inputs = Sequence[Any]
-"""Tensors, None where an input is left out."""
 Operator = Callable[[gs.Node, Inputs], Any]
 
 
@@ -29,7 +28,7 @@ def _ints(value: torch.Tensor | None) -> list[int]:
 
 
 def _geometry(node: gs.Node, x: torch.Tensor, kernel: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Strides, dilations, and what is padded before and after each axis."""
+    """Strides, dilations, and the padding before and after each axis."""
     axes = len(kernel)
     strides, dilations = (tuple(node.attrs.get(key, (1,) * axes)) for key in ("strides", "dilations"))
     pads = padding(node, x.shape[2:], kernel, strides=strides, dilations=dilations)
@@ -101,7 +100,7 @@ def _resize(node: gs.Node, inputs: Inputs) -> Any:
         factors = scales.reshape(-1).tolist()[-2:]
         size = [int(length * factor) for length, factor in zip(x.shape[2:], factors, strict=True)]
     if mode == "nearest" and all(new % old == 0 for new, old in zip(size, x.shape[2:], strict=True)):
-        # By whole factors each value is repeated, however the coordinates are rounded in the usual modes.
+        # With integer factors each value is repeated, whatever the usual modes round coordinates to.
         return functional.interpolate(x, size=size, mode="nearest")
     if mode == "linear" and where in ("half_pixel", "pytorch_half_pixel", "align_corners"):
         return functional.interpolate(x, size=size, mode="bilinear", align_corners=where == "align_corners")
@@ -150,7 +149,7 @@ def _unsqueeze(node: gs.Node, inputs: Inputs) -> Any:
 
 
 def _picked(node: gs.Node, inputs: Inputs) -> tuple[Any, int, torch.Tensor]:
-    """What is gathered from, the axis, and the indices along it without negative ones."""
+    """The source, the axis, and non-negative indices along it."""
     x, index = inputs
     axis = int(node.attrs.get("axis", 0)) % x.dim()
     return x, axis, torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64)
@@ -182,7 +181,7 @@ def _scatter(node: gs.Node, inputs: Inputs) -> Any:
 
 
 def _top(node: gs.Node, inputs: Inputs) -> Any:
-    """The choice is that of the values as they are; only what is chosen has a gradient."""
+    """The choice itself has no gradient, only the chosen values."""
     x, count = inputs
     largest, ordered = (bool(node.attrs.get(key, 1)) for key in ("largest", "sorted"))
     return tuple(torch.topk(x, int(count), int(node.attrs.get("axis", -1)), largest, ordered))
@@ -198,7 +197,7 @@ def _grid_sample(node: gs.Node, inputs: Inputs) -> Any:
 
 
 def _roi_align(node: gs.Node, inputs: Inputs) -> Any:
-    """Differentiable in the features and in the regions; samples outside of the features are 0, as ONNX has it."""
+    """Differentiable in the features and in the regions; samples outside of the features are 0, as ONNX defines."""
     x, regions, images = inputs
     ratio = int(node.attrs.get("sampling_ratio", 0))
     if ratio < 1 or node.attrs.get("mode", "avg") != "avg":
@@ -220,14 +219,14 @@ def _roi_align(node: gs.Node, inputs: Inputs) -> Any:
     features = x.new_zeros((len(regions), x.shape[1], rows, columns))
     for image in images.unique().tolist():
         mine = (images == image).nonzero().reshape(-1).to(x.device)
-        seen = functional.grid_sample(x[image][None], grid[mine].reshape(1, -1, columns, 2), align_corners=True)
-        features = features.index_copy(0, mine, seen[0].reshape(x.shape[1], -1, rows, columns).transpose(0, 1))
+        samples = functional.grid_sample(x[image][None], grid[mine].reshape(1, -1, columns, 2), align_corners=True)
+        features = features.index_copy(0, mine, samples[0].reshape(x.shape[1], -1, rows, columns).transpose(0, 1))
     features = features * (inside[1][:, None, :, None] & inside[0][:, None, None, :])
     return functional.avg_pool2d(features, ratio) if len(features) else features[:, :, ::ratio, ::ratio]
 
 
 def _suppression(node: gs.Node, inputs: Inputs) -> Any:
-    """The choice is that of the values as they are; int64 (M, 3): image, class and box."""
+    """Chosen boxes, int64 (M, 3): image, class and box; without gradient."""
     boxes, scores = (value.detach().cpu() for value in inputs[:2])
     limits = (*inputs[2:], None, None, None)[:3]
     most, overlap, lowest = (0.0 if value is None else float(value) for value in limits)
@@ -323,7 +322,6 @@ def _each(run: Callable[..., torch.Tensor]) -> Operator:
 
 
 def _with(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
-    """An activation function with attributes."""
     return lambda node, inputs: run(*inputs, *(float(node.attrs.get(key, value)) for key, value in defaults.items()))
 
 
@@ -390,4 +388,4 @@ OPERATORS: dict[str, Operator] = {
     SILU: _each(functional.silu),
     HARD_SWISH: _each(functional.hardswish),
 }
-"""By operator type, the plugin library's activations among them."""
+"""By operator type, including the plugin library's activations."""

@@ -1,8 +1,8 @@
-"""Reconstruction: integers, scales and biases of a whole INT8 network are learned so that its detections move least.
+"""Reconstruction: learns integers, scales and biases of a whole INT8 network so that its detections move least.
 
-No label is needed, and no node is added: the float model says what the detections are. Weights are rounded up or down
-as it serves the detections (AdaRound, Nagel et al. 2020, arXiv:2004.10568), with inputs as quantised as they will be
-(BRECQ, Li et al. 2021, arXiv:2102.05426), by gradients straight through the rounding rather than block by block.
+It needs no labels, since the float model gives the detections, and adds no nodes. Weights are rounded up or down to
+keep the detections (AdaRound, Nagel et al. 2020, arXiv:2004.10568), with quantised inputs (BRECQ, Li et al. 2021,
+arXiv:2102.05426), by gradients straight through the rounding rather than block by block.
 """
 
 from __future__ import annotations
@@ -28,25 +28,23 @@ Detections = tuple[torch.Tensor, torch.Tensor]
 """Boxes (..., 4) and scores (..., C)."""
 
 _ZOOM = 1.6
-"""The most that a view is enlarged or reduced by."""
+"""Maximum zoom factor of a view."""
 
 _AVERAGE = 0.9
-"""How much of the running error's past is kept at each step."""
+"""Weight of the past in the running error at each step."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long is learned: passes over the images, and images that a step is made of, at least.
-
-    The rates are at their height after ten steps and left along half a cosine.
-    """
+    """Passes over the images, and minimum images per step. The rates rise over ten steps, then fall as half a
+    cosine."""
 
     passes: int = 25
     images: int = 4
 
 
 class Reconstruction:
-    """Learns over images, so many in a pass; ``chosen`` is whether the network chooses its rows, see
+    """Learns over ``images`` images in each pass; for ``chosen`` see
     :func:`trtdet.quantization.head_error.chooses_rows`."""
 
     def __init__(self, learned: Learned, head: Decoded, schedule: Schedule, images: int, chosen: bool = False) -> None:
@@ -61,12 +59,12 @@ class Reconstruction:
     def learn(
         self, shown: Callable[[int], Iterator[NDArray[np.float32]]], path: Path | None = None, key: str = ""
     ) -> None:
-        """Runs all passes, or those that are left of a run that was stopped.
+        """Runs all passes, or the remaining passes of an interrupted run.
 
         Args:
-            shown: gives the images of a pass by its number, float32 (B, 3, H, W) each.
-            path: the file that keeps the state after each pass; None keeps it nowhere.
-            key: of all that the result follows from; a state that was kept for another is not gone on with.
+            shown: returns the images of a pass by its number, float32 (B, 3, H, W) each.
+            path: file for the state after each pass; None for no file.
+            key: identifies all inputs of the result; a state with another key is ignored.
 
         Raises:
             ModelError: the model cannot be differentiated.
@@ -88,7 +86,7 @@ class Reconstruction:
                     torch.save({"key": key, "passes": index + 1, "state": state}, stream)
 
     def _restore(self, path: Path, key: str) -> int:
-        """How many passes the file keeps the state after, which is taken over."""
+        """Restores the state in the file; returns how many passes it contains."""
         if not path.is_file():
             return 0
         try:
@@ -100,7 +98,7 @@ class Reconstruction:
             self._optimizer.load_state_dict(state["optimizer"])
             self._steps, self._usual = state["steps"], state["usual"]
             return int(kept["passes"])
-        except Exception as error:  # torch raises many kinds for a file that is not its own
+        except Exception as error:  # torch raises many types for a foreign file
             reason = str(error).partition("\n")[0]
             warnings.warn(
                 f"'{path}' keeps no reconstruction that could be gone on with ({reason}); it starts anew",
@@ -110,7 +108,7 @@ class Reconstruction:
             return 0
 
     def _update(self, images: torch.Tensor) -> None:
-        """Adds images, float32 (B, 3, H, W), as many as the model takes; every few make a step."""
+        """Adds images, float32 (B, 3, H, W), as many as the model takes; makes a step when there are enough."""
         expected, moved = (
             (outputs[self._head.boxes], outputs[self._head.scores])
             for outputs in (self._learned.in_float(images), self._learned(images))
@@ -122,9 +120,9 @@ class Reconstruction:
         sums = torch.stack([part.to(torch.float64) for part in _moved(expected, moved)])
         of_images = sums.detach().cpu()
         self._sums += of_images
-        # Of a step's sums only the past is known before its last image: an image counts as the usual image does.
+        # A step's sums are unknown before its last image, so the running average of past images scales the loss.
         usual = of_images.clamp(min=1e-12) if self._usual is None else self._usual
-        # The derivative of the root of a mean is that of the mean over twice the root.
+        # The derivative of sqrt(mean) is the derivative of the mean over 2 sqrt(mean).
         square, weight, _, shares = usual.tolist()
         loss = sums[0] / weight / (2 * max(math.sqrt(square / weight), 1e-4)) + sums[2] / shares
         if loss.requires_grad and bool(torch.isfinite(loss)):
@@ -147,16 +145,14 @@ class Reconstruction:
 
 
 class Views:
-    """Images as they might have been taken: mirrored half the time, and nearer or further away.
-
-    Some dozens of images are soon known by heart; views of them are not. The seed decides all choices.
-    """
+    """Augmented images: mirrored half the time, and enlarged or reduced. Some dozens of images would be overfitted;
+    their views are not. The seed determines all choices."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """A view of each, float32 (B, 3, H, W) as given; further away, the image itself goes on around it."""
+        """A view of each image, float32 (B, 3, H, W); the image repeats around a reduced one."""
         size = np.array(images.shape[2:])
         views = []
         for image in images:
@@ -176,8 +172,7 @@ class Views:
 
 
 def _matched(reference: Detections, other: Detections) -> tuple[Detections, Detections]:
-    """Boxes (M, 4) and scores (M, C) of all images, row by row of what detects the same, with the gradients of what is
-    chosen; zeros beside what only one detects."""
+    """Matching rows of two models: boxes (M, 4) and scores (M, C) of all images; zeros without a match."""
     parts: list[list[torch.Tensor]] = [[], [], [], []]
     for image in range(len(reference[0])):
         of_image = [values[image] for values in (*reference, *other)]
@@ -190,20 +185,20 @@ def _matched(reference: Detections, other: Detections) -> tuple[Detections, Dete
 
 
 def _moved(reference: Detections, other: Detections) -> Iterator[torch.Tensor]:
-    """The sums that :class:`trtdet.quantization.head_error.HeadError` is made of: squared score errors, their weight,
-    1 - IoU, its weight; of boxes (..., 4) and scores (..., C)."""
+    """The sums of :class:`trtdet.quantization.head_error.HeadError`: squared score errors, their weight, 1 - IoU, its
+    weight; for boxes (..., 4) and scores (..., C)."""
     (boxes, scores), (moved, changed) = reference, other
     pairs = (scores > SEEN) | (changed.detach() > SEEN)
     weight = torch.maximum(scores, changed.detach())[pairs]
     yield (weight * (changed[pairs] - scores[pairs]).square()).sum()
     yield weight.sum()
     best = scores.amax(-1)
-    seen = best > SEEN
-    first, second = boxes[seen], moved[seen]
+    detected = best > SEEN
+    first, second = boxes[detected], moved[detected]
     low, high = torch.maximum(first[:, :2], second[:, :2]), torch.minimum(first[:, 2:], second[:, 2:])
     shared, one, two = (
         (end - start).clamp(min=0).prod(1)
         for start, end in ((low, high), (first[:, :2], first[:, 2:]), (second[:, :2], second[:, 2:]))
     )
-    yield (best[seen] * (1 - shared / (one + two - shared).clamp(min=1e-6))).sum()
-    yield best[seen].sum()
+    yield (best[detected] * (1 - shared / (one + two - shared).clamp(min=1e-6))).sum()
+    yield best[detected].sum()
