@@ -74,10 +74,9 @@ def explained(name: str) -> Iterator[None]:
 
 
 class Writer:
-    """Appends nodes to a graph and registers their origin.
+    """Appends nodes to a graph and registers their origin; ``outer`` is the graph around a loop body.
 
-    For the body of a node such as Loop, ``outer`` is the graph of that node. Nodes and tensors are named
-    ``prefix/op_number``; a prefix that the graph uses already gets a "+".
+    Nodes and tensors are named ``prefix/op_number``; a prefix that the graph uses already gets a "+".
     """
 
     def __init__(self, graph: gs.Graph, prefix: str, origin: Origin, outer: gs.Graph | None = None) -> None:
