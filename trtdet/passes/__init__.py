@@ -1,4 +1,4 @@
-"""Graph rewrites that give an exported detector standard outputs."""
+"""Graph rewrites that give an exported detector the outputs num_dets, boxes, scores and classes."""
 
 from __future__ import annotations
 

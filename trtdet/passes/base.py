@@ -49,8 +49,8 @@ class PassResult:
 def rewrite_nodes(graph: gs.Graph, change: Callable[[gs.Graph, gs.Node], str | None], *ops: str) -> PassResult:
     """Rewrites the nodes of some operators, in place.
 
-    ``change`` returns an empty text for a rewritten node, the reason for a skipped near-match, and None for any other
-    node.
+    ``change`` returns an empty text for a rewritten node, the reason for a skipped near-match, and None for other
+    nodes.
     """
     results = [(node.name, change(graph, node)) for node in [node for node in graph.nodes if node.op in ops]]
     count = sum(reason == "" for _, reason in results)
@@ -76,7 +76,7 @@ def explained(name: str) -> Iterator[None]:
 class Writer:
     """Appends nodes to a graph and registers their origin; ``outer`` is the graph around a loop body.
 
-    Nodes and tensors are named ``prefix/op_number``; a prefix that the graph uses already gets a "+".
+    Nodes and tensors are named ``prefix/op_number``. If the graph uses the prefix already, "+" is appended to it.
     """
 
     def __init__(self, graph: gs.Graph, prefix: str, origin: Origin, outer: gs.Graph | None = None) -> None:

@@ -18,12 +18,8 @@ from trtdet.passes.model import cpu_session, refill, to_model
 from trtdet.passes.plugin_ops import plain
 from trtdet.passes.provenance import Origin
 
-_SHAPES = {"Reshape": 1, "Resize": 3, "Expand": 1}
-"""Index of the input that holds the output shape, by operator."""
-
-_BLOCK = 16
-"""Side of a block of equal colour, in pixels. Single-pixel noise looks the same everywhere to a network."""
-
+_SHAPES = {"Reshape": 1, "Resize": 3, "Expand": 1}  # index of the input that holds the output shape, by operator
+_BLOCK = 16  # side of a block of equal colour, in pixels; single-pixel noise looks the same everywhere to a network
 _TOLERANCE = 1e-2
 """Allowed change of an image's outputs, relative to its difference from other images: summation order may change."""
 

@@ -1,7 +1,7 @@
 """EfficientNMS_TRT(boxes, scores), NonMaxSuppression(boxes, scores) -> boxes, scores
 
 An NMS that is embedded in a model reads decoded boxes and scores. The model is cut there. The pass ``nms`` then writes
-an NMS of the same or another kind, with the standard outputs.
+an NMS of the same or another kind, with the outputs of every engine.
 """
 
 from __future__ import annotations

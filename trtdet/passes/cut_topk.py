@@ -26,8 +26,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     Two forms are cut if the configuration has no suppression:
 
     - rows (B, K, 6) of rule ``detections``, as Ultralytics exports YOLOv10, YOLO26 and RT-DETR (``Detect.postprocess``
-      in ultralytics/nn/modules/head.py): the best of all scores, or of the anchors with the highest scores, which is
-      the same;
+      in ultralytics/nn/modules/head.py): the best of all scores, or of those of the best anchors, which is the same;
     - labels (B, K), boxes (B, K, 4) and scores (B, K), as RT-DETR, D-FINE and DEIM are exported
       (``RTDETRPostProcessor``). Their boxes are multiplied by the original image size, an input that is removed too.
     """
@@ -83,7 +82,7 @@ def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Ten
 
 
 def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
-    """Boxes (B, N, 4), scores (B, N, C) before the selection and K, None if computed. None for other patterns."""
+    """Boxes (B, N, 4), scores (B, N, C) before the selection, and K or None if computed; None for other patterns."""
     values = above(score, *_SAME_VALUES)
     best = maker(values, "TopK")
     if best is None or best.outputs[0] is not values or not best.attrs.get("largest", 1):

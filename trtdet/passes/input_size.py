@@ -24,14 +24,9 @@ from trtdet.passes.plugin_ops import plain
 from trtdet.passes.walk import maker
 
 _ELEMENT_WISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Clip", "Pow")
-_FEW = 8
-"""A constant with more values is a table; its shape does not fit another size."""
-
-_MOST_QUERIES = 1000
-"""Outputs with more rows have a row per cell, so their number of rows depends on the size."""
-
-_NEAR = 0.02
-"""Relative tolerance of a number of cells, for strides that do not divide the sides."""
+_FEW = 8  # a constant with more values is a table; its shape does not fit another size
+_MOST_QUERIES = 1000  # outputs with more rows have a row per cell, so their number of rows depends on the size
+_NEAR = 0.02  # relative tolerance of a number of cells, for strides that do not divide the sides
 
 
 def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Config | None = None) -> onnx.ModelProto:

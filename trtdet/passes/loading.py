@@ -19,13 +19,12 @@ _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger"
 def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     """Reads an ONNX file with its external data and checks it.
 
-    Unambiguous deviations from ONNX are corrected: negative dimensions become open ones, the domain ``ai.onnx`` becomes
-    the empty one, and nodes are sorted.
+    Clear deviations from ONNX are corrected: negative dimensions become open, domain ``ai.onnx`` becomes the empty one,
+    and nodes are sorted.
 
     Raises:
         ModelError: the file is missing, truncated or not ONNX; external data is missing; the model is invalid (see
-            :func:`trtdet.passes.validation.check`), has an unknown operator or, unless ``allow_quantized``, is
-            quantised.
+            :func:`trtdet.passes.validation.check`), has unknown operators or, unless ``allow_quantized``, is quantised.
     """
     try:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)

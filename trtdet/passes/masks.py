@@ -18,8 +18,7 @@ MASKS = "masks"
 
 _BOXES, _LABELS = "trtdet/masks/boxes", "trtdet/masks/labels"
 """Inputs of the masks: boxes float32 (n, 4), and labels int64 (n, 1), columns of the probabilities."""
-_CELLS = "trtdet/masks/cells"
-"""Probabilities float32 (n, M, M) of each row's class."""
+_CELLS = "trtdet/masks/cells"  # probabilities float32 (n, M, M) of each row's class
 
 
 def write(
@@ -27,9 +26,9 @@ def write(
 ) -> tuple[gs.Variable, gs.Variable]:
     """Writes the masks of at most ``most`` rows.
 
-    Takes ``boxes`` float32 (n, 4), ``labels`` int64 (n,), and ``probabilities`` float32 (n, C, M, M) of all classes; a
-    label is a column C. Returns the tensor from which to compute ``probabilities`` instead of ``boxes``, and masks
-    float32 (1, most, M, M), zeros past n.
+    Takes ``boxes`` float32 (n, 4), ``labels`` int64 (n,), and ``probabilities`` float32 (n, C, M, M) of all classes;
+    labels are indices along C. Returns the tensor from which to compute ``probabilities`` instead of ``boxes``, and
+    masks float32 (1, most, M, M), zeros past n.
     """
     # follow() finds these tensors by name; no rewrite removes a Reshape.
     chosen = write("Reshape", boxes, write.const([-1, 4], np.int64))

@@ -20,8 +20,7 @@ from trtdet.passes.provenance import Origin
 
 EFFICIENT = "EfficientNMS_TRT"
 
-_LOWEST = float(np.finfo(np.float32).min)
-"""Below every score, also in FP16, where it becomes minus infinity."""
+_LOWEST = float(np.finfo(np.float32).min)  # below every score, also in FP16, where it becomes minus infinity
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
@@ -38,8 +37,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
       next larger float32 of both. It counts boxes without a score, so they are subtracted from ``num_dets``. It selects
       candidates itself if ``pre_nms_topk`` is its own 4096.
 
-    With ``nms: none``, ``native`` and ``onnx`` are only a TopK. Logits are compared as they are; only the result gets a
-    sigmoid.
+    With ``nms: none``, ``native`` and ``onnx`` are only a TopK. Logits are compared as such; the result gets a sigmoid.
 
     Raises:
         ConfigError: ``pre_nms_topk`` exceeds the limit of the backend's TopK or of the plugin.
@@ -152,8 +150,8 @@ def _by_class(
 def _selected(write: Writer, best: _Candidates, valid: gs.Variable, bound: np.float32, config: Config) -> gs.Variable:
     """float32 (B, K), 1 for each candidate that NonMaxSuppression keeps.
 
-    The operator sorts the corners of a box. To give inverted boxes no area, their upper corner moves to the lower one.
-    A box with NaN becomes a point.
+    The operator takes corners in any order. So that an inverted box has no area, its upper corner moves to the lower
+    one. A box with NaN becomes a point.
     """
     total = write("ReduceSum", best.corners, write.const([2], np.int64), keepdims=1)
     real = write("Where", write("Equal", total, total), best.corners, write.const(0.0, np.float32))

@@ -27,8 +27,7 @@ _OPERATORS = {"swish": ("Swish", "HardSwish"), "plugin": (SILU, HARD_SWISH)}
 """Operators of SiLU and HardSwish, by ``Options.silu``."""
 
 _OPSETS = {"Swish": 24, "HardSwish": 14}
-_TOLERANCE = 1e-3
-"""Allowed error of a constant: exporters write 1/6 in float16 or with four digits."""
+_TOLERANCE = 1e-3  # allowed error of a constant: exporters write 1/6 in float16 or with four digits
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:

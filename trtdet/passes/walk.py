@@ -11,7 +11,7 @@ _INDEXING = ("NonZero", "Transpose", "Split", "Slice", "Squeeze", "Unsqueeze", "
 
 
 def maker(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
-    """The node that makes a tensor; None if there is none, or if it is not one of ``ops``."""
+    """The node that makes a tensor, if its operator is in ``ops`` or ``ops`` is empty; else None."""
     if not isinstance(tensor, gs.Variable) or not tensor.inputs:
         return None
     node = tensor.inputs[0]

@@ -38,7 +38,7 @@ class Scope:
         return self.types[name].elem_type if name in self.types else 0
 
     def shape(self, name: str) -> list[int | None] | None:
-        """None for an open dimension; None instead of a list for an unknown rank."""
+        """Sizes, None for an open dimension; None instead of a list for an unknown rank."""
         if name not in self.types or not self.types[name].HasField("shape"):
             return None
         return [dim.dim_value if dim.HasField("dim_value") else None for dim in self.types[name].shape.dim]
