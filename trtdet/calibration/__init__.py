@@ -1,4 +1,4 @@
-"""Calibration: from images to the range of every activation, with no GPU and the same for every backend."""
+"""Activation ranges from calibration images, without a GPU and the same for all backends."""
 
 from trtdet.calibration.collector import CollectionRequest, collect, collection_key, expose
 from trtdet.calibration.histograms import Collection, Histogram

@@ -1,15 +1,13 @@
-"""TensorRT's calibration cache: the text in which TensorRT up to 10 keeps a network's ranges for implicit quantisation.
+"""TensorRT's calibration cache: the ranges of a network as text, for implicit quantisation up to TensorRT 10.
 
-The first line is ``TRT-<version>-<algorithm>``, the version being ``NV_TENSORRT_VERSION``. Every other line is
-``<tensor>: <scale>``, the scale (amax / 127) being the bits of a float32 as a hexadecimal number. Names may hold colons
-and spaces.
+The first line is ``TRT-<NV_TENSORRT_VERSION>-<algorithm>``. Every other line is ``<tensor>: <scale>``: amax / 127, the
+bits of a float32 in hexadecimal. Names may contain colons and spaces.
 
-TensorRT takes a cache only where version and algorithm are its calibrator's own, and calibrates anew otherwise, on
-images that may not be there. So both are checked before.
+TensorRT uses a cache only if version and algorithm match its calibrator. Otherwise it calibrates again, on images that
+may be missing. So both are checked first.
 
-Sources: ``samples/opensource/sampleINT8/README.md`` of NVIDIA/TensorRT, release/7.0; the algorithms' names and the
-messages are those in libnvinfer 8.6.0; that leading zeros are left out, and what stands for a tensor of zeros, is as in
-caches that TensorRT 10.9 and 10.13 wrote.
+Sources: ``samples/opensource/sampleINT8/README.md`` of NVIDIA/TensorRT, release/7.0; algorithm names and messages of
+libnvinfer 8.6.0; caches of TensorRT 10.9 and 10.13, for missing leading zeros and tensors of zeros.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ import numpy as np
 from trtdet.errors import CalibrationError, one_line
 
 OURS = "EntropyCalibration2"
-"""The algorithm of the calibrator that reads trtdet's caches: it takes ranges before layers are fused, by the model's
-names (NVIDIA, TensorRT 8.6 documentation, "Post-Training Quantization Using Calibration")."""
+"""Algorithm of the calibrator that reads trtdet's caches. It takes ranges before layer fusion, by the model's names
+(NVIDIA, TensorRT 8.6 documentation, "Post-Training Quantization Using Calibration")."""
 
 _HEADING = re.compile(r"TRT-(\d+)-(\w+)")
 _DIGITS = re.compile(r"[0-9a-fA-F]{1,8}")
@@ -48,14 +46,12 @@ def version_number(version: str) -> int:
 
 
 def write(scales: Mapping[str, float], version: int) -> str:
-    """The text of a cache.
+    """The text of a cache of scales (amax / 127) by tensor name.
 
-    Args:
-        scales: by name of a tensor, amax / 127.
-        version: of the TensorRT that will read it, see :func:`version_number`.
+    ``version`` is that of the TensorRT that will read it, see :func:`version_number`.
 
     Raises:
-        CalibrationError: a scale is no finite float32 over 0, or a name is empty or has a line break.
+        CalibrationError: a scale is not a finite float32 over 0, or a name is empty or has a line break.
     """
     lines = [f"TRT-{version}-{OURS}"]
     for name, scale in scales.items():
@@ -72,17 +68,16 @@ def write(scales: Mapping[str, float], version: int) -> str:
 def read(
     text: str, where: str = "the calibration cache", *, version: int | None = None, skip_unusable: bool = False
 ) -> dict[str, float]:
-    """The scales of a cache, by name of the tensor and in its order.
+    """The scales of a cache by tensor name, in its order.
 
     Args:
-        text: of the cache.
-        where: what an error calls it.
-        version: of the TensorRT that will read it, by a calibrator of ``OURS``; None for any.
-        skip_unusable: leaves tensors without a usable scale out instead of refusing the cache. TensorRT writes 0 for a
-            tensor of zeros and infinity for one that overflowed.
+        where: name of the cache in error messages.
+        version: of the TensorRT that will read it with a calibrator of ``OURS``; None for any.
+        skip_unusable: skip tensors without a usable scale instead of refusing the cache. TensorRT writes 0 for a tensor
+            of zeros and infinity for an overflow.
 
     Raises:
-        CalibrationError: the text is no cache, or of another version or algorithm; a line is malformed or a name
+        CalibrationError: the text is no cache or has another version or algorithm; a line is malformed or a name
             repeated; a scale is not over 0 and finite.
     """
     heading, *lines = text.removesuffix("\n").split("\n")
@@ -124,17 +119,12 @@ def matched(
 ) -> dict[str, float]:
     """The scales for a network, in the order of its tensors.
 
-    TensorRT ignores scales of other tensors and runs layers without a scale in float, with a warning for each: the
-    cache of another model would become an engine without INT8.
-
-    Args:
-        scales: by name of a tensor.
-        network: names of all tensors of the network that will be built.
-        needed: names of those that must have a scale.
-        where: what an error calls the scales.
+    TensorRT ignores scales of unknown tensors and runs layers without a scale in float, with a warning each. So the
+    cache of another model would give an engine without INT8. ``network`` names all tensors of the network, ``needed``
+    those that must have a scale; ``where`` is the name of the cache in error messages.
 
     Raises:
-        CalibrationError: scales of tensors that the network does not have, or needed tensors without one.
+        CalibrationError: a scale of a tensor that the network lacks, or a needed tensor without a scale.
     """
     unknown = [name for name in scales if name not in network]
     missing = [name for name in needed if name not in scales]

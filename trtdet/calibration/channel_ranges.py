@@ -6,21 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 DOUBLINGS = 2
-"""Doublings of the number of images that ranges leave room for."""
+"""Ranges leave room for this many doublings of the number of images."""
 
 SMALLEST = 1e-4
-"""A channel counts as at least this share of the widest channel: a silent channel must not swallow the weights."""
+"""Minimum range of a channel, as a share of the widest channel's: a silent channel must not swallow the weights."""
 
 
 class Extremes:
-    """The smallest and the largest value of each channel, over the even and over the odd images.
+    """Smallest and largest value of each channel, over the even and over the odd images.
 
-    The two halves say how fast a maximum grows with the number of images: a detector's deep features are large only
-    where there is an object, so that sixty-four images do not show all of their range.
+    The halves show how a maximum grows with the number of images. Deep features of a detector are large only where
+    there is an object, so 64 images do not show their full range.
     """
 
     def __init__(self) -> None:
-        self._halves: list[NDArray[np.float64]] = []  # (2, C) each, the smallest values times -1 and the largest
+        self._halves: list[NDArray[np.float64]] = []  # (2, C) each, negated minima and maxima
         self._images = 0
 
     def update(self, x: NDArray[np.float32]) -> Extremes:
@@ -36,10 +36,10 @@ class Extremes:
         return self
 
     def ranges(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The lower and the upper end of each channel, float64 (C,) each.
+        """Lower and upper end of each channel, float64 (C,) each.
 
-        From half of the images to all of them an end grows by some factor, averaged over the channels as a geometric
-        mean. The ends grow by it once more for every doubling.
+        From half of the images to all of them, ends grow by a factor (geometric mean over channels). The returned ends
+        grow by it again for each of ``DOUBLINGS``.
         """
         ends = np.max(self._halves, axis=0)
         if len(self._halves) == 2:

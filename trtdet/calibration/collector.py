@@ -1,4 +1,4 @@
-"""One pass over the calibration images: a histogram for each activation, in memory that does not grow with them."""
+"""One pass over the calibration images: a histogram per activation, in constant memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ Run = Callable[[NDArray[np.float32]], Mapping[str, NDArray[Any]]]
 def collection_key(exposed: onnx.ModelProto, tensors: Sequence[str], images_sha256: str, preprocess: str) -> str:
     """SHA-256 over all that a collection depends on.
 
-    Args:
-        exposed: the model as :func:`expose` cuts it, so that what comes after the last tensor does not count.
-        tensors: names of the activations.
-        images_sha256: hash of the images' names and contents.
-        preprocess: the pre-processing as text.
+    ``exposed`` is the model cut by :func:`expose`, so nodes behind the last tensor do not count. ``images_sha256`` is
+    the hash of the images' names and contents, ``preprocess`` the pre-processing as text.
     """
     digest = hashlib.sha256(f"{SCHEMA} {BINS} {images_sha256} {preprocess} {sorted(tensors)}".encode())
-    # Which step wrote a node changes no number.
+    # The registry of written nodes changes no values.
     digest.update(provenance.without_registry(exposed).SerializeToString(deterministic=True))
     return digest.hexdigest()
 
@@ -39,8 +36,8 @@ def collection_key(exposed: onnx.ModelProto, tensors: Sequence[str], images_sha2
 def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     """The part of a model that computes ``tensors``, with them as its outputs.
 
-    The graph's own inputs need no inference and are left out. A copy of the first input is the output where there is no
-    other: a model must have one.
+    The graph's own inputs need no inference and are left out. If no output remains, a copy of the first input is the
+    output: a model must have one.
 
     Raises:
         CalibrationError: the model has no such tensor.
@@ -59,7 +56,7 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
         graph.nodes.append(gs.Node("Identity", "trtdet/expose", inputs=[graph.inputs[0]], outputs=[copy]))
         graph.outputs = [copy]
     for tensor in graph.outputs:
-        # FP16 is computed in float32 with roundings, see trtdet.backends.onnxruntime_half; integers are what they are.
+        # FP16 is computed in float32 with roundings, see trtdet.backends.onnxruntime_half; integers stay.
         if tensor.dtype is None or tensor.dtype == np.float16:
             tensor.dtype = np.float32
     graph.ir_version = model.ir_version
@@ -71,12 +68,11 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class CollectionRequest:
-    """The activations to collect, ``tensors``, among which ``source`` may be, the network's input; ``key`` is that of
-    :func:`collection_key`, empty where nothing will be compared with it."""
+    """Activations to collect."""
 
-    source: str
+    source: str  # the network's input, which may be among ``tensors``
     tensors: Sequence[str]
-    key: str = ""
+    key: str = ""  # of collection_key(); empty if nothing will be compared with it
     images_sha256: str = ""
 
 
@@ -85,18 +81,13 @@ def collect(
 ) -> Collection:
     """Runs the images through a model and collects a histogram for each tensor.
 
-    While a batch is counted, the next is computed and those after it are decoded.
-
-    Args:
-        run: the model that :func:`expose` gives: float32 (B, 3, H, W) to arrays by tensor name. Those that are not
-            requested, such as the detections, are only checked for values that are not finite.
-        request: the tensors.
-        stream: batches of float32 (B, 3, H, W).
-        progress: called with the number of images done.
+    While a batch is counted, the next one is computed and later ones are decoded. ``run`` executes the model of
+    :func:`expose`: float32 (B, 3, H, W), like the batches of ``stream``, to arrays by tensor name. Arrays that are not
+    requested, such as detections, are only checked for finite values. ``progress`` gets the number of images done.
 
     Raises:
-        CalibrationError: an activation or an output is NaN or infinite, or there were no images.
-        DataError: too many unreadable images, or pixels that cannot be right.
+        CalibrationError: an activation or output is NaN or infinite, or there are no images.
+        DataError: too many images are unreadable, or pixels cannot be right.
     """
     histograms: dict[str, Histogram] = {}
     count = 0
@@ -117,7 +108,7 @@ def collect(
     if not count:
         raise CalibrationError("no calibration image could be read; give a folder of JPEG or PNG images with --images")
     stream.check_pixels()
-    # A tensor may hold nothing for any image, such as the regions on a level of a pyramid. It then counts as one zero.
+    # A tensor may be empty for all images, such as the regions of a pyramid level. It counts as one zero.
     nothing = Histogram.of(np.zeros(1, np.float32))
     return Collection(
         histograms={name: histograms.get(name, nothing) for name in request.tensors},
@@ -132,7 +123,6 @@ def collect(
 def _count(
     histograms: dict[str, Histogram], outputs: Mapping[str, NDArray[Any]], counted: Container[str], images: list[str]
 ) -> None:
-    """Adds the outputs of a batch to the histograms of those that are ``counted``."""
     for name, values in outputs.items():
         try:
             if name not in counted:

@@ -1,8 +1,8 @@
-"""Histograms of activations, and the file that keeps those of one pass over the images.
+"""Histograms of activations, and the file that stores those of one pass over the images.
 
-Each tensor has one histogram of |x| with a fixed number of bins over [0, 2**exponent). When a larger value comes, the
-range doubles and neighbouring bins are added together. Because every range is a power of two, the result depends
-neither on the order of the images nor on how they are divided among processes, bit for bit.
+Each tensor has one histogram of |x| with a fixed number of bins over [0, 2**exponent). A larger value doubles the
+range, and neighbouring bins are added. As every range is a power of two, the result is bit-identical for any order of
+the images and any division among processes.
 """
 
 from __future__ import annotations
@@ -27,46 +27,38 @@ from trtdet.files import write_atomically
 from trtdet.files.documents import DocumentError, parse_document
 
 BINS = 16384
-"""Bins of a collected histogram. At least half of them lie below the largest value."""
+"""Bins of a collected histogram; at least half of them lie below the largest value."""
 
-_CHUNK = 1 << 24
-"""OpenCV gives counts as float32, exact up to here."""
+_CHUNK = 1 << 24  # OpenCV counts in float32, exact up to here
 
 SCHEMA = 1
-"""Of a collection's file."""
+"""Schema of a collection's file."""
 
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -60, 128
-"""Of a histogram's range: below it no scale is a normal float32, and no float32 is above it."""
+"""Limits of the exponent: below them no scale is a normal float32, above them there is no float32."""
 
 _MOST_VALUES = 1 << 53
-"""That a histogram counts; float64, in which the rules compute, has every whole number up to here."""
+"""Maximum number of values: float64, in which the rules compute, is exact for integers up to here."""
 
 _UNREADABLE = (
     *(OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError),
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError),
 )
-"""Raised by NumPy and zipfile on a file that is cut, damaged or something else."""
+"""Exceptions of NumPy and zipfile for a file that is truncated, damaged or of another kind."""
 
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts of |x| over ``[0, 2**exponent)`` in equal bins, with the exact extremes of x.
+    """Counts of |x| over ``[0, 2**exponent)`` in equal bins, with the exact extremes of x."""
 
-    Attributes:
-        counts: int64 (BINS,).
-        exponent: the range's upper end is ``2.0**exponent``.
-        low: smallest x seen.
-        high: largest x seen.
-    """
-
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64]  # (BINS,)
     exponent: int
-    low: float
-    high: float
+    low: float  # smallest x
+    high: float  # largest x
 
     @property
     def amax(self) -> float:
-        """The largest |x| seen, exact."""
+        """Largest |x|, exact."""
         return max(abs(self.low), abs(self.high))
 
     @property
@@ -80,11 +72,7 @@ class Histogram:
 
     @staticmethod
     def of(values: NDArray[np.float32], exponent: int | None = None) -> Histogram:
-        """The histogram of an array.
-
-        Args:
-            values: float32 of any shape, finite, not empty.
-            exponent: use a range of at least ``2**exponent``.
+        """The histogram of float32 values of any shape, not empty, over a range of at least ``2**exponent``.
 
         Raises:
             ValueError: a value is NaN or infinite.
@@ -94,11 +82,11 @@ class Histogram:
             low, high = float(flat.min()), float(flat.max())
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("the values are not all finite")
-        # The smallest power of two over the largest magnitude, which is at least that of float32's normal numbers.
+        # The smallest power of two over the largest magnitude, at least the smallest range.
         amax = max(abs(low), abs(high))
         needed = math.frexp(amax)[1] if amax > 0 else _LEAST_EXPONENT
         exponent = max(needed, _LEAST_EXPONENT, needed if exponent is None else exponent)
-        # The factor is a power of two, so that truncation puts every value into its bin exactly.
+        # The factor is a power of two, so truncation gives the exact bin of every value.
         index = np.abs(flat)
         index *= np.float32(BINS / 2.0**exponent)
         bins = index.astype(np.uint16).reshape(-1, 1)
@@ -109,7 +97,7 @@ class Histogram:
         return Histogram(counts, exponent=exponent, low=low, high=high)
 
     def widened(self, exponent: int) -> Histogram:
-        """The same counts over a range that is at least as large."""
+        """The same counts over a range of at least ``2**exponent``."""
         counts = self.counts
         for _ in range(exponent - self.exponent):
             halved = np.zeros_like(counts)
@@ -123,9 +111,9 @@ class Histogram:
         return Histogram(counts, exponent=exponent, low=min(self.low, other.low), high=max(self.high, other.high))
 
     def rebinned(self, bins: int) -> tuple[NDArray[np.int64], float]:
-        """The counts in at most ``bins`` wider bins that reach just over the largest value, and their width.
+        """The counts in at most ``bins`` wider bins that reach just over the largest value, and the width of a bin.
 
-        A new bin is a whole number of old ones, so that no count is split.
+        A new bin is a whole number of old ones, so no count is split.
         """
         used = min(len(self.counts), int(self.amax / self.width) + 1)
         group = max(1, math.ceil(used / bins))
@@ -135,31 +123,20 @@ class Histogram:
         return padded.reshape(bins, group).sum(axis=1), group * self.width
 
 
-_STORED = ("key", "images", "images_sha256", "source", "skipped")
-"""The fields of a collection that its file has as JSON."""
-
+_STORED = ("key", "images", "images_sha256", "source", "skipped")  # fields of a collection that its file stores as JSON
 _OTHER_VERSION = "was written by another version of trtdet; collect again"
 
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """The histograms of one pass over the calibration images.
-
-    Attributes:
-        histograms: by tensor name.
-        key: SHA-256 of what they were made from: graph, images and pre-processing.
-        images: how many images went in.
-        images_sha256: hash of their names and contents.
-        source: name of the network's input.
-        skipped: names of images that could not be read.
-    """
+    """Histograms of one pass over the calibration images, by tensor name."""
 
     histograms: Mapping[str, Histogram]
-    key: str
-    images: int
-    images_sha256: str
-    source: str
-    skipped: tuple[str, ...] = ()
+    key: str  # SHA-256 of what they were made from: graph, images and pre-processing
+    images: int  # number of images
+    images_sha256: str  # hash of their names and contents
+    source: str  # name of the network's input
+    skipped: tuple[str, ...] = ()  # names of unreadable images
 
     def to_bytes(self) -> bytes:
         """The collection as a compressed ``.npz``."""
@@ -187,7 +164,7 @@ class Collection:
             CalibrationError: the file is missing, truncated or not a collection.
         """
         try:
-            # NumPy leaves a file that it opened itself open where it is cut.
+            # NumPy does not close a truncated file that it opened itself.
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
                 meta = parse_document(data["meta"].tobytes(), TypeAdapter(_Meta))
                 counts, exponents, extremes = data["counts"], data["exponents"], data["extremes"]
@@ -207,7 +184,7 @@ class Collection:
 
 @dataclass(frozen=True)
 class _Meta:
-    """The JSON part of a collection's file."""
+    """JSON part of a collection's file."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -223,7 +200,7 @@ class _Meta:
 def _histograms(
     tensors: Sequence[str], counts: NDArray[Any], exponents: NDArray[Any], extremes: NDArray[Any]
 ) -> dict[str, Histogram]:
-    """The histograms of a file; a ValueError where the arrays do not fit each other, or no values have such counts."""
+    """Histograms of a file; raises a ValueError if arrays do not fit each other or no values have such counts."""
     total = len(tensors)
     shapes = (counts.shape, exponents.shape, extremes.shape)
     if shapes != ((total, BINS), (total,), (total, 2)):
@@ -232,7 +209,7 @@ def _histograms(
         raise ValueError(f"arrays of types {counts.dtype}, {exponents.dtype} and {extremes.dtype}")
     histograms: dict[str, Histogram] = {}
     for name, row, exponent, (low, high) in zip(tensors, counts, exponents, extremes, strict=True):
-        # In float64, which does not overflow where int64 does.
+        # In float64, as int64 may overflow.
         size = row.sum(dtype=np.float64)
         if row.min() < 0 or not 1 <= size <= _MOST_VALUES:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Chosen ranges as files: ``ranges.json`` and the text of TensorRT's calibration cache."""
+"""Ranges and their files: ``ranges.json`` and the text of TensorRT's calibration cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Range:
-    """The range of one tensor: INT8's scale is ``amax / 127``; ``low`` and ``high`` are the extremes seen."""
+    """Range of one tensor. The INT8 scale is ``amax / 127``; ``low`` and ``high`` are the measured extremes."""
 
     __pydantic_config__ = _STRICT
 
@@ -45,50 +45,35 @@ class Range:
 
 @dataclass(frozen=True)
 class ChannelRange:
-    """The range of each channel of a tensor.
-
-    Attributes:
-        amax: by channel; its step is ``amax / 127``.
-        noise: mean square error of the tensor's activation over its variance, averaged over channels.
-    """
+    """Range of each channel of a tensor."""
 
     __pydantic_config__ = _STRICT
 
-    amax: tuple[_Positive, ...]
-    noise: _Finite
+    amax: tuple[_Positive, ...]  # by channel; the scale is amax / 127
+    noise: _Finite  # mean square error of the activation over its variance, averaged over channels
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """The ranges of a model's activations, and their provenance.
-
-    Attributes:
-        rule: ``minmax``, ``entropy``, ``percentile`` or ``mse``.
-        percent: the percentile, None for the other rules.
-        tensors: by tensor name.
-        key: of the collection, see :func:`trtdet.calibration.collector.collection_key`.
-        images: how many images were used.
-        images_sha256: hash of their names and contents.
-        inputs: by name of a tensor that an activation of the plugin library reads, its range in each channel.
-    """
+    """Ranges of a model's activations by tensor name, and their provenance."""
 
     __pydantic_config__ = _STRICT
 
-    rule: str
-    percent: float | None
+    rule: str  # a key of RULES
+    percent: float | None  # of the rule percentile; None for other rules
     tensors: Mapping[str, Range]
-    key: str
-    images: int
-    images_sha256: str
-    inputs: Mapping[str, ChannelRange] = field(default_factory=dict)
+    key: str  # of the collection, see trtdet.calibration.collector.collection_key
+    images: int  # number of images
+    images_sha256: str  # hash of their names and contents
+    inputs: Mapping[str, ChannelRange] = field(default_factory=dict)  # of tensors that plugin activations read
 
     @staticmethod
     def choose(collection: Collection, rule: str, percent: float = 99.99) -> Ranges:
         """Applies a rule to every histogram of a collection.
 
-        The network's input keeps its whole range: pixels are spread over it by design, and the one grey level of a
-        letterbox's border misleads rules (entropy then cuts the brighter half of every picture off). A tensor that was
-        zero on every image, or so small that its scale is no normal float32, gets amax 1 and a warning.
+        The network's input keeps its full range: pixels fill it by design, and the grey border of a letterbox misleads
+        rules (entropy then clips the brighter half of every picture). A tensor that is zero on every image, or whose
+        scale is no normal float32, gets amax 1 and a warning.
 
         Raises:
             ConfigError: no such rule, or a percentile out of range.
@@ -99,7 +84,7 @@ class Ranges:
         histograms = collection.histograms
         silent = [name for name, histogram in histograms.items() if histogram.amax / 127.0 < _SMALLEST_SCALE]
         ruled = {name: histograms[name] for name in histograms if name not in silent and name != collection.source}
-        # NumPy computes outside the interpreter's lock, so that threads share the work.
+        # NumPy releases the interpreter's lock, so threads run in parallel.
         with ThreadPoolExecutor() as pool:
             amax = dict(zip(ruled, pool.map(apply, ruled.values()), strict=True))
         tensors = {
@@ -149,12 +134,12 @@ class Ranges:
             raise CalibrationError(f"ranges '{path}' cannot be read: {error}; calibrate again") from None
 
     def to_calibration_cache(self, version: int) -> str:
-        """The text that TensorRT up to 10 reads as a calibration cache, see :func:`trtdet.calibration.cache.write`."""
+        """The text of a calibration cache for TensorRT up to 10, see :func:`trtdet.calibration.cache.write`."""
         return cache.write({name: entry.scale for name, entry in self.tensors.items()}, version)
 
 
 @dataclass(frozen=True)
 class _File(Ranges):
-    """What ``ranges.json`` holds."""
+    """Content of ``ranges.json``."""
 
     schema: Literal[1] = field(kw_only=True)

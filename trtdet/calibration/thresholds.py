@@ -1,7 +1,7 @@
 """Threshold rules: pure functions from a histogram to amax, the largest magnitude that INT8 represents.
 
-Everything over amax saturates; everything under it is rounded to a multiple of ``amax / 127``. No rule changes the
-histogram, so trying another one costs no inference.
+Larger values saturate; smaller ones are rounded to a multiple of ``amax / 127``. Rules do not change the histogram, so
+another rule needs no inference.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from trtdet.calibration.histograms import Histogram
 from trtdet.errors import ConfigError
 
 LEVELS = 128
-"""Magnitudes that symmetric INT8 distinguishes: 0 to 127."""
+"""Magnitudes of symmetric INT8: 0 to 127."""
 
 KL_BINS = 2048
 _KL_CANDIDATES = np.arange(LEVELS, KL_BINS + 1)
 _KL_EDGES = -(-(_KL_CANDIDATES[:, None] * np.arange(LEVELS + 1)[None, :]) // LEVELS)
-"""Row i: where each of the 128 levels begins when the first ``_KL_CANDIDATES[i]`` bins are kept."""
+"""Row i: where each of the 128 levels begins if the first ``_KL_CANDIDATES[i]`` bins are kept."""
 
 _LOG_SIZES = np.log(np.maximum(np.arange(KL_BINS // LEVELS + 2), 1))
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 def minmax(histogram: Histogram) -> float:
-    """The largest magnitude seen: nothing saturates."""
+    """The largest magnitude: nothing saturates."""
     return histogram.amax
 
 
 def percentile(histogram: Histogram, percent: float = 99.99) -> float:
-    """The smallest bin edge that ``percent`` % of the magnitudes do not exceed, at most the largest seen.
+    """The smallest bin edge that ``percent`` % of the magnitudes do not exceed, at most the largest magnitude.
 
     ``percent`` is over 0 and up to 100; TensorRT's BERT demonstration uses 99.99.
 
@@ -49,13 +49,13 @@ def percentile(histogram: Histogram, percent: float = 99.99) -> float:
 
 
 def entropy(histogram: Histogram) -> float:
-    """The amax that loses the least information: TensorRT's KL rule over 2048 bins.
+    """The amax with the least loss of information: TensorRT's KL rule over 2048 bins.
 
-    For every i from 128 to 2048 the reference P is the first i bins with the tail added to the last of them; the
-    candidate Q is those bins (without the tail) merged into 128 levels and spread out again evenly over each level's
-    non-empty bins. The i with the smallest KL(P || Q) gives ``amax = (i + 0.5) * width``; of equals the largest i.
-    Source: Migacz, "8-bit Inference with TensorRT", GTC 2017, slides 34 to 38. As in NVIDIA's own implementations the
-    bin at zero, which holds the padding and the silent channels, is given its neighbour's count.
+    For every i from 128 to 2048, the reference P is the first i bins, with the tail added to the last of them. The
+    candidate Q is those bins without the tail, merged into 128 levels and spread evenly over each level's non-empty
+    bins. The i with the smallest KL(P || Q), the largest if several tie, gives ``amax = (i + 0.5) * width``. Source:
+    Migacz, "8-bit Inference with TensorRT", GTC 2017, slides 34 to 38. As in NVIDIA's own implementations, the bin at
+    zero (padding, silent channels) gets its neighbour's count.
 
     With S_g the sum and n_g the number of non-empty bins of level g, Q is constant ``S_g / n_g`` there, so
 
@@ -79,13 +79,13 @@ def entropy(histogram: Histogram) -> float:
     sums = np.diff(below.take(_KL_EDGES), axis=1)
     sizes = np.diff(filled.take(_KL_EDGES), axis=1)
     final = bins[candidates - 1]
-    # An empty level has the sum 0, so that any finite logarithm will do for it.
+    # An empty level has the sum 0, so any finite logarithm works.
     level = np.log(np.maximum(sums, _TINY)) - _LOG_SIZES.take(sizes)
     loss = (
         logs[candidates - 1] + _xlogx(final + tail) - total * np.log(total) + total * np.log(np.maximum(inside, _TINY))
     )
     loss -= np.einsum("ij,ij->i", sums, level) + tail * level[:, -1]
-    # An empty last bin that receives the tail has Q = 0 under P > 0: infinitely bad. So has an empty range.
+    # If an empty last bin gets the tail, Q = 0 where P > 0: an infinite loss, as for an empty range.
     loss[((tail > 0) & (final == 0)) | (inside == 0)] = np.inf
     best = int(len(loss) - 1 - np.argmin(loss[::-1]))
     return float(min((candidates[best] + 0.5) * width, histogram.amax))
@@ -96,7 +96,7 @@ def _xlogx(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def mse(histogram: Histogram) -> float:
-    """The amax with the least mean squared error of quantisation, out of 100 equal steps up to the largest seen.
+    """The amax with the least mean squared quantisation error, out of 100 equal steps up to the largest magnitude.
 
     Source: Choukroun et al. 2019, arXiv:1902.06822.
     """
@@ -117,4 +117,4 @@ RULES: dict[str, Callable[[Histogram], float]] = {
     "percentile": percentile,
     "mse": mse,
 }
-"""Every rule by the name that ``--calib`` takes."""
+"""Rules by the name that ``--calib`` takes."""

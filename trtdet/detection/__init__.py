@@ -1,1 +1,1 @@
-"""Detections in NumPy: decoding of heads and suppression, the reference that every backend is held to."""
+"""Head decoding and suppression in NumPy, the reference for all backends."""

@@ -1,4 +1,4 @@
-"""The cells of a head's levels, and the points that boxes are decoded around."""
+"""Grid cells of the levels of a head, and the points that boxes are decoded around."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ def grid_shapes(config: Config) -> list[tuple[int, int]]:
 
 
 def anchor_points(config: Config, offset: float) -> tuple[Float, Float]:
-    """The points that boxes are decoded around.
+    """Points float32 (N, 2), x y in pixels, and strides float32 (N, 1), level by level, row by row.
 
-    Args:
-        config: input size and strides.
-        offset: of a point from the corner of its cell, in strides.
-
-    Returns:
-        Points float32 (N, 2), x y in pixels, and strides float32 (N, 1), level by level, row by row.
+    ``offset`` is the distance of a point from the corner of its cell, in strides.
     """
     points, strides = [], []
     for (rows, columns), stride in zip(grid_shapes(config), config.head.strides, strict=True):

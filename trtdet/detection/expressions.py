@@ -1,7 +1,7 @@
-"""Boxes and scores that a configuration computes: ``head.compute``, NumPy's notation over a model's outputs.
+"""Boxes and scores by ``head.compute``: NumPy's notation over a model's outputs.
 
-An expression is parsed as Python and walked, never run. Each step is an ONNX operator, which is either computed here,
-the reference, or written into a graph.
+An expression is parsed as Python and walked, never run. Each step is an ONNX operator, either computed here as the
+reference or written into a graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 T = TypeVar("T")
 
 Step = Callable[[str, Sequence[T | Array], dict[str, Any]], T]
-"""Computes or writes an ONNX operator of tensors and constants, with its attributes."""
+"""Computes or writes an ONNX operator with tensors, constants and attributes."""
 
 _ELEMENTS: dict[str, Callable[..., Any]] = {
     "Add": np.add,
@@ -50,22 +50,19 @@ _END = np.iinfo(np.int64).max
 
 
 def computed(outputs: Mapping[str, Array], config: Config) -> dict[str, Array]:
-    """``boxes`` and ``scores`` of a model's outputs, float32, by ``head.compute``: the reference.
+    """``boxes`` and ``scores`` by ``head.compute``, float32: the reference.
 
-    Args:
-        outputs: by name, in the model's order or that of ``head.outputs``.
-        config: has ``head.compute``.
+    ``outputs`` have the order of the model or of ``head.outputs``.
 
     Raises:
-        ConfigError: an expression holds what no expression may.
+        ConfigError: an expression contains something that is not allowed.
         ModelError: the outputs do not fit an expression.
     """
     return evaluate(dict(outputs), _numpy_step, config)
 
 
 def shapes(outputs: Mapping[str, tuple[int | None, ...]], config: Config) -> dict[str, tuple[int | None, ...]]:
-    """The shapes of ``boxes`` and ``scores``, of the outputs' shapes; None for open dimensions. Errors are those of
-    :func:`computed`."""
+    """Shapes of ``boxes`` and ``scores`` from the outputs' shapes, None if open; raises like :func:`computed`."""
     if any(None in shape[1:] for shape in outputs.values()):
         return dict.fromkeys(("boxes", "scores"), (None, None, None))
     zeros = {name: np.broadcast_to(np.float32(0), [size or 1 for size in shape]) for name, shape in outputs.items()}
@@ -75,17 +72,16 @@ def shapes(outputs: Mapping[str, tuple[int | None, ...]], config: Config) -> dic
 
 
 def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, T]:
-    """``boxes`` and ``scores`` by ``head.compute``, in steps that the caller does.
+    """``boxes`` and ``scores`` by ``head.compute``; ``step`` computes or writes each operator.
 
-    Names are those of outputs, in quotes where they are no Python names, ``output0``, ``output1`` ... in order, names
-    computed before, and ``input_width`` and ``input_height``. Beside numbers, lists of numbers, ``+ - * / **`` and
-    slices there are ``sigmoid exp log tanh sqrt abs (x)``, ``minimum maximum (x, y)``, ``softmax(x, axis=-1)``,
-    ``sum(x, axis=-1)``, which has an axis less, ``concat(x, y, ..., axis=-1)``, ``transpose(x, axis, ...)``,
-    ``reshape(x, size, ...)`` where 0 keeps a size, ``points(offset)`` (1, N, 2), the points of the cells of
-    ``head.strides`` in pixels, and ``strides()`` (1, N, 1).
+    Names are outputs (in quotes if they are no Python names), ``output0``, ``output1`` ... in order, earlier results,
+    ``input_width`` and ``input_height``. Allowed are numbers, lists of numbers, ``+ - * / **``, slices, ``sigmoid exp
+    log tanh sqrt abs (x)``, ``minimum maximum (x, y)``, ``softmax(x, axis=-1)``, ``sum(x, axis=-1)``, which removes the
+    axis, ``concat(x, y, ..., axis=-1)``, ``transpose(x, axis, ...)``, ``reshape(x, size, ...)`` where 0 keeps a size,
+    ``points(offset)`` (1, N, 2), cell points of ``head.strides`` in pixels, and ``strides()`` (1, N, 1).
 
     Raises:
-        ConfigError: an expression holds anything else, or a name that is not there.
+        ConfigError: an expression contains anything else or an unknown name.
         ModelError: a step fails on the outputs.
     """
     numbered = {f"output{index}": tensor for index, tensor in enumerate(outputs.values())}
@@ -107,7 +103,7 @@ def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, 
 
 @dataclass(frozen=True)
 class _Walk:
-    """The steps of an expression, which gets a name and may use ``names``."""
+    """Walks the expression ``name``, which may use ``names``."""
 
     name: str
     names: Mapping[str, Any]
@@ -176,7 +172,7 @@ class _Walk:
         raise self._error(node, f"gives {function} {len(arguments)} arguments")
 
     def _part(self, node: ast.Subscript) -> Any:
-        """A Slice of all axes that are cut, a Gather for each list, and a Squeeze of those that a number chose."""
+        """A Slice for all ranges and numbers, a Gather per list, and a Squeeze of the axes of numbers."""
         parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
         dots = [at for at, part in enumerate(parts) if isinstance(part, ast.Constant) and part.value is Ellipsis]
         if len(dots) > 1:
@@ -232,7 +228,7 @@ class _Walk:
 
 def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -> Array:
     first, *operands = tensors
-    with np.errstate(all="ignore"):  # what is not finite is a value like any other, as in the graph
+    with np.errstate(all="ignore"):  # values may be infinite or NaN, as in the graph
         if op in _ELEMENTS:
             return np.asarray(_ELEMENTS[op](*tensors), np.float32)
         if op == "Softmax":

@@ -1,4 +1,4 @@
-"""Head decoding in NumPy: the reference for the graph that a backend runs."""
+"""Head decoding in NumPy, the reference for the graph that a backend runs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,19 @@ from trtdet.detection.suppression import Float, corners_of, sigmoid, softmax
 from trtdet.errors import ModelError
 
 Shape = tuple[int | None, ...]
-"""Dimensions of a raw output; None for an open dimension."""
+"""Shape of a raw output; None for an open dimension."""
 
 
 def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config: Config) -> tuple[Float, Float]:
-    """Turns raw outputs into boxes and scores, by the rule ``config.head.decode`` (see HeadConfig).
+    """Decodes raw outputs into boxes and scores by the rule ``config.head.decode`` (see HeadConfig).
 
-    The score of a class is its probability, times the objectness where the head has one; it stays a logit where
-    ``config.suppresses_logits``.
-
-    Args:
-        outputs: the raw outputs by name or in the model's order, floating point, batch first. With
-            ``head.outputs``, a mapping is read by these names; a sequence must be in their order.
-        config: the head, the input size and the class names.
-
-    Returns:
-        boxes float32 (B, N, 4), x1 y1 x2 y2 in pixels of the network's input, not clipped; scores
-        float32 (B, N, C), 0..1 or logits.
+    ``outputs`` are floating point, batch first, by name or in the model's order. With ``head.outputs``, a mapping is
+    read by these names, and a sequence must be in their order. Returns boxes float32 (B, N, 4), x1 y1 x2 y2 in input
+    pixels, not clipped, and scores float32 (B, N, C). A score is the class probability, times the objectness if the
+    head has one; with ``config.suppresses_logits`` it is a logit.
 
     Raises:
-        ModelError: an output is missing or its shape does not fit the head, the classes and the input size.
+        ModelError: an output is missing, or its shape does not fit the head, the classes or the input size.
     """
     names = config.head.outputs
     if not isinstance(outputs, Mapping):
@@ -61,7 +54,7 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
         rows = np.ascontiguousarray(array.transpose(0, 2, 1))
         return corners_of(rows[..., :2], rows[..., 2:4]), np.ascontiguousarray(rows[..., 4:])
     if head.decode == "detections":
-        # The score of a row at its class, 0 at all others: a row of another class is a candidate for none.
+        # A row has its score at its class and 0 elsewhere; a row of an unknown class is no candidate.
         mine = array[..., 5:] == np.arange(classes, dtype=np.float32)
         return _corners_in_pixels(array[..., :4], config), np.where(mine, array[..., 4:5], np.float32(0))
     if head.decode == "boxes":
@@ -90,32 +83,27 @@ def _corners_in_pixels(boxes: Float, config: Config) -> Float:
 
 
 def input_sides(config: Config) -> Float:
-    """float32 (4,): the input's width, height, width and height in pixels, which relative corners are shares of."""
+    """float32 (4,): width, height, width and height of the input in pixels, the units of relative corners."""
     return np.array([config.input.width, config.input.height] * 2, np.float32)
 
 
 def class_columns(head: HeadConfig, count: int) -> slice:
-    """Which of so many columns of scores are the classes', where ``head.columns`` does not say it."""
+    """The columns of the classes among ``count`` columns of scores, if ``head.columns`` is not set."""
     return slice(int(head.background == "first"), count - (head.background == "last"))
 
 
 def of_computed(config: Config) -> Config:
-    """The configuration of boxes and scores that ``head.compute`` has given."""
+    """The configuration for the boxes and scores of ``head.compute``."""
     return config.model_copy(
         update={"head": config.head.model_copy(update={"compute": None, "outputs": ("boxes", "scores")})}
     )
 
 
 def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Finds which raw outputs the rule ``config.head.decode`` reads, here and in a graph, and checks that they fit it.
+    """Selects the raw outputs that ``config.head.decode`` reads, here and in a graph, and checks their shapes.
 
-    Args:
-        shapes: the raw outputs' shapes by name, in the model's order, batch first.
-        config: the head, the input size and the class names.
-
-    Returns:
-        The output that holds everything and nothing else, the class maps and the distance maps in the order of the
-        strides, or the boxes and the scores.
+    ``shapes`` are by name in the model's order, batch first. Returns the only output and an empty tuple; the class maps
+    and the distance maps, in the order of the strides; or the boxes and the scores.
 
     Raises:
         ModelError: an output is missing or its shape does not fit; the message names the key that is likely wrong.
@@ -194,7 +182,7 @@ def _match_levels(chosen: Mapping[str, Shape], config: Config) -> tuple[tuple[st
     unmatched, score_maps, distance_maps = dict(chosen), list[str](), list[str]()
     for stride, count in zip(head.strides, cells, strict=True):
         for width, maps, kind in ((classes, score_maps, "class"), (sides, distance_maps, "distance")):
-            # Where classes and distances have as many channels, the model's order decides: classes first.
+            # If classes and distances have equally many channels, classes come first in the model.
             fitting = [name for name, shape in unmatched.items() if shape[1] in (None, count) and shape[2] == width]
             if not fitting:
                 raise ModelError(
@@ -216,7 +204,7 @@ def _listing(shapes: Mapping[str, Shape]) -> str:
 
 
 def _check_channels(name: str, shape: Shape, config: Config) -> None:
-    """Refuses an output with the wrong number of channels, and names the key that is most likely wrong."""
+    """Refuses a wrong number of channels and names the key that is likely wrong."""
     rule, bins, classes = config.head.decode, config.head.bins, len(config.classes)
     if rule == "detections":
         if shape[2] != 6:

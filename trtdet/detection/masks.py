@@ -1,8 +1,7 @@
 """Masks of detections: small in the network, pasted into the picture outside it.
 
-A detector with masks gives, for each detection, the probabilities of its class on a grid of M x M cells over its box
-(Mask R-CNN, He et al. 2017, arXiv:1703.06870). :func:`paste` makes a mask of the picture from them, as
-``paste_masks_in_image`` of torchvision does.
+A mask gives the probabilities of the detection's class on a grid of M x M cells over its box (Mask R-CNN, He et al.
+2017, arXiv:1703.06870). :func:`paste` works like ``paste_masks_in_image`` of torchvision.
 """
 
 from __future__ import annotations
@@ -17,26 +16,21 @@ from numpy.typing import NDArray
 from trtdet.detection.suppression import Float
 
 THRESHOLD = 0.5
-"""Probability above which a pixel is the object's."""
+"""Probability above which a pixel belongs to the object."""
 
-_BORDER = 1
-"""Cells of probability 0 around a mask, so that it ends inside its box."""
+_BORDER = 1  # cells of probability 0 around a mask, so that it ends inside its box
 
 
 def paste(probabilities: Float, box: Float, height: int, width: int, threshold: float = THRESHOLD) -> NDArray[np.bool_]:
-    """The mask of one detection in its picture.
+    """The mask of one detection, bool (height, width) of the picture.
 
-    The grid gets a border of one cell and the box grows with it about its centre; its corners are cut to whole pixels,
-    the last of which is the box's. The grid is resized to that box, bilinear between the centres of cells.
+    The grid gets a border of one cell, and the box grows with it around its centre. Box corners are cut to whole
+    pixels; the last pixel belongs to the box. The grid is resized to that box, bilinear between cell centres.
 
     Args:
         probabilities: float32 (M, M), 0..1.
-        box: float32 (4,), x1 y1 x2 y2 in pixels of the picture, cut to it; one that is not finite has no mask.
-        height, width: of the picture.
-        threshold: probability that a pixel of the object exceeds.
-
-    Returns:
-        bool (height, width).
+        box: float32 (4,), x1 y1 x2 y2 in pixels of the picture, clipped to it; a box that is not finite has no mask.
+        threshold: probability that pixels of the object exceed.
     """
     pasted = np.zeros((height, width), bool)
     if not np.isfinite(box).all():
@@ -55,14 +49,14 @@ def paste(probabilities: Float, box: Float, height: int, width: int, threshold: 
 
 def run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
     """A mask bool (height, width) in COCO's compressed form, ``{"size": [height, width], "counts": text}``."""
-    from faster_coco_eval.core import mask as coco  # takes most of a second
+    from faster_coco_eval.core import mask as coco  # the import takes most of a second
 
     encoded = coco.encode(np.asfortranarray(mask, np.uint8))
     return {"size": [int(size) for size in encoded["size"]], "counts": encoded["counts"].decode()}
 
 
 def areas(encoded: Sequence[dict[str, Any]]) -> list[float]:
-    """The pixels of each mask of :func:`run_lengths`."""
+    """Pixels of each mask of :func:`run_lengths`."""
     from faster_coco_eval.core import mask as coco
 
     return [float(area) for area in coco.area([_in_bytes(mask) for mask in encoded])] if encoded else []
@@ -71,13 +65,10 @@ def areas(encoded: Sequence[dict[str, Any]]) -> list[float]:
 def overlaps(
     detected: Sequence[dict[str, Any]], annotated: Sequence[Any], crowd: Sequence[bool], height: int, width: int
 ) -> NDArray[np.float64]:
-    """The IoU of masks (D, G), 0..1; over the detection's own area for a crowd.
+    """IoU of masks (D, G), 0..1; for a crowd, the intersection over the detection's own area.
 
-    Args:
-        detected: D masks of :func:`run_lengths`.
-        annotated: G segmentations as COCO's files have them, polygons or run lengths.
-        crowd: of the G, which are groups of objects.
-        height, width: of the picture.
+    ``detected`` are D masks of :func:`run_lengths`. ``annotated`` are G segmentations of COCO's files, polygons or run
+    lengths; ``crowd`` tells which of them are groups of objects. ``height`` and ``width`` are the picture's.
     """
     from faster_coco_eval.core import mask as coco
 
@@ -96,7 +87,7 @@ def overlaps(
 
 
 def _in_bytes(encoded: dict[str, Any]) -> dict[str, Any]:
-    """Run lengths with their counts as bytes, which the library takes."""
+    """Run lengths with counts as bytes, for the library."""
     counts = encoded["counts"]
     return {**encoded, "counts": counts.encode()} if isinstance(counts, str) else encoded
 

@@ -14,41 +14,35 @@ from trtdet.detection.suppression import Detections, Float, checked, corners_of,
 
 @dataclass(frozen=True)
 class EfficientNms:
-    """The attributes of TensorRT's EfficientNMS_TRT, by their own names."""
+    """Attributes of TensorRT's EfficientNMS_TRT, by their own names."""
 
-    score_threshold: float  # at least 0; a score must reach it
-    iou_threshold: float  # over 0; suppresses from it on
+    score_threshold: float  # at least 0; a score equal to it is kept
+    iou_threshold: float  # over 0; an IoU equal to it suppresses
     max_output_boxes: int  # K
     background_class: int = -1  # left out of the result; -1 for none
     score_activation: int = 0  # 1 where the scores are logits
     class_agnostic: int = 0  # 1 where boxes of all classes suppress each other
     box_coding: int = 0  # 0 for two corners, 1 for centre and size
 
-    CANDIDATES: ClassVar[int] = 4096  # (box, class) pairs of an image that enter the suppression at most, best first
-    DENSE: ClassVar[float] = 0.007  # a lower threshold leaves no pair out: those that miss it are sorted to the end
-    EMPTY: ClassVar[float] = -32768.0  # the score of these pairs; they are counted in ``num_detections``
+    CANDIDATES: ClassVar[int] = 4096  # maximum (box, class) pairs of an image in the suppression, best first
+    DENSE: ClassVar[float] = 0.007  # a lower threshold drops no pairs: those below it are sorted to the end
+    EMPTY: ClassVar[float] = -32768.0  # score of these pairs, which ``num_detections`` counts
 
 
 def efficient_nms(boxes: NDArray[Any], scores: NDArray[Any], attributes: EfficientNms) -> Detections:
     """The outputs of TensorRT's EfficientNMS_TRT, with its differences from :func:`non_max_suppression`.
 
-    It suppresses at an IoU equal to the threshold and keeps a score equal to it; no more than 4096 pairs of box and
-    class enter; an inverted box is turned round before its overlaps are computed; and with a threshold under 0.007
-    nothing is filtered: pairs that do not reach it get the score -32768, come last and are counted, and a NaN comes
-    first. Where it filters, the order of equal scores changes from run to run; here it is that of the pairs.
-    Source: NVIDIA/TensorRT, ``plugin/efficientNMSPlugin/efficientNMSInference.cu`` (main, 2026-07).
+    An IoU equal to the threshold suppresses, and a score equal to the threshold is kept. At most 4096 pairs of box and
+    class take part. An inverted box is turned round before overlaps are computed. A score threshold under 0.007 filters
+    nothing: pairs below it get score -32768, come last and are counted, and NaN comes first. With filtering, the
+    plugin's order of equal scores varies from run to run; here it is the order of the pairs. Source: NVIDIA/TensorRT,
+    ``plugin/efficientNMSPlugin/efficientNMSInference.cu`` (main, 2026-07).
 
-    Args:
-        boxes: float (B, N, 4), (B, N, 1, 4) or, a box for each class, (B, N, C, 4).
-        scores: float (B, N, C).
-        attributes: of the node.
-
-    Returns:
-        Detections with K = ``max_output_boxes``, zeros after the last detection; boxes are corners whatever
-        ``box_coding`` is.
+    ``boxes`` are float (B, N, 4), (B, N, 1, 4) or, a box per class, (B, N, C, 4); ``scores`` are float (B, N, C).
+    Returns Detections with K = ``max_output_boxes``, zeros past the last; boxes are corners for any ``box_coding``.
 
     Raises:
-        ModelError: the shapes do not belong together.
+        ModelError: the shapes do not fit each other.
     """
     all_boxes = np.asarray(boxes, np.float32)
     all_boxes = all_boxes[:, :, None] if all_boxes.ndim == 3 else all_boxes

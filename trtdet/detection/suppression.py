@@ -1,4 +1,4 @@
-"""Non-maximum suppression in NumPy: the reference that every backend is held to."""
+"""Non-maximum suppression in NumPy, the reference for all backends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from trtdet.errors import ModelError
 
 Float = NDArray[np.float32]
 
-_BLOCK = 128
-"""Candidates compared with each other in one array operation; changes the speed, never the result."""
+_BLOCK = 128  # candidates compared in one array operation; changes the speed, never the result
 
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """The detections of a batch of B images, with room for K detections each, best first: the outputs of every engine.
+    """Detections of B images, up to K each, best first: the outputs of every engine.
 
-    Entries at or past ``num_dets`` are undefined (zeros, where this module made them).
+    Entries past ``num_dets`` are undefined (zeros in this module).
     """
 
     num_dets: NDArray[np.int32]  # (B, 1), 0..K
@@ -31,19 +30,18 @@ class Detections:
     scores: Float  # (B, K), 0..1, falling
     classes: NDArray[np.int32]  # (B, K), indices into the configuration's classes
     masks: Float | None = None
-    """float32 (B, K, M, M), the probabilities 0..1 of each detection's class on a grid over its box, see
-    :mod:`trtdet.detection.masks`; None where the detector has none."""
+    """float32 (B, K, M, M), class probabilities 0..1 on a grid over each box, see trtdet.detection.masks; or None."""
 
     def __len__(self) -> int:
         return int(self.num_dets.shape[0])
 
     def image(self, i: int) -> tuple[Float, Float, NDArray[np.int32]]:
-        """Boxes float32 (n, 4), scores float32 (n,) and classes int32 (n,) of image ``i``; n is its count."""
+        """Boxes float32 (n, 4), scores float32 (n,) and classes int32 (n,) of image ``i``."""
         count = int(self.num_dets[i, 0])
         return self.boxes[i, :count], self.scores[i, :count], self.classes[i, :count]
 
     def image_masks(self, i: int) -> Float | None:
-        """Masks float32 (n, M, M) of image ``i``; None where the detector has none."""
+        """Masks float32 (n, M, M) of image ``i``; None if the detector has none."""
         return None if self.masks is None else self.masks[i, : int(self.num_dets[i, 0])]
 
 
@@ -52,26 +50,20 @@ def non_max_suppression(
 ) -> Detections:
     """Greedy non-maximum suppression, exact and deterministic.
 
-    1. Candidates are (box, class) pairs with a score strictly above ``score_threshold``, in float32; NaN
-       never is. With ``best-class`` a box is a candidate for its highest class only, the lowest index where
-       classes tie.
-    2. The best ``pre_nms_topk`` stay, in order of falling score; equal scores keep (box, class) order.
-    3. In that order each candidate is kept unless a kept candidate of its class (of any class when
-       ``class_agnostic``) overlaps it with an IoU strictly above ``iou_threshold``. The IoU is intersection /
-       union in float32; it is 0 for boxes without area, and a NaN suppresses nothing.
-       With an ``iou_threshold`` of 1 nothing is suppressed.
-    4. The first ``max_detections`` kept are the result, in that order.
+    1. Candidates are (box, class) pairs with a float32 score strictly above ``score_threshold``; NaN never is. With
+       ``best-class`` a box is a candidate only for its highest class, the lowest index if classes tie.
+    2. The best ``pre_nms_topk`` stay, by falling score; equal scores keep (box, class) order.
+    3. In that order, a candidate is kept unless a kept candidate of its class (of any class if ``class_agnostic``)
+       overlaps it with an IoU strictly above ``iou_threshold``. The IoU is intersection / union in float32. It is 0 for
+       boxes without area, and NaN suppresses nothing. With an ``iou_threshold`` of 1 nothing is suppressed.
+    4. The first ``max_detections`` kept are the result, K = ``max_detections`` with zeros past the last.
 
     Args:
         boxes: float (B, N, 4), x1 y1 x2 y2 in any unit. N may be 0.
         scores: float (B, N, C), 0..1, or any real number with ``logits``.
-        config: thresholds and limits.
-        logits: the scores have no sigmoid yet. They are compared as they are and the result holds their probabilities:
-            what a sigmoid before would give, but that logits of equal probabilities in float32 keep their order.
-        masks: float32 (B, N, M, M), of the boxes.
-
-    Returns:
-        Detections with K = ``config.max_detections``, zeros after the last detection; masks of those that are kept.
+        logits: scores have no sigmoid yet. They are compared as logits, and the result holds their probabilities.
+            Unlike after a sigmoid, logits whose float32 probabilities are equal keep their order.
+        masks: float32 (B, N, M, M), of the boxes; the result has those of kept boxes.
 
     Raises:
         ModelError: the shapes are not (B, N, 4) and (B, N, C).
@@ -99,7 +91,7 @@ def non_max_suppression(
 
 
 def score_bound(threshold: float, logits: bool) -> np.float32:
-    """The bound that a score must exceed: the threshold itself, or its logit."""
+    """The bound that a score must exceed: the threshold, or its logit."""
     if not logits:
         return np.float32(threshold)
     if threshold >= 1:
@@ -110,21 +102,21 @@ def score_bound(threshold: float, logits: bool) -> np.float32:
 
 
 def sigmoid(logits: Float) -> Float:
-    """Probabilities float32 0..1 of logits, any shape; quiet where exp overflows."""
+    """Float32 probabilities 0..1 of logits of any shape; no warning if exp overflows."""
     with np.errstate(over="ignore"):  # exp(-x) reaching infinity gives the right 0
         probabilities: Float = np.float32(1) / (np.float32(1) + np.exp(-logits))
     return probabilities
 
 
 def softmax(logits: Float, axis: int = -1) -> Float:
-    """Probabilities float32 0..1 of logits along an axis; quiet where infinite logits give NaN."""
+    """Float32 probabilities 0..1 of logits along an axis; no warning if infinite logits give NaN."""
     with np.errstate(invalid="ignore"):
         weights = np.exp(logits - logits.max(axis=axis, keepdims=True))
         return np.asarray(weights / weights.sum(axis=axis, keepdims=True), np.float32)
 
 
 def corners_of(centre: Float, size: Float) -> Float:
-    """Boxes (..., 4), x1 y1 x2 y2, of centres (..., 2) and widths and heights (..., 2)."""
+    """Boxes (..., 4), x1 y1 x2 y2, from centres (..., 2) and widths and heights (..., 2)."""
     half = size * np.float32(0.5)
     return np.concatenate([centre - half, centre + half], axis=-1)
 
@@ -139,7 +131,7 @@ def checked(boxes: NDArray[Any], scores: NDArray[Any]) -> tuple[Float, Float]:
 
 
 def packed(images: Sequence[tuple[Float, Float, NDArray[np.intp]]], room: int) -> Detections:
-    """Boxes (n, 4), scores (n,) and classes (n,) of each image as the arrays of the contract."""
+    """Packs boxes (n, 4), scores (n,) and classes (n,) of each image into Detections with K = ``room``."""
     batch = len(images)
     result = Detections(
         np.array([[len(score)] for _, score, _ in images], np.int32).reshape(batch, 1),
@@ -174,7 +166,7 @@ def _candidates(
         score = values[flat]
     limit = config.most_candidates
     if len(score) > limit:
-        # Before the sort, drop scores that cannot be among the best; all ties with the last score stay until then.
+        # Drop scores that cannot be among the best before sorting; ties with the last score stay until then.
         last = np.partition(score, len(score) - limit)[len(score) - limit]
         kept = score >= last
         flat, score = flat[kept], score[kept]
@@ -186,10 +178,10 @@ def _candidates(
 def greedy(
     count: int, overlaps: Callable[[NDArray[np.intp], NDArray[np.intp]], NDArray[np.bool_]], limit: int
 ) -> NDArray[np.intp]:
-    """Indices of the candidates, sorted best first, that survive; at most ``limit``.
+    """Indices of the candidates that survive, at most ``limit``; candidates are sorted best first.
 
-    ``overlaps`` gives bool (rows, columns) for two lists of candidates: which pairs cannot both stay. Each block of
-    candidates is compared with those that were kept before it, then within itself.
+    ``overlaps`` returns bool (rows, columns) for two lists of candidates: which pairs cannot both stay. Each block of
+    candidates is compared with those kept before it, then within itself.
     """
     kept = np.zeros(0, np.intp)
     for start in range(0, count, _BLOCK):
@@ -214,7 +206,7 @@ def _overlaps(
     rows: NDArray[np.intp],
     columns: NDArray[np.intp],
 ) -> NDArray[np.bool_]:
-    """bool (rows, columns): which pairs are of one group and have an IoU above the threshold, in float32."""
+    """bool (rows, columns): pairs of one group with a float32 IoU above the threshold."""
     ax1, ay1, ax2, ay2 = boxes[rows].T[:, :, None]
     bx1, by1, bx2, by2 = boxes[columns].T[:, None, :]
     zero = np.float32(0)

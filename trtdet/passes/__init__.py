@@ -1,4 +1,4 @@
-"""Graph rewrites: an exported detector gets the outputs of the contract of detections."""
+"""Graph rewrites that give an exported detector the outputs num_dets, boxes, scores and classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtdet.passes.model import save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
 
 PASSES: tuple[ModuleType, ...] = (clean, unstack, batchnorm, opset, batch, silu, decode, nms)
-"""Every rewrite, in the order they run."""
+"""All passes, in the order they run."""
 
 __all__ = [
     "MASKS",
@@ -40,21 +40,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A rewritten model, its configuration without what was cut off, and the result of each pass by its name.
-
-    ``left`` has the reasons why parts of a two-stage model stay as they are, or are left out.
-    """
+    """Result of :func:`rewrite`."""
 
     model: onnx.ModelProto
-    config: Config
-    results: dict[str, PassResult]
-    left: tuple[str, ...] = ()
+    config: Config  # of the rewritten model, without what was cut off
+    results: dict[str, PassResult]  # by pass name
+    left: tuple[str, ...] = ()  # why parts of a two-stage model were not rewritten, or left out
 
 
 def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
-    """Runs all passes over a model, which is not changed.
-
-    What the model does with its decoded boxes and scores is cut off first: an NMS, or the choice of the best.
+    """Runs all passes over a copy of a model. Its own NMS or TopK at the end is cut off first.
 
     Raises:
         ModelError: the model does not fit the configuration or cannot be rewritten.
@@ -67,7 +62,7 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
         opset_before = graph.opset
         with explained(name):
             result = results[name] = rewrite_pass.apply(graph, options)
-            # Shapes are inferred and the rules of ONNX checked anew where a pass wrote something.
+            # After a change, infer shapes and check the graph again.
             wrote = rewrite_pass is clean or result.count > 0 or graph.opset != opset_before
             if wrote and rewrite_pass is not PASSES[-1]:
                 graph = to_graph(to_model(graph))
@@ -76,7 +71,7 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
 
 
 def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelProto, Config]:
-    """A model up to the outputs that head decoding reads, without masks, and the configuration of them.
+    """Cuts a model at the outputs that head decoding reads, without masks; returns it and its configuration.
 
     Raises:
         ModelError: the model cannot be cut there.
@@ -90,7 +85,7 @@ def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelPro
 
 
 def _cut(model: onnx.ModelProto, options: Options) -> tuple[gs.Graph, Options, dict[str, PassResult]]:
-    """The graph up to its decoded boxes and scores, or its raw outputs, the options for it, and what was rewritten."""
+    """Cuts off the model's own NMS or TopK; returns the graph, its options and the results of the rewrites."""
     with explained("two_stage"):
         graph = to_graph(onnx.shape_inference.infer_shapes(model))
         graph, options, results = two_stage.cut(graph, options)

@@ -1,4 +1,4 @@
-"""The options, the result and the node writers of every graph rewrite."""
+"""Options, results and node writers of all graph rewrites."""
 
 from __future__ import annotations
 
@@ -19,41 +19,28 @@ from trtdet.errors import ModelError, TrtdetError, one_line
 from trtdet.passes.provenance import Origin, registry
 
 PLUGIN_DOMAIN = "trt.plugins"
-"""ONNX domain of operators that are TensorRT plugins; TensorRT's parser goes by the operator's name alone."""
+"""ONNX domain of TensorRT plugins; TensorRT's parser reads only the operator's name."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of all passes.
-
-    Attributes:
-        config: the detector.
-        nms: the form of the suppression, see :mod:`trtdet.passes.nms`; ``host`` leaves it to the consumer.
-        batch: a size; a name for a dynamic batch; None for the model's own.
-        max_topk: the largest K that the backend's TopK takes; None for any.
-        silu: the form of SiLU and HardSwish, see :mod:`trtdet.passes.silu`; ``keep`` leaves the model's own.
-        keep_embedded: keep the thresholds of an NMS that is embedded in the model instead of the configuration's.
-        max_opset: the newest ONNX opset that the backend reads; None for any.
-        missing_ops: operators that the backend lacks, to be replaced where ONNX defines them by other operators.
-        min_opset: raise the model to this ONNX opset, where ``max_opset`` and the model allow it.
-        masks: the last output of the graph is that of masks, see :mod:`trtdet.passes.masks`.
-    """
+    """Options of all passes."""
 
     config: Config
-    nms: NmsMode = "host"
-    batch: int | str | None = None
-    max_topk: int | None = None
-    silu: SiluForm = "keep"
-    keep_embedded: bool = False
-    max_opset: int | None = None
-    missing_ops: frozenset[str] = frozenset()
-    min_opset: int | None = None
-    masks: bool = False
+    nms: NmsMode = "host"  # see trtdet.passes.nms; "host": outside the engine
+    batch: int | str | None = None  # a size, a name for a dynamic batch, or None for the model's own
+    max_topk: int | None = None  # largest K of the backend's TopK; None for no limit
+    silu: SiluForm = "keep"  # see trtdet.passes.silu; "keep": the model's own operators
+    keep_embedded: bool = False  # keep the thresholds of an embedded NMS, not the configuration's
+    max_opset: int | None = None  # newest ONNX opset that the backend reads; None for no limit
+    missing_ops: frozenset[str] = frozenset()  # operators to replace by their ONNX definition, if there is one
+    min_opset: int | None = None  # raise the model to this opset if possible, at most to max_opset
+    masks: bool = False  # the graph's last output holds masks, see trtdet.passes.masks
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """How often a rewrite was applied and, for each near-match that was left alone, the reason."""
+    """How often a pass rewrote something, and for each skipped near-match the reason."""
 
     count: int
     skipped: tuple[str, ...] = ()
@@ -62,8 +49,8 @@ class PassResult:
 def rewrite_nodes(graph: gs.Graph, change: Callable[[gs.Graph, gs.Node], str | None], *ops: str) -> PassResult:
     """Rewrites the nodes of some operators, in place.
 
-    ``change`` gives an empty text where it rewrote a node, the reason where it left a near-match alone, and None for
-    any other node.
+    ``change`` returns an empty text for a rewritten node, the reason for a skipped near-match, and None for other
+    nodes.
     """
     results = [(node.name, change(graph, node)) for node in [node for node in graph.nodes if node.op in ops]]
     count = sum(reason == "" for _, reason in results)
@@ -74,7 +61,7 @@ def rewrite_nodes(graph: gs.Graph, change: Callable[[gs.Graph, gs.Node], str | N
 
 @contextlib.contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turns the exceptions of the libraries below a pass into a ModelError that names the pass."""
+    """Turns library exceptions inside a pass into a ModelError that names the pass."""
     try:
         yield
     except TrtdetError:
@@ -87,9 +74,9 @@ def explained(name: str) -> Iterator[None]:
 
 
 class Writer:
-    """Appends nodes to a graph and registers their origin, in ``outer`` where the graph is a body of one of its nodes.
+    """Appends nodes to a graph and registers their origin; ``outer`` is the graph around a loop body.
 
-    Every node and tensor it makes is named ``prefix/op_number``; a prefix that the graph has already is made longer.
+    Nodes and tensors are named ``prefix/op_number``. If the graph uses the prefix already, "+" is appended to it.
     """
 
     def __init__(self, graph: gs.Graph, prefix: str, origin: Origin, outer: gs.Graph | None = None) -> None:
@@ -103,7 +90,7 @@ class Writer:
         self._numbers = itertools.count(1)
 
     def of(self, origin: Origin) -> Writer:
-        """The same writer, with its graph, prefix and numbers, for nodes of another origin."""
+        """The same writer for nodes of another origin."""
         writer = copy.copy(self)
         writer.origin = origin
         return writer
@@ -112,11 +99,11 @@ class Writer:
         return gs.Constant(f"{self.prefix}/const_{next(self._numbers)}", np.array(value, dtype=dtype))
 
     def __call__(self, op: str, *inputs: gs.Tensor, **attrs: Any) -> gs.Variable:
-        """Writes a node with a single output and gives that output."""
+        """Writes a node with one output and returns the output."""
         return self.many(op, 1, *inputs, **attrs)[0]
 
     def many(self, op: str, outputs: int, *inputs: gs.Tensor, **attrs: Any) -> list[gs.Variable]:
-        """Writes a node with several outputs."""
+        """Writes a node with several outputs and returns them."""
         name = f"{self.prefix}/{op}_{next(self._numbers)}"
         tensors = [gs.Variable(f"{name}:{index}" if outputs > 1 else name) for index in range(outputs)]
         self.graph.nodes.append(gs.Node(op=op, name=name, attrs=attrs, inputs=list(inputs), outputs=tensors))
@@ -125,12 +112,12 @@ class Writer:
 
 
 class NodeWriter:
-    """Writes the nodes that replace a node or come before it, named after its first output."""
+    """Writes ONNX nodes that replace a node or feed it, named after its first output."""
 
     def __init__(self, node: onnx.NodeProto, kind: str = "") -> None:
-        self.node = onnx.NodeProto.FromString(node.SerializeToString())  # a copy, to be changed
+        self.node = onnx.NodeProto.FromString(node.SerializeToString())  # a copy that may change
         self.nodes: list[onnx.NodeProto] = []
-        self.replaced = False  # whether ``nodes`` stand in the node's place
+        self.replaced = False  # whether ``nodes`` replace the node
         self._kind = kind or node.op_type
 
     def const(self, value: ArrayLike, dtype: Any) -> str:
@@ -142,7 +129,7 @@ class NodeWriter:
         return name
 
     def instead(self) -> None:
-        """Puts the last node written in the place of the node, with its name and its output."""
+        """Makes the last written node replace the node, with its name and output."""
         self.nodes[-1].output[0] = self.node.output[0]
         self.nodes[-1].name = self.node.name
         self.replaced = True

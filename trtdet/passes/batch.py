@@ -1,7 +1,7 @@
 """batch of B fixed at export -> another batch
 
-Exporters write the batch into the shapes that Reshape, Resize and Expand read. Those shapes are rewritten. Whether the
-images of a batch stay independent is then tested on random images, against the original model.
+Exporters write the batch into the shapes that Reshape, Resize and Expand read. These shapes are rewritten. Then a run
+on random images checks that the images of a batch do not affect each other.
 """
 
 from __future__ import annotations
@@ -18,22 +18,17 @@ from trtdet.passes.model import cpu_session, refill, to_model
 from trtdet.passes.plugin_ops import plain
 from trtdet.passes.provenance import Origin
 
-_SHAPES = {"Reshape": 1, "Resize": 3, "Expand": 1}
-"""By operator, the input that holds the shape of the output."""
-
-_BLOCK = 16
-"""Side in pixels of a block of equal colour: noise of single pixels looks the same to a network everywhere."""
-
+_SHAPES = {"Reshape": 1, "Resize": 3, "Expand": 1}  # index of the input that holds the output shape, by operator
+_BLOCK = 16  # side of a block of equal colour, in pixels; single-pixel noise looks the same everywhere to a network
 _TOLERANCE = 1e-2
-"""Allowed change of an image's outputs, as a share of its difference from the other images; kernels for another batch
-sum in another order."""
+"""Allowed change of an image's outputs, relative to its difference from other images: summation order may change."""
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Changes a fixed batch in place, where another batch is asked for.
+    """Changes a fixed batch to ``options.batch``, in place.
 
     Raises:
-        ModelError: the model's operators mix the images of a batch, or depend on how many there are.
+        ModelError: the operators mix the images of a batch, or depend on its size.
     """
     source, config = graph.inputs[0], options.config.input
     fixed, batch = source.shape[0], options.batch
@@ -49,7 +44,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     fold(graph)
     graph.cleanup().toposort()
     after = to_model(graph.copy())
-    # Coloured blocks, each image of another brightness, as the network reads them.
+    # Normalised images of coloured blocks, each of another brightness.
     size = batch if isinstance(batch, int) else 2 * fixed + 1
     height, width = source.shape[2:]
     blocks = np.random.default_rng(0).uniform(0, 255, (size, 3, -(-height // _BLOCK), -(-width // _BLOCK)))
@@ -67,7 +62,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def _rewritten(write: Writer, node: gs.Node, fixed: int) -> bool:
-    """Rewrites the shape that a node reads, if it begins with the batch."""
+    """Rewrites the output shape that a node reads, if it starts with the batch."""
     position = _SHAPES.get(node.op)
     if position is None or len(node.inputs) <= position or not isinstance(node.inputs[position], gs.Constant):
         return False
@@ -85,11 +80,11 @@ def _rewritten(write: Writer, node: gs.Node, fixed: int) -> bool:
 
 
 def _obstacle(before: onnx.ModelProto, after: onnx.ModelProto, fixed: int, images: NDArray[np.float32]) -> str:
-    """The reason why the new model gives an image other outputs than the old model; empty where it does not."""
+    """How the outputs of the new model differ from those of the old model; empty if they agree."""
     size, name = len(images), after.graph.input[0].name
     try:
         outputs = cpu_session(plain(after)).run(None, {name: images})
-    except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         return f"with a batch of {size} {one_line(error)}"
     padded = np.concatenate([images, np.repeat(images[-1:], -size % fixed, axis=0)])
     session = cpu_session(plain(before))

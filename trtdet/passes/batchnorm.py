@@ -11,8 +11,8 @@ from trtdet.passes.base import Options, PassResult, rewrite_nodes
 def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Folds an inference-mode batch normalisation into the convolution before it.
 
-    The float scale between a convolution and its activation would prevent an INT8 kernel.
-    Source: Jacob et al. 2018, arXiv:1712.05877, section 3.2.
+    A float scale between convolution and activation would prevent an INT8 kernel. Source: Jacob et al. 2018,
+    arXiv:1712.05877, section 3.2.
     """
     return rewrite_nodes(graph, _fold, "BatchNormalization")
 

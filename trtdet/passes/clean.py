@@ -1,4 +1,4 @@
-"""constant expression -> constant; Identity(x), Dropout(x) -> x; every node named; batch frozen where asked."""
+"""constant expression -> constant; Identity(x), Dropout(x) -> x; all nodes named; batch fixed on request."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Cleans a graph in place; its outputs stay the same.
 
     Raises:
-        ModelError: the model's input does not fit the configuration, or a dimension other than the batch is dynamic.
+        ModelError: the input does not fit the configuration, or a dimension besides the batch is dynamic.
     """
     before, tensors, names = len(graph.nodes), graph.tensors(), options.config.head.outputs
-    # What ``head.outputs`` names become the outputs, so that no rewrite removes them and nothing after them has to be
-    # understood. Names that the model lacks are left for the decode pass to explain.
+    # Make ``head.outputs`` the outputs: rewrites must not remove them, and nodes behind them need no support.
+    # The decode pass reports names that the model lacks.
     if names is not None and all(name in tensors for name in names):
         graph.outputs = [tensors[name] for name in names]
         for tensor in graph.outputs:
             tensor.dtype = tensor.dtype or np.float32
         graph.cleanup().cleanup(remove_unused_graph_inputs=True, recurse_subgraphs=False)
     image = _checked_input(graph, options)
-    # A fixed batch is changed by the batch pass, once the shapes in the graph are constants.
+    # The batch pass changes a fixed batch later, when the shapes in the graph are constants.
     if isinstance(options.batch, int) and not (isinstance(image.shape[0], int) and image.shape[0] > 0):
         image.shape = [options.batch, *image.shape[1:]]
         # Shapes downstream were inferred for the old batch; they are inferred again on export.
@@ -42,7 +42,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     name_nodes(graph)
     for node in graph.nodes:
         key = next((key for key in _PLAIN_VALUES if key in node.attrs), None) if node.op == "Constant" else None
-        if key is not None:  # a tensor is the form that graph-surgeon folds
+        if key is not None:  # graph-surgeon folds only tensors
             value = np.array(node.attrs[key], dtype=_PLAIN_VALUES[key])
             node.attrs = {"value": gs.Constant(f"{node.name}/value", value)}
     outputs = {tensor.name for tensor in graph.outputs}
@@ -62,7 +62,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def fold(graph: gs.Graph) -> None:
-    """Replaces expressions of constants by their values, which graph-surgeon computes in onnxruntime."""
+    """Replaces constant expressions by their values, computed in onnxruntime."""
     _write_out_parts_of_shapes(graph)
     G_LOGGER.severity = G_LOGGER.ERROR
     onnxruntime.set_default_logger_severity(4)  # its exceptions have the same text
@@ -90,7 +90,7 @@ def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
     """The graph's image input.
 
     Raises:
-        ModelError: ``name`` is not an input, or is None and there are several.
+        ModelError: ``name`` is no input, or it is None and there are several.
     """
     names = [tensor.name for tensor in graph.inputs]
     if not names:
@@ -105,7 +105,7 @@ def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
 
 
 def _checked_input(graph: gs.Graph, options: Options) -> gs.Variable:
-    """The image input, with the height and width of the configuration."""
+    """Checks the image input and sets its height and width to those of the configuration."""
     config = options.config.input
     tensor = network_input(graph, config.name)
     if len(graph.inputs) > 1:
@@ -128,7 +128,7 @@ def _checked_input(graph: gs.Graph, options: Options) -> gs.Variable:
 
 
 def name_nodes(graph: gs.Graph) -> None:
-    """Gives every node a name of its own; names that a single node has stay."""
+    """Gives every node a unique name; unique names stay."""
     own_names, used_names = {node.name for node in graph.nodes}, set[str]()
     for index, node in enumerate(graph.nodes):
         if not node.name or node.name in used_names:

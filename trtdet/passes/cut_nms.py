@@ -1,7 +1,7 @@
 """EfficientNMS_TRT(boxes, scores), NonMaxSuppression(boxes, scores) -> boxes, scores
 
-A model may embed an NMS, which reads decoded boxes and scores. The model is cut there, and a suppression with the
-outputs of the contract is written instead: the same kind with the same thresholds, or another kind.
+An NMS that is embedded in a model reads decoded boxes and scores. The model is cut there. The pass ``nms`` then writes
+an NMS of the same or another kind, with the outputs of every engine.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonM
 
 @dataclass(frozen=True)
 class EmbeddedNms:
-    """The NMS that is embedded in a model."""
+    """An NMS that is embedded in a model."""
 
     name: str  # of the node
     kind: Literal["efficient", "onnx"]  # a value of --nms
-    thresholds: dict[str, Any]  # keys of NmsConfig that the node fixes
+    thresholds: dict[str, Any]  # keys of NmsConfig and the node's values
 
 
 def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
-    """The NMS embedded in a model; None where there is none, or ``head.outputs`` cuts it off.
+    """The NMS embedded in a model; None if there is none or ``head.outputs`` cuts it off.
 
     Raises:
         ModelError: there are several, or the NMS cannot be cut off.
@@ -48,10 +48,10 @@ def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:
-    """Cuts the embedded NMS off a graph, in place; gives the options for the rest of the model.
+    """Cuts the embedded NMS off, in place; returns the options for the rest of the model.
 
-    Its boxes and scores become the outputs, decoded with rule ``boxes``. With ``keep_embedded`` its thresholds become
-    the configuration's. Errors are those of :func:`embedded_nms`.
+    Its boxes and scores become the outputs, with decode rule ``boxes``. With ``keep_embedded`` the configuration gets
+    its thresholds. Raises the errors of :func:`embedded_nms`.
     """
     config = options.config
     nms, node = _find(graph, config)
@@ -117,7 +117,7 @@ def _obstacle(node: gs.Node, config: Config) -> str:
 
 
 def _thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
-    """The thresholds that a node fixes: neither those that are computed, nor ONNX's limit, which is one for a class."""
+    """Thresholds that a node fixes, without computed ones and without ONNX's limit, which is per class."""
     if node.op == EFFICIENT:
         names = ("score_threshold", "iou_threshold", "max_output_boxes")
         missing = [name for name in names if name not in node.attrs]

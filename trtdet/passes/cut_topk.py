@@ -1,8 +1,8 @@
 """TopK(boxes, scores) -> boxes, scores
 
-Exporters of detectors without NMS end the graph with the best detections, rows of a box, its score and its class.
-Quantisation changes their order, so that rows cannot be compared with those of the float model, and no gradient passes
-a TopK. The model is cut before it: all boxes and scores become the outputs, and the pass ``nms`` chooses the best.
+Exporters of detectors without NMS end the graph with rows of the best detections: box, score and class. Quantisation
+changes their order, so rows cannot be compared with the float model's; and TopK has no gradient. So the model is cut
+before the TopK. All boxes and scores become outputs, and the pass ``nms`` selects the best.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from trtdet.passes.base import Options
 from trtdet.passes.walk import above, depends, maker, upstream
 
 _SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity")
-"""Operators that change the shape of their first input, or its type, and no value."""
+"""Operators that change the shape or type of their first input, but no values."""
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:
-    """Cuts the choice of the best detections off a graph, in place; gives the options for the rest of the model.
+    """Cuts off the selection of the best detections, in place; returns the options for the rest of the model.
 
-    Two forms are cut, where nothing is suppressed:
+    Two forms are cut if the configuration has no suppression:
 
-    - rows (B, K, 6) of rule ``detections``, as the YOLOv10, YOLO26 and RT-DETR of Ultralytics are exported
-      (``Detect.postprocess`` in ultralytics/nn/modules/head.py): the best of all scores, or of the scores of the
-      anchors whose highest is best, which are the same;
+    - rows (B, K, 6) of rule ``detections``, as Ultralytics exports YOLOv10, YOLO26 and RT-DETR (``Detect.postprocess``
+      in ultralytics/nn/modules/head.py): the best of all scores, or of those of the best anchors, which is the same;
     - labels (B, K), boxes (B, K, 4) and scores (B, K), as RT-DETR, D-FINE and DEIM are exported
-      (``RTDETRPostProcessor``), with boxes times the size of the original image, an input that is removed as well.
+      (``RTDETRPostProcessor``). Their boxes are multiplied by the original image size, an input that is removed too.
     """
     config = options.config
     if config.nms.suppresses or config.head.decode not in ("boxes", "detections") or config.head.compute is not None:
@@ -40,7 +39,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     joined = maker(selected[0], "Concat") if len(selected) == 1 and config.head.decode == "detections" else None
     if joined is not None and len(joined.inputs) == 3:
         best = _best(*joined.inputs)
-        # Rows of unknown shape stay, since they can be read as they are.
+        # Rows of unknown shape stay: they can be read without a cut.
         if best is not None and (best[0].shape is None or best[1].shape is None):
             best = None
     elif len(selected) == 3:
@@ -64,8 +63,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
 
 
 def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
-    """As :func:`_best`, of labels, boxes and scores in any order; boxes before they are multiplied by an input of the
-    model, the size of the original image."""
+    """Like :func:`_best`, for labels, boxes and scores in any order; boxes before they are scaled to the image size."""
     boxes = [tensor for tensor in selected if len(tensor.shape or ()) == 3]
     flat = [tensor for tensor in selected if len(tensor.shape or ()) == 2]
     labels = [tensor for tensor in flat if tensor.dtype in (np.int64, np.int32)]
@@ -84,15 +82,14 @@ def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Ten
 
 
 def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
-    """The boxes (B, N, 4) and scores (B, N, C) that the best detections are chosen from, and the number of detections,
-    None where the graph computes it. None where the graph has another pattern."""
+    """Boxes (B, N, 4), scores (B, N, C) before the selection, and K or None if computed; None for other patterns."""
     values = above(score, *_SAME_VALUES)
     best = maker(values, "TopK")
     if best is None or best.outputs[0] is not values or not best.attrs.get("largest", 1):
         return None
     scores, places = above(best.inputs[0], *_SAME_VALUES), best.outputs[1]
     gather = maker(scores, "GatherElements")
-    if gather is not None:  # the scores of the anchors whose highest score is best
+    if gather is not None:  # the scores of the best anchors
         scores = gather.inputs[0]
         choice = next((node for node in upstream(gather.inputs[1]) if node.op == "TopK"), None)
         highest = None if choice is None else maker(above(choice.inputs[0], *_SAME_VALUES), "ReduceMax")
@@ -112,7 +109,7 @@ def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tens
 
 
 def _fit(boxes: gs.Tensor, scores: gs.Tensor, classes: int) -> bool:
-    """Whether boxes are (B, N, 4) and scores (B, N, C), as far as their shapes are known."""
+    """Whether the known shapes are (B, N, 4) and (B, N, C)."""
     if boxes.shape is None or scores.shape is None:
         return True
     return (

@@ -24,18 +24,18 @@ BOXES = "boxes"
 SCORES = "scores"
 CLASSES = "classes"
 CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
-"""Names of the outputs of every engine; a model's own tensors give way to them."""
+"""Output names of every engine; a model's own tensors of these names are renamed."""
 
 _SIZED_BY_DATA = ("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Scan", "Unique")
-"""Operators whose outputs may have a number of rows that depends on the image."""
+"""Operators whose number of output rows may depend on the image."""
 
 ALL_BOXES, ALL_SCORES = f"{BOXES}_all", f"{SCORES}_all"
-"""Names of the decoded tensors in a model whose outputs are others."""
+"""Names of the decoded boxes and scores in a model with other outputs."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The tensors of a rewritten model that hold all of its boxes and scores, by name."""
+    """Names of the tensors with all boxes and scores of a rewritten model."""
 
     boxes: str  # float32 (B, N, 4), xyxy in network pixels
     scores: str  # float32 (B, N, C)
@@ -46,15 +46,15 @@ class Decoded:
         return self.boxes, self.scores
 
     def read(self, outputs: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Boxes and scores of a model's outputs, with or without the batch axis; scores are 0..1."""
+        """Boxes, and scores 0..1, of a model's outputs, with or without the batch axis."""
         scores = outputs[self.scores]
         return outputs[self.boxes], sigmoid(scores) if self.logits else scores
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Writes the configuration's decode rule after the raw outputs and makes ``boxes`` and ``scores`` the outputs.
+    """Writes the decode rule behind the raw outputs; ``boxes`` and ``scores`` become the outputs.
 
-    The arithmetic is that of :func:`trtdet.detection.heads.decode`, step by step.
+    The arithmetic is the same as in :func:`trtdet.detection.heads.decode`.
 
     Raises:
         ModelError: an output named in ``head.outputs`` is missing, or a shape does not fit the rule.
@@ -85,8 +85,8 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def _measure(graph: gs.Graph) -> None:
-    """Gives the outputs whose sizes the graph computes the sizes that they have on a black image, in place: shape
-    inference does not find the number of boxes behind what exporters write for an open batch."""
+    """Runs a black image and sets unknown output sizes, in place: shape inference misses the number of boxes in some
+    exports with an open batch."""
     image = graph.inputs[0]
     sides = list(image.shape or ())[1:]
     unsized = [tensor for tensor in graph.outputs if not tensor.shape or None in _shape(tensor)[1:]]
@@ -105,7 +105,7 @@ def _measure(graph: gs.Graph) -> None:
 
 
 def _computed(write: Writer, raw: dict[str, gs.Variable], config: Config) -> dict[str, gs.Variable]:
-    """Boxes and scores by ``head.compute``, with their shapes."""
+    """Boxes and scores that ``head.compute`` gives, with their shapes."""
 
     def step(op: str, tensors: Sequence[gs.Tensor | NDArray[Any]], attributes: dict[str, Any]) -> gs.Variable:
         inputs = (tensor if isinstance(tensor, gs.Tensor) else write.const(tensor, tensor.dtype) for tensor in tensors)
@@ -125,7 +125,7 @@ def _shape(tensor: gs.Tensor) -> Shape:
 
 
 def _joined(write: Writer, tensors: list[gs.Variable]) -> gs.Variable:
-    # Some exporters decode in float64 because a constant was; everything from here on is float32.
+    # A float64 constant makes some exporters decode in float64; everything behind this is float32.
     single = [tensor if tensor.dtype == np.float32 else write("Cast", tensor, to=1) for tensor in tensors]
     return single[0] if len(single) == 1 else write("Concat", *single, axis=1)
 

@@ -1,8 +1,8 @@
-"""input of H x W fixed at export -> another height and width, where nothing else in the graph holds the size
+"""input of H x W fixed at export -> another height and width, if no constant in the graph depends on the size
 
-A network of convolutions computes at any size, and so does a reshape with -1 for the places. A graph with constants of
-its size (grids of cells, sizes to resize to, a factor from relative to pixels, bounds of slices) is refused with the
-reason. Both graphs are run to compare the shapes of their outputs.
+Convolutions, and reshapes with -1 for the positions, work at any size. A graph with constants of its size (cell grids,
+resize targets, relative-to-pixel factors, slice bounds) is refused with the reason. Both graphs are run to compare the
+output shapes.
 """
 
 from __future__ import annotations
@@ -24,26 +24,19 @@ from trtdet.passes.plugin_ops import plain
 from trtdet.passes.walk import maker
 
 _ELEMENT_WISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Clip", "Pow")
-_FEW = 8
-"""A constant of more values is a table, whose shape does not fit another size."""
-
-_MOST_QUERIES = 1000
-"""Outputs with more rows than this are of cells, whose number follows from the size."""
-
-_NEAR = 0.02
-"""Relative tolerance of a number of cells, where strides do not divide the sides."""
+_FEW = 8  # a constant with more values is a table; its shape does not fit another size
+_MOST_QUERIES = 1000  # outputs with more rows have a row per cell, so their number of rows depends on the size
+_NEAR = 0.02  # relative tolerance of a number of cells, for strides that do not divide the sides
 
 
 def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Config | None = None) -> onnx.ModelProto:
-    """The model with another height and width of its input; the model itself where its own fits.
+    """Changes the height and width of a model's input; returns the model itself if they fit already.
 
-    Args:
-        model: float, as it was loaded; it is not changed.
-        size: (height, width) in pixels.
-        config: of that size, whose head says how many boxes are expected; None where it is not known yet.
+    ``model`` is float, as loaded, and does not change. ``size`` is (height, width) in pixels. ``config``, of that size,
+    gives the expected number of boxes, if it is known.
 
     Raises:
-        ModelError: the graph depends on the size that it was exported for.
+        ModelError: the graph depends on its size at export.
     """
     graph = to_graph(model)
     source = network_input(graph, None if config is None else config.input.name)
@@ -72,14 +65,13 @@ def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Confi
 
 
 def _values(tensor: gs.Tensor) -> NDArray[Any] | None:
-    """The values of a constant."""
     node = maker(tensor, "Constant")
     constant = tensor if node is None else node.attrs.get("value")
     return np.asarray(constant.values) if isinstance(constant, gs.Constant) else None
 
 
 def _constant_of_size(graph: gs.Graph, sides: tuple[int, int]) -> str:
-    """Which constant of the size would fit another size too, and then be wrong; empty where none does."""
+    """Names a constant that would be wrong at another size, but cause no error; empty if there is none."""
     factors = np.array([*sides, *(1 / side for side in sides)], np.float64)
     for node in graph.nodes:
         target = _values(node.inputs[3]) if node.op == "Resize" and len(node.inputs) > 3 else None
@@ -102,10 +94,10 @@ def _misfit(
     sizes: tuple[tuple[int, int], tuple[int, int]],
     config: Config | None,
 ) -> str:
-    """Why the changed model does not give what another size should give; empty where it does."""
+    """Why the changed model's outputs do not fit the new size; empty if they do."""
     try:
         shapes = _shapes(changed)
-    except Exception as error:  # onnxruntime raises a class of its own for each status, with no common base
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         return one_line(error)
     (height, width), (new_height, new_width) = sizes
     ratios = (1.0, new_height * new_width / (height * width), new_height / height, new_width / width)
@@ -122,7 +114,7 @@ def _misfit(
     if not moved:
         return "its outputs have as many rows as before, and so are of the cells of its own size"
     reason = _fixed_slice(graph, model, changed)
-    # A suppression in the graph gives other outputs than raw ones; a model may be cut before the graph's end.
+    # Check only raw outputs: neither those of an NMS nor inner tensors named in ``head.outputs``.
     raw = all(len(shape) == 3 for shape in shapes.values())
     if reason or config is None or not raw or not set(config.head.outputs or ()) <= shapes.keys():
         return reason
@@ -134,7 +126,7 @@ def _misfit(
 
 
 def _fixed_slice(graph: gs.Graph, model: onnx.ModelProto, changed: onnx.ModelProto) -> str:
-    """Which Slice takes a part of constant length of what is another length now; empty where none does."""
+    """Names a Slice with constant bounds on an axis whose length changes; empty if there is none."""
     slices = [node for node in graph.nodes if node.op == "Slice" and node.inputs[0].inputs]
     read = list(dict.fromkeys(node.inputs[0].name for node in slices))
     if not read:
@@ -157,7 +149,7 @@ def _fixed_slice(graph: gs.Graph, model: onnx.ModelProto, changed: onnx.ModelPro
 
 
 def _shapes(model: onnx.ModelProto, names: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's outputs, or of other tensors, on an empty image."""
+    """Shapes of the outputs, or of the tensors ``names``, on a black image."""
     exposed = plain(model)
     if names:
         exposed = onnx.ModelProto.FromString(exposed.SerializeToString())

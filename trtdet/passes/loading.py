@@ -1,4 +1,4 @@
-"""ONNX files, read whole and checked before anything works on them."""
+"""Reading and checking of ONNX files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger"
 
 
 def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
-    """Reads an ONNX file, external data included, and checks that it is valid.
+    """Reads an ONNX file with its external data and checks it.
 
-    Forms that ONNX does not allow but that are unambiguous are corrected: negative dimensions become open ones, the
-    domain ``ai.onnx`` becomes the empty one, nodes in the wrong order are sorted.
+    Clear deviations from ONNX are corrected: negative dimensions become open, domain ``ai.onnx`` becomes the empty one,
+    and nodes are sorted.
 
     Raises:
-        ModelError: the file is missing, truncated or not ONNX; lacks its external data; is not valid, see
-            :func:`trtdet.passes.validation.check`; holds an unknown operator; or (unless ``allow_quantized``) is
-            quantised already.
+        ModelError: the file is missing, truncated or not ONNX; external data is missing; the model is invalid (see
+            :func:`trtdet.passes.validation.check`), has unknown operators or, unless ``allow_quantized``, is quantised.
     """
     try:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
@@ -51,7 +50,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             f"model '{path}' keeps its weights in separate files and one is missing or cut ({one_line(error)}); "
             f"copy them to '{path.parent}'"
         ) from None
-    # Exporters write plugins under any domain or none; their schemas are in one.
+    # Exporters write plugins under any domain or none; their schemas have one domain.
     plugins = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == PLUGIN_DOMAIN}
     misplaced = [node for node in model.graph.node if node.op_type in plugins and node.domain != PLUGIN_DOMAIN]
     for node in misplaced:
@@ -74,7 +73,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
 
 
 def _unify_domains(model: onnx.ModelProto) -> None:
-    """Writes the domain ``ai.onnx`` as the empty one, which shape inference needs; a domain without an opset gets 1."""
+    """Writes the domain ``ai.onnx`` as the empty one, for shape inference; domains without an opset get opset 1."""
     for entries in (model.opset_import, *(function.opset_import for function in model.functions)):
         versions: dict[str, int] = {}
         for entry in entries:

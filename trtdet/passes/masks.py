@@ -1,6 +1,6 @@
-"""masks of all rows -> masks of the rows that are kept
+"""masks of all rows -> masks of the kept rows
 
-A two-stage detector computes masks from its final boxes: what reads the boxes of all rows reads those that are kept.
+A two-stage detector computes masks from its final boxes. The nodes that read all boxes get only the kept boxes.
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ from trtdet.passes.provenance import Origin
 from trtdet.passes.walk import downstream, redirect
 
 MASKS = "masks"
-"""Output float32 (B, K, M, M) of a detector with masks: row i is of row i of ``boxes``."""
+"""Output float32 (B, K, M, M) of a detector with masks; row i belongs to row i of ``boxes``."""
 
 _BOXES, _LABELS = "trtdet/masks/boxes", "trtdet/masks/labels"
-"""float32 (n, 4) and int64 (n, 1), which masks are computed from; a label is a column of the probabilities."""
-_CELLS = "trtdet/masks/cells"
-"""float32 (n, M, M), probabilities of each row's class."""
+"""Inputs of the masks: boxes float32 (n, 4), and labels int64 (n, 1), columns of the probabilities."""
+_CELLS = "trtdet/masks/cells"  # probabilities float32 (n, M, M) of each row's class
 
 
 def write(
     write: Writer, boxes: gs.Variable, labels: gs.Variable, probabilities: gs.Variable, most: int
 ) -> tuple[gs.Variable, gs.Variable]:
-    """Writes the masks of rows.
+    """Writes the masks of at most ``most`` rows.
 
-    Args:
-        write: of the nodes.
-        boxes: float32 (n, 4).
-        labels: int64 (n,), columns of ``probabilities``.
-        probabilities: float32 (n, C, M, M), masks of all classes.
-        most: n at most.
-
-    Returns:
-        The tensor to compute ``probabilities`` from instead of ``boxes``, and float32 (1, most, M, M), zeros past n.
+    Takes ``boxes`` float32 (n, 4), ``labels`` int64 (n,), and ``probabilities`` float32 (n, C, M, M) of all classes;
+    labels are indices along C. Returns the tensor from which to compute ``probabilities`` instead of ``boxes``, and
+    masks float32 (1, most, M, M), zeros past n.
     """
-    # Nodes whose outputs follow() finds by name: no rewrite removes a Reshape.
+    # follow() finds these tensors by name; no rewrite removes a Reshape.
     chosen = write("Reshape", boxes, write.const([-1, 4], np.int64))
     column = write("Reshape", labels, write.const([-1, 1], np.int64))
     cells = write("GatherND", probabilities, column, batch_dims=1)
@@ -49,7 +42,7 @@ def write(
 def follow(graph: gs.Graph, classes: int) -> None:
     """Makes the last output of a graph of one image the masks of the detections before it, in place.
 
-    Where the number of rows depends on the image, masks are computed for as many boxes as there are.
+    If the number of rows depends on the image, only as many masks as detections are computed.
     """
     count, boxes, _, labels, before = graph.outputs
     room = int(boxes.shape[1])
@@ -70,7 +63,7 @@ def follow(graph: gs.Graph, classes: int) -> None:
     for name, tensor in ((_BOXES, rows), (_LABELS, column)):
         readers = list(tensors[name].outputs)
         redirect(graph, tensors[name], tensor)
-        for node in downstream(readers):  # the number of rows that was inferred does not hold any more
+        for node in downstream(readers):  # the inferred number of rows is outdated
             for output in node.outputs:
                 output.shape = None
     if fixed:
@@ -87,7 +80,7 @@ def _named(masks: gs.Variable, room: int, size: int) -> gs.Variable:
 
 
 def padded(write: Writer, rows: gs.Variable, most: int, sizes: tuple[int, ...]) -> gs.Variable:
-    """Writes rows float32 (n, ...) as (1, most, ...) with the other ``sizes``, zeros past n."""
+    """Writes rows float32 (n, ...) as (1, most, ...), zeros past n; ``sizes`` are the other dimensions."""
     zeros = write.const(np.zeros((most, *sizes)), np.float32)
     longer = write("Concat", rows, zeros, axis=0)
     kept = write("Slice", longer, *(write.const([bound], np.int64) for bound in (0, most, 0)))

@@ -1,4 +1,4 @@
-"""Between ONNX models and the graphs that rewrites work on."""
+"""Conversion between ONNX models and graph-surgeon graphs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trtdet.files import write_atomically
 from trtdet.passes.provenance import origin_of, put, registry
 
 IR_VERSION = 10
-"""Written into every file: graph-surgeon's default is newer than released runtimes read."""
+"""IR version of every written file; graph-surgeon's default is too new for released runtimes."""
 
 
 def to_graph(model: onnx.ModelProto) -> gs.Graph:
-    """The graph-surgeon view of a model, held to the IR version that trtdet writes."""
+    """The graph-surgeon graph of a model, with trtdet's IR version."""
     graph = gs.import_onnx(model)
     graph.ir_version = IR_VERSION
     registry(graph).update(origin_of(model))
@@ -25,10 +25,10 @@ def to_graph(model: onnx.ModelProto) -> gs.Graph:
 
 
 def to_model(graph: gs.Graph) -> onnx.ModelProto:
-    """The ONNX model of a graph, sorted, with inferred shapes and checked.
+    """The ONNX model of a graph: sorted, with inferred shapes, checked.
 
     Raises:
-        ModelError: the graph breaks a rule of ONNX, which is a fault of the pass that wrote it.
+        ModelError: the graph is not valid ONNX, which is a fault of the pass that wrote it.
     """
     graph.toposort()
     model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
@@ -47,7 +47,7 @@ def to_model(graph: gs.Graph) -> onnx.ModelProto:
 
 
 def refill(graph: gs.Graph, model: onnx.ModelProto) -> None:
-    """Gives a graph the content of a model, in place."""
+    """Replaces the content of a graph by that of a model, in place."""
     changed = to_graph(model)
     registry(graph).update(registry(changed))
     for attribute in ("nodes", "inputs", "outputs", "import_domains", "opset", "functions"):
@@ -55,12 +55,12 @@ def refill(graph: gs.Graph, model: onnx.ModelProto) -> None:
 
 
 def cpu_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """onnxruntime on the CPU, with nothing logged: its exceptions have the reason."""
+    """An onnxruntime session on the CPU without log output; exceptions hold the reason."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Writes a model under a temporary name and renames it, so that ``path`` is never half-written."""
+    """Writes a model atomically."""
     write_atomically(path, model.SerializeToString(deterministic=True))

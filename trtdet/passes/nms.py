@@ -20,33 +20,28 @@ from trtdet.passes.provenance import Origin
 
 EFFICIENT = "EfficientNMS_TRT"
 
-_LOWEST = float(np.finfo(np.float32).min)
-"""Also in FP16, where it becomes minus infinity, it is below every score."""
+_LOWEST = float(np.finfo(np.float32).min)  # below every score, also in FP16, where it becomes minus infinity
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Puts the suppression of :func:`trtdet.detection.suppression.non_max_suppression` into the graph.
+    """Writes the suppression of :func:`trtdet.detection.suppression.non_max_suppression` into the graph.
 
-    The best ``pre_nms_topk`` candidates are sorted by score; memory is bounded by them, not by the number of boxes.
-    There are three modes:
+    Only the best ``pre_nms_topk`` candidates take part, so memory depends on them and not on the number of boxes.
 
-    - ``native`` is written with plain operators that every backend has. With ``S[i, j] = 1`` where the better
-      candidate j overlaps i by more than the threshold, greedy suppression is the only fixed point of ``keep = valid
-      and not (S @ keep)``: S is strictly lower triangular, so the i-th step settles candidate i, and a Loop runs until
-      nothing changes. It takes as many steps as the longest chain of suppressions. Memory is that of a few (B, K, K)
-      matrices with K = pre_nms_topk.
-    - ``onnx`` is a NonMaxSuppression with all five inputs: without the fifth TensorRT drops scores up to 0.
-    - ``efficient`` is TensorRT's plugin EfficientNMS_TRT, with the same meaning: it suppresses at the threshold and
-      keeps at the threshold, so it gets the next larger float32 of both; boxes that it counts though they have no
-      score are subtracted from ``num_dets``. It chooses its candidates itself where ``pre_nms_topk`` is its own 4096.
+    - ``native`` uses plain operators that every backend has. Let ``S[i, j] = 1`` if the better candidate j overlaps i
+      by more than the threshold. Greedy suppression is the only fixed point of ``keep = valid and not (S @ keep)``: S
+      is strictly lower triangular, so step i settles candidate i. A Loop runs until nothing changes, as many steps as
+      the longest chain of suppressions. Memory: a few (B, K, K) matrices, K = pre_nms_topk.
+    - ``onnx`` is a NonMaxSuppression with all five inputs; without the fifth, TensorRT drops scores up to 0.
+    - ``efficient`` is TensorRT's plugin EfficientNMS_TRT. It suppresses and keeps at the thresholds, so it gets the
+      next larger float32 of both. It counts boxes without a score, so they are subtracted from ``num_dets``. It selects
+      candidates itself if ``pre_nms_topk`` is its own 4096.
 
-    Without suppression (``nms: none``) ``native`` and ``onnx`` are a TopK alone.
-
-    Scores may be logits: they are compared as they are, and the sigmoid is computed for the result alone.
+    With ``nms: none``, ``native`` and ``onnx`` are only a TopK. Logits are compared as such; the result gets a sigmoid.
 
     Raises:
         ConfigError: ``pre_nms_topk`` exceeds the limit of the backend's TopK or of the plugin.
-        ModelError: the number of boxes is open.
+        ModelError: the number of boxes is not fixed.
     """
     if options.nms == "host":
         return PassResult(0)
@@ -65,7 +60,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     topk = min(nms.most_candidates, pool)
     bound = score_bound(nms.score_threshold, config.suppresses_logits)
     write = Writer(graph, "trtdet/nms", Origin.NMS)
-    # NaN goes below every other value: neither a sort nor the plugin has a place for it.
+    # NaN becomes the lowest value: neither a sort nor the plugin defines its order.
     numbers = write("Where", write("Equal", scores, scores), scores, write.const(_no_score(config), np.float32))
     numbers.dtype, numbers.shape = np.float32, scores.shape
     if options.nms == "efficient":
@@ -89,13 +84,13 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def decoded(nms_mode: NmsMode, config: Config) -> Decoded:
-    """The tensors of all decoded boxes and scores in a model that is rewritten for ``nms_mode``."""
+    """Names of the tensors with all decoded boxes and scores, in a model rewritten for ``nms_mode``."""
     names = (BOXES, SCORES) if nms_mode == "host" else (ALL_BOXES, ALL_SCORES)
     return Decoded(*names, config.suppresses_logits)
 
 
 def _no_score(config: Config) -> float:
-    """A score below every threshold, for a box or a class that is no candidate."""
+    """A score below every threshold, for a box or class that is no candidate."""
     return _LOWEST if config.suppresses_logits else -1.0
 
 
@@ -123,7 +118,7 @@ def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int
     for tensor in (boxes, scores):
         tensor.dtype = np.float32
     thresholds = np.array([nms.score_threshold, nms.iou_threshold], np.float32)
-    if not options.keep_embedded:  # a node that was in the model keeps its own
+    if not options.keep_embedded:  # an embedded NMS keeps its thresholds
         thresholds = np.nextafter(thresholds, np.float32(np.inf))
     attributes = EfficientNms(
         score_threshold=float(thresholds[0]),
@@ -144,7 +139,7 @@ def _efficient(write: Writer, boxes: gs.Variable, scores: gs.Variable, pool: int
 def _by_class(
     write: Writer, score: gs.Variable, label: gs.Variable, classes: int, empty: gs.Tensor, axis: int
 ) -> gs.Variable:
-    """The scores of the candidates (B, K) with an axis of classes put in: each at its class, ``empty`` elsewhere."""
+    """Adds an axis of classes to scores (B, K): each score at its class, ``empty`` elsewhere."""
     shape = [1, 1, 1]
     shape[axis] = classes
     at = write.const([axis], np.int64)
@@ -155,8 +150,8 @@ def _by_class(
 def _selected(write: Writer, best: _Candidates, valid: gs.Variable, bound: np.float32, config: Config) -> gs.Variable:
     """float32 (B, K), 1 for each candidate that NonMaxSuppression keeps.
 
-    It takes the corners of a box in any order. Here an inverted box has no area, so its upper corner is moved to the
-    lower one; and a box with NaN coordinates becomes a point.
+    The operator takes corners in any order. So that an inverted box has no area, its upper corner moves to the lower
+    one. A box with NaN becomes a point.
     """
     total = write("ReduceSum", best.corners, write.const([2], np.int64), keepdims=1)
     real = write("Where", write("Equal", total, total), best.corners, write.const(0.0, np.float32))
@@ -187,7 +182,7 @@ class _Candidates:
     batch: int | str  # B, or the name of an open dimension
     count: int  # K
     score: gs.Variable  # float32 (B, K)
-    order: gs.Variable  # int64 (B, K), smaller for the better of two equal scores
+    order: gs.Variable  # int64 (B, K), the lower one wins for equal scores
     label: gs.Variable  # int64 (B, K), indices of classes
     corners: gs.Variable  # float32 (B, K, 4), xyxy in network pixels
 
@@ -219,8 +214,8 @@ def _rows(write: Writer, table: gs.Variable, index: gs.Variable) -> gs.Variable:
 def _suppression(write: Writer, best: _Candidates, config: Config) -> gs.Variable:
     """float32 (B, K, K), 1 where the better candidate j would suppress i.
 
-    Better is decided by score and then by index, not by position: a constant (K, K) triangle would take nine megabytes
-    of the engine at K = 3000, and the order would depend on how a backend's TopK treats equal scores.
+    Better is decided by score, then by index. Position would need a constant (K, K) triangle, nine megabytes of the
+    engine at K = 3000, and depend on how a backend's TopK orders equal scores.
     """
     column, row = write.const([2], np.int64), write.const([1], np.int64)
     x1, y1, x2, y2 = write.many("Split", 4, best.corners, write.const([1, 1, 1, 1], np.int64), axis=2)
@@ -249,10 +244,10 @@ def _suppression(write: Writer, best: _Candidates, config: Config) -> gs.Variabl
 
 
 def greedy(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, config: Config) -> gs.Variable:
-    """Greedy suppression in plain operators, of boxes of one class: see ``native`` of :func:`apply`.
+    """Greedy suppression of boxes of one class in plain operators, see ``native`` of :func:`apply`.
 
-    Gives bool (1, K), whether a box is kept, for K = ``count`` boxes float32 (1, K, 4), xyxy, and scores float32 (1, K)
-    in any order, of which the lowest float is no candidate. The overlap is that of ``config.nms``.
+    Takes K = ``count`` boxes float32 (1, K, 4), xyxy, and scores float32 (1, K) in any order; the lowest float is no
+    candidate. The IoU threshold is that of ``config.nms``. Returns bool (1, K), whether a box is kept.
     """
     order = write.const(np.arange(count)[None], np.int64)
     best = _Candidates(batch=1, count=count, score=scores, order=order, label=order, corners=boxes)
@@ -262,7 +257,7 @@ def greedy(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, c
 
 
 def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, shape: list[int | str]) -> gs.Variable:
-    """float32 (B, K), 1 for each candidate that the greedy suppression keeps."""
+    """float32 (B, K), 1 for each candidate that greedy suppression keeps."""
     column = write.const([2], np.int64)
     start = write("Unsqueeze", valid, column)
     body = gs.Graph(name="trtdet/nms/step", opset=write.graph.opset, ir_version=write.graph.ir_version)
@@ -283,7 +278,7 @@ def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, sh
 
 
 def _best(write: Writer, best: _Candidates, keep: gs.Variable, config: Config) -> list[gs.Variable]:
-    """The four outputs, of the best kept candidates; zeros past ``num_dets``."""
+    """The four outputs for the best kept candidates; zeros past ``num_dets``."""
     room = config.nms.max_detections
     count = min(room, best.count)
     kept = write("Greater", keep, write.const(0.5, np.float32))
@@ -310,7 +305,7 @@ def _named(outputs: list[gs.Variable], batch: int | str, room: int) -> list[gs.V
 
 
 def _infer(context: Any) -> None:
-    """Shapes of EfficientNMS_TRT's outputs, from the shape of its scores."""
+    """Output shapes of EfficientNMS_TRT, from the shape of its scores."""
     scores = context.get_input_type(1)
     room = context.get_attribute("max_output_boxes").i
     batch = scores.tensor_type.shape.dim[0] if scores and scores.tensor_type.HasField("shape") else None
@@ -323,7 +318,7 @@ def _infer(context: Any) -> None:
 
 
 def _register() -> None:
-    """Makes the plugin known to ONNX's checker and its shape inference."""
+    """Registers the plugin for ONNX's checker and shape inference."""
     schema, kind = onnx.defs.OpSchema, onnx.defs.OpSchema.AttrType
     attributes = {
         **dict.fromkeys(("score_threshold", "iou_threshold"), (kind.FLOAT, True)),

@@ -1,15 +1,15 @@
-"""TRT_SiLU(x) -> standard operators: the operators of trtdet's plugin library, as ONNX schemas and for the CPU.
+"""TRT_SiLU(x) -> standard operators: ONNX schemas and CPU form of trtdet's plugin operators
 
-``TRT_SiLU`` (``x * sigmoid(x)``) and ``TRT_HardSwish`` (``x * clip(x / 6 + 1/2, 0, 1)``) take a tensor (N, C, ...)
-and give a tensor of the same shape. TensorRT's parser finds the plugin by the operator's name, ``plugin_version`` and
-``plugin_namespace``. The other attributes:
+``TRT_SiLU`` (``x * sigmoid(x)``) and ``TRT_HardSwish`` (``x * clip(x / 6 + 1/2, 0, 1)``) take a tensor (N, C, ...) and
+give one of the same shape. TensorRT's parser finds the plugin by operator name, ``plugin_version`` and
+``plugin_namespace``. Other attributes:
 
-- ``output_type``: -1 the input's, 0 float32, 1 float16, 2 int8 (the values of ``nvinfer1::DataType``);
-- ``input_scale`` (1 or C): the real value of a step of an INT8 input; float inputs ignore it;
-- ``factor``, ``offset`` (1 or C): ``y = factor * act(x) + offset``. For an INT8 output both are divided by the output's
-  step already, ``y`` is rounded half to even and saturated to -128..127, and NaN becomes 0.
+- ``output_type``: -1 as the input, 0 float32, 1 float16, 2 int8 (values of ``nvinfer1::DataType``);
+- ``input_scale`` (1 or C): scale of an INT8 input; ignored for float inputs;
+- ``factor``, ``offset`` (1 or C): ``y = factor * act(x) + offset``. For an INT8 output both are divided by the output
+  scale already; ``y`` is rounded half to even and saturated to -128..127, and NaN becomes 0.
 
-All arithmetic is float32, rounded once a step: ``q * input_scale``, the activation, the product, the sum.
+All arithmetic is float32, rounded after each step: ``q * input_scale``, activation, product, sum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERSION = 1
 NAMESPACE = "trtdet"
 SILU, HARD_SWISH = "TRT_SiLU", "TRT_HardSwish"
 PLUGIN_ACTIVATIONS = (SILU, HARD_SWISH)
-"""The operators of the plugin library."""
+"""Operators of the plugin library."""
 
 SAME, INT8 = -1, 2
 """Values of ``output_type``."""
@@ -39,8 +39,8 @@ _TYPES = {0: _FLOAT, 1: _HALF, INT8: _BYTE}
 
 
 def attributes(**changed: Any) -> dict[str, Any]:
-    """All attributes of a plugin node, ``changed`` or at their defaults, in the plugin's order: a plugin
-    that is compiled ahead of time takes them by position."""
+    """All attributes of a plugin node, ``changed`` or default, in the plugin's order: a plugin that is compiled ahead
+    of time reads them by position."""
     fixed = {"plugin_version": "1", "plugin_namespace": NAMESPACE}
     return {**fixed, "output_type": SAME, "input_scale": [1.0], "factor": [1.0], "offset": [0.0], **changed}
 
@@ -52,13 +52,12 @@ def plugin_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with every plugin node written as standard operators that compute the same; output names stay.
+    """Replaces every plugin node by standard operators that compute the same; output names stay.
 
-    Args:
-        model: it is not changed; without plugin nodes it is returned itself.
+    ``model`` does not change; it is returned itself if it has no plugin nodes.
 
     Raises:
-        ModelError: an attribute fits neither the operator nor its input.
+        ModelError: an attribute does not fit the operator or its input.
     """
     if next(plugin_nodes(model.graph), None) is None:
         return model
@@ -86,7 +85,7 @@ def _lower(graph: onnx.GraphProto, outer: Mapping[str, onnx.TypeProto.Tensor]) -
 
 
 def _lowered(node: onnx.NodeProto, source: onnx.TypeProto.Tensor | None) -> list[onnx.NodeProto]:
-    """Float32 operators, each for a rounding of the contract; steps that change nothing are left out."""
+    """Float32 operators for a plugin node, one per rounding; steps without effect are left out."""
     values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     title = f"node '{node.name}' ({node.op_type})"
     if source is None or source.elem_type not in _TYPES.values():
@@ -148,7 +147,7 @@ def _infer(context: Any) -> None:
 
 
 def _register() -> None:
-    """Makes the operators known to ONNX's checker and its shape inference."""
+    """Registers the operators for ONNX's checker and shape inference."""
     types = ["tensor(float)", "tensor(float16)", "tensor(int8)"]
     for name in PLUGIN_ACTIVATIONS:
         schema = OpSchema(

@@ -1,7 +1,7 @@
-"""Which step of trtdet wrote a node of a graph.
+"""Registry of the nodes that trtdet wrote, by step.
 
-Names do not show it: a model may have nodes named ``trtdet/nms/...`` of its own. So each node that trtdet writes is
-registered, and the registry travels with the model, as JSON under one key of its metadata.
+Names are not enough: a model may have its own nodes named ``trtdet/nms/...``. So each node that trtdet writes is
+registered, and the registry is saved as JSON in the model's metadata.
 """
 
 from __future__ import annotations
@@ -14,41 +14,31 @@ import onnx
 import onnx_graphsurgeon as gs
 
 KEY = "trtdet.provenance"
-"""Of the metadata: a JSON object that lists the names of nodes by origin, ``{"decode": ["trtdet/decode/Split_2"]}``."""
+"""Metadata key; the value is JSON with node names by origin: ``{"decode": ["trtdet/decode/Split_2"]}``."""
 
 
 class Origin(str, Enum):
-    """The step that wrote a node. The values are those of the JSON."""
+    """The step that wrote a node; values are those of the JSON."""
 
-    DECODE = "decode"
-    """From raw outputs to boxes and scores."""
-    NMS = "nms"
-    """Suppression, the body of its loop included."""
-    EMBEDDED_NMS = "embedded-nms"
-    """Between a model and the suppression that was cut off it."""
-    QDQ = "qdq"
-    """QuantizeLinear and DequantizeLinear, and the padding written in front of them."""
-    CHANNEL_MAP = "channel-map"
-    """A scale and an offset for each channel around a quantised tensor."""
-    FP16 = "fp16"
-    """Casts around the nodes that run in FP16."""
-    REQUANTIZE = "requantize"
-    """Around activations of the plugin library that read or write INT8."""
-    ACTIVATION = "activation"
-    """Swish, HardSwish or a plugin in the place of the model's own operators."""
-    BATCH = "batch"
-    """Shapes computed for another batch than the model was exported with."""
-    LOWERING = "lowering"
-    """An operator of the model, expressed in an older opset."""
+    DECODE = "decode"  # from raw outputs to boxes and scores
+    NMS = "nms"  # suppression, including the body of its loop
+    EMBEDDED_NMS = "embedded-nms"  # between a model and the suppression that was cut off it
+    QDQ = "qdq"  # QuantizeLinear and DequantizeLinear, and the padding before them
+    CHANNEL_MAP = "channel-map"  # per-channel scale and offset around a quantised tensor
+    FP16 = "fp16"  # casts around nodes that run in FP16
+    REQUANTIZE = "requantize"  # around plugin activations that read or write INT8
+    ACTIVATION = "activation"  # Swish, HardSwish or a plugin instead of the model's own operators
+    BATCH = "batch"  # shapes for another batch than at export
+    LOWERING = "lowering"  # an operator of the model, expressed in an older opset
 
     @property
     def replaces(self) -> bool:
-        """Whether the node computes what nodes of the model computed, and is named after them."""
+        """Whether the node replaces nodes of the model and is named after them."""
         return self in (Origin.ACTIVATION, Origin.LOWERING)
 
 
 def origin_of(model: onnx.ModelProto) -> dict[str, Origin]:
-    """By name, the origin of each node that trtdet wrote. What cannot be read of the registry counts as absent."""
+    """Origin of each node that trtdet wrote, by node name; unreadable parts of the registry are ignored."""
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "{}")
     try:
         lists = json.loads(text)
@@ -65,13 +55,13 @@ def origin_of(model: onnx.ModelProto) -> dict[str, Origin]:
 
 
 def registry(graph: gs.Graph) -> dict[str, Origin]:
-    """The registry of a graph-surgeon graph, which ``Graph.copy`` does not copy."""
+    """Registry of a graph-surgeon graph; ``Graph.copy`` does not copy it."""
     origins: dict[str, Origin] = vars(graph).setdefault("provenance", {})
     return origins
 
 
 def put(model: onnx.ModelProto, origins: Mapping[str, Origin]) -> None:
-    """Makes ``origins`` the registry of a model, without names that the model has no node of."""
+    """Makes ``origins`` the registry of a model, without names of missing nodes."""
     for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
         model.metadata_props.remove(entry)
     names: dict[str, list[str]] = {}
@@ -83,7 +73,7 @@ def put(model: onnx.ModelProto, origins: Mapping[str, Origin]) -> None:
 
 
 def without_registry(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as a builder should see it: TensorRT-RTX writes a model's metadata into the engine."""
+    """A copy of the model for a builder: TensorRT-RTX writes metadata into the engine."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     put(bare, {})
@@ -91,7 +81,7 @@ def without_registry(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def node_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """The names of all nodes, also in branches and loop bodies."""
+    """Names of all nodes, also in branches and loop bodies."""
     for node in graph.node:
         yield node.name
         for inner in subgraphs(node):
@@ -99,7 +89,7 @@ def node_names(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The branches and loop bodies that a node holds."""
+    """Branches and loop bodies of a node."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -107,7 +97,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and all that its nodes hold, the outer before the inner."""
+    """A graph and all its inner graphs, outer before inner."""
     yield graph
     for node in graph.node:
         for inner in subgraphs(node):
@@ -115,7 +105,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    """Makes ``nodes`` those of a graph; some may be its own."""
+    """Replaces the nodes of a graph; some of ``nodes`` may be its own."""
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)

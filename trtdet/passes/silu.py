@@ -1,10 +1,10 @@
 """x * Sigmoid(x) -> SiLU(x)
 
-and ``x * clip(x + 3, 0, 6) / 6 -> HardSwish(x)``, with the clip as Clip, HardSigmoid or Min and Max, and the factors
-before the product or after it. ``Options.silu`` selects the result: ``swish`` the ONNX operators Swish (opset 24) and
-HardSwish (opset 14), ``plugin`` the operators of trtdet's plugin library.
+Also ``x * clip(x + 3, 0, 6) / 6 -> HardSwish(x)``. The clip may be Clip, HardSigmoid, or Min and Max; the factors may
+come before or after the product. ``Options.silu`` selects the result: ``swish`` for the ONNX operators Swish (opset 24)
+and HardSwish (opset 14), ``plugin`` for the operators of trtdet's plugin library.
 
-A Cast in between is ignored where it keeps every value; a Cast that rounds belongs to the computation and stays.
+A Cast in between is ignored if it keeps every value; a Cast that rounds is part of the computation and stays.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from trtdet.passes.provenance import Origin, registry
 from trtdet.passes.walk import maker, number
 
 _OPERATORS = {"swish": ("Swish", "HardSwish"), "plugin": (SILU, HARD_SWISH)}
-"""By ``Options.silu``, the operators of SiLU and HardSwish."""
+"""Operators of SiLU and HardSwish, by ``Options.silu``."""
 
 _OPSETS = {"Swish": 24, "HardSwish": 14}
-_TOLERANCE = 1e-3
-"""Allowed error of a constant: exporters write 1/6 in float16 or with four digits."""
+_TOLERANCE = 1e-3  # allowed error of a constant: exporters write 1/6 in float16 or with four digits
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Rewrites the activations whose inner tensors nothing else reads; ``keep`` only lists the near-matches."""
+    """Rewrites activations whose inner tensors have no other readers; ``keep`` only lists the near-matches."""
     activations, skipped = _search(graph)
     if options.silu == "keep":
         return PassResult(0, skipped)
@@ -61,7 +60,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 @dataclass(frozen=True, eq=False)
 class _Activation:
-    """An activation: SiLU or else HardSwish, its input, and the node whose output it is."""
+    """A SiLU or HardSwish, its input, and the node that gives its output."""
 
     silu: bool
     source: gs.Tensor
@@ -69,7 +68,7 @@ class _Activation:
 
 
 def _search(graph: gs.Graph) -> tuple[list[_Activation], tuple[str, ...]]:
-    """The activations of a graph and, for each near-match, the reason why it is none."""
+    """The activations of a graph, and the reason for each near-match."""
     activations: list[_Activation] = []
     skipped: list[str] = []
     neutral = {"output_type": [-1], "factor": [1.0], "offset": [0.0]}
@@ -95,7 +94,7 @@ def _search(graph: gs.Graph) -> tuple[list[_Activation], tuple[str, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """A tensor as a function of an earlier tensor: ``factor * tensor + offset``."""
+    """A tensor as ``factor * tensor + offset`` of an earlier tensor."""
 
     tensor: gs.Tensor
     factor: float = 1.0
@@ -131,7 +130,7 @@ def _product(graph: gs.Graph, product: gs.Node) -> _Activation | str | None:
 
 
 def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other: _Line) -> _Activation | str:
-    """The activation if the constants are right and nothing else reads the tensors in between; the reason otherwise."""
+    """The activation; or the reason if constants are wrong or tensors in between have other readers."""
     last, through = product, (product, *line.through, *other.through)
     factor = gate.factor * other.factor
     if gate.silu:
@@ -167,7 +166,7 @@ def _gate(tensor: gs.Tensor) -> _Gate | None:
         if node.op in ("Sigmoid", "HardSigmoid"):
             source = _Line(node.inputs[0], through=(*line.through, node), rounds=line.rounds)
             if node.op == "Sigmoid":
-                # A gate that is computed in a wider type and then cast to the product's is that of the product's type.
+                # A gate may be computed in a wider type and cast back to the product's type.
                 rounds = line.rounds and tensor.dtype == node.outputs[0].dtype
                 return _Gate(True, replace(source, rounds=rounds), line.factor)
             slope, middle = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
@@ -179,7 +178,7 @@ def _gate(tensor: gs.Tensor) -> _Gate | None:
 
 
 def _clipped(line: _Line) -> tuple[_Line, float, float] | None:
-    """The clipped tensor and the bounds, of a Clip or of Min, Max and Relu in sequence."""
+    """The clipped tensor and the bounds of a Clip, or of Min, Max and Relu in sequence."""
     low, high = -math.inf, math.inf
     while (node := maker(line.tensor)) is not None and not (math.isfinite(low) and math.isfinite(high)):
         values = [number(tensor) for tensor in node.inputs]
@@ -202,7 +201,7 @@ def _clipped(line: _Line) -> tuple[_Line, float, float] | None:
 
 
 def _lines(line: _Line) -> Iterator[_Line]:
-    """The line itself and the lines through the tensors before it, as far as they are a factor and an offset away."""
+    """The line itself, and lines from earlier tensors that differ by a factor and an offset."""
     while True:
         yield line
         node = maker(line.tensor)
@@ -231,13 +230,13 @@ def _lines(line: _Line) -> Iterator[_Line]:
 
 
 def _before(line: _Line, node: gs.Node) -> _Line:
-    """The same function of the only input of a node that is no constant."""
+    """The same function, of a node's only input that is not constant."""
     source = next(tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant))
     return replace(line, tensor=source, through=(*line.through, node))
 
 
 def _scale(node: gs.Node) -> float | None:
-    """The number that a node multiplies by; None where it is no such node."""
+    """The number that a Mul or Div multiplies by; None for other nodes."""
     if node.op not in ("Mul", "Div"):
         return None
     values = [number(tensor) for tensor in node.inputs]
@@ -249,6 +248,6 @@ def _scale(node: gs.Node) -> float | None:
 
 def _is_float(tensor: gs.Tensor) -> bool:
     dtype = tensor.dtype
-    if isinstance(dtype, int):  # graph-surgeon leaves types that NumPy lacks as ONNX numbers them
+    if isinstance(dtype, int):  # graph-surgeon keeps ONNX's number for a type that NumPy lacks
         dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype)
     return dtype is not None and np.issubdtype(dtype, np.floating)

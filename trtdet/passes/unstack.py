@@ -11,14 +11,14 @@ from trtdet.passes.walk import maker, redirect
 def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Reads the chosen tensor of a stack directly, and removes what only the other tensors need.
 
-    The DETR models of transformers stack the logits and boxes of all decoder layers and choose the last: the other
-    heads serve training alone, but would be quantised, built and run.
+    The DETR models of transformers stack the logits and boxes of all decoder layers and choose the last. The other
+    heads are for training only, but would be quantised, built and run.
     """
     return rewrite_nodes(graph, _read_chosen, "Gather")
 
 
 def _read_chosen(graph: gs.Graph, choice: gs.Node) -> str | None:
-    """Replaces the choice by the chosen tensor, under the name of the one that is an output."""
+    """Replaces the choice by the chosen tensor; model outputs keep their names."""
     stack, index = maker(choice.inputs[0], "Concat"), choice.inputs[1]
     if stack is None:
         return None

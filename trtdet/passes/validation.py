@@ -1,8 +1,8 @@
-"""Whether a model is valid ONNX, and whether its weights are numbers.
+"""Checks whether a model is valid ONNX, and whether its weights are numbers.
 
-ONNX's checker reads neither the values of weights nor most relations between the shapes of several tensors, its shape
-inference assumes valid nodes, and both raise exceptions of many classes. Here each fault is a ModelError that names the
-node or the tensor. Its problem begins with a verb: the caller names the file.
+ONNX's checker ignores the values of weights and most relations between tensor shapes. Its shape inference assumes valid
+nodes. Both raise many classes of exceptions. Here each fault is a ModelError that names the node or tensor. Its text
+begins with a verb: the caller adds the file name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from trtdet.errors import ModelError, one_line
 from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
 
 LARGEST_TENSOR = 2**31 - 1
-"""Elements that a tensor may have; TensorRT takes no more, and only a wrong size or attribute gives them."""
+"""Maximum number of elements of a tensor, as in TensorRT; only a wrong size or attribute exceeds it."""
 
 LONGEST_SHAPE = 2**16
-"""Elements of a vector of integers whose declared length is believed; shapes and axes have a few."""
+"""Maximum plausible length of an integer vector; real shapes and axes have a few elements."""
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _WINDOWED = (*_CONVOLUTIONS, "AveragePool", "MaxPool", "LpPool")
@@ -33,7 +33,7 @@ _TAKE_INFINITY = frozenset(
         *("ScatterND", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Loop", "If", "Scan"),
     )
 )
-"""Operators that choose or move values: an infinity that they read is a bound or a filling."""
+"""Operators that choose or move values; an infinite input is a bound or a fill value."""
 
 _FLOATS = [
     onnx.TensorProto.DataType.Value(name)
@@ -45,10 +45,10 @@ _FLOATS = [
 
 
 def clear_unusable_dims(model: onnx.ModelProto) -> None:
-    """Makes dimensions open that ONNX's shape inference fails on without an exception.
+    """Makes dimensions open that break ONNX's shape inference without an exception.
 
-    It aborts the process on negative dimensions, and keeps 140 bytes for each element of a vector of integers, which
-    may be a shape: a length over ``LONGEST_SHAPE`` is cleared.
+    It aborts the process on negative dimensions. It uses 140 bytes per element of an integer vector, which may be a
+    shape, so lengths over ``LONGEST_SHAPE`` become open too.
     """
     parts = [(*graph.input, *graph.output, *graph.value_info) for graph in graphs(model.graph)]
     for values in (*parts, *(function.value_info for function in model.functions)):
@@ -71,10 +71,10 @@ def _clear(kind: onnx.TypeProto) -> None:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Puts the nodes of a graph that are not in the order of computation into it; others stay where they are.
+    """Sorts the nodes of a graph into the order of computation; only few nodes move.
 
     Raises:
-        ModelError: nodes depend on each other in a circle, or two give the same tensor.
+        ModelError: nodes form a cycle, or two nodes give the same tensor.
     """
     inputs, makers = {value.name for value in graph.input}, dict[str, int]()
     for index, node in enumerate(graph.node):
@@ -98,11 +98,11 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     if all(earlier < index for index, before in needed.items() for earlier in before):
         return
     sorter = graphlib.TopologicalSorter(needed)
-    with contextlib.suppress(graphlib.CycleError):  # what is in a circle, or behind one, never gets ready
+    with contextlib.suppress(graphlib.CycleError):  # nodes in a cycle, or behind one, never get ready
         sorter.prepare()
     ready = sorted(sorter.get_ready(), reverse=True)
     order: list[int] = []
-    while ready:  # what a node makes ready comes right after it, so that few nodes move
+    while ready:  # new ready nodes come first, so that few nodes move
         order.append(ready.pop())
         sorter.done(order[-1])
         ready += sorter.get_ready()
@@ -117,24 +117,24 @@ def _title(node: onnx.NodeProto) -> str:
 
 
 def check(model: onnx.ModelProto) -> None:
-    """Checks a model, sorted and without negative dimensions; it is not changed.
+    """Checks a sorted model without negative dimensions; it is not changed.
 
     Raises:
-        ModelError: a rule of ONNX is broken; the data of a weight does not fit its shape and type, or is not
-            finite; tensors that belong together have sizes that do not fit; a tensor is larger than ``LARGEST_TENSOR``.
+        ModelError: the model breaks a rule of ONNX; a weight is not finite, or its data does not fit its shape and
+            type; sizes of tensors do not fit each other; a tensor is larger than ``LARGEST_TENSOR``.
     """
     _check_tensors(model)
     inferred = onnx.ModelProto()
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        # Forms that do no harm and that exporters write: outputs without a shape, a file format of tomorrow.
+        # Accept harmless forms of exporters: outputs without a shape, a newer file format.
         inferred.ir_version = min(inferred.ir_version, onnx.IR_VERSION)
         for value in inferred.graph.output:
             if value.type.WhichOneof("value") in (None, "tensor_type"):
                 value.type.tensor_type.shape.SetInParent()
                 value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
         onnx.checker.check_model(inferred)
-    except Exception as error:  # the checker, shape inference and protobuf raise classes with no common base
+    except Exception as error:  # errors of ONNX and protobuf have no common base class
         raise ModelError(f"is not valid ONNX: {one_line(error)}") from None
     shapes: dict[str, tuple[int | None, ...]] = {}
     for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
@@ -168,9 +168,9 @@ def _check_tensors(model: onnx.ModelProto) -> None:
 
 
 def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> None:
-    """Refuses data that does not fit the shape and the type, or holds NaN or an infinity that is no bound."""
+    """Refuses data that does not fit shape and type, NaN, and infinities that are no bounds."""
     if not tensor.data_type and not tensor.dims:
-        return  # an attribute that is no tensor
+        return  # the attribute is no tensor
     kind, dims = tensor.data_type, list(tensor.dims)
     if kind not in onnx.TensorProto.DataType.values() or kind == onnx.TensorProto.UNDEFINED:
         raise ModelError(f"is not valid ONNX: weight '{name}' has the unknown data type {kind}")
@@ -180,7 +180,7 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> Non
         return
     try:
         values = onnx.numpy_helper.to_array(tensor)
-    except Exception as error:  # NumPy, ml_dtypes and protobuf each have their own
+    except Exception as error:  # errors of NumPy, ml_dtypes and protobuf have no common base class
         raise ModelError(
             f"is not valid ONNX: the data of weight '{name}' does not fit its shape {dims} ({one_line(error)})"
         ) from None
@@ -189,7 +189,7 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> Non
     if kind not in _FLOATS or not readers or np.isfinite(values).all():
         return
     nan = int(np.isnan(values).sum())
-    # A mask adds minus infinity where a softmax shall ignore a value.
+    # A mask adds minus infinity to values that a softmax must ignore.
     least = _TAKE_INFINITY | {"Add"} if not np.any(np.isposinf(values.astype(np.float64))) else _TAKE_INFINITY
     if nan or not readers <= least:
         infinite = int((~np.isfinite(values)).sum()) - nan
@@ -200,7 +200,7 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> Non
 
 
 def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]) -> None:
-    """Raises an error where the inputs or attributes of an operator do not fit each other."""
+    """Raises a ModelError if inputs or attributes of an operator do not fit each other."""
     if node.domain or node.op_type not in (*_WINDOWED, "BatchNormalization"):
         return
     title = f"is not valid ONNX: node '{_title(node)}' ({node.op_type})"

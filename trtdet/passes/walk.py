@@ -1,4 +1,4 @@
-"""Steps from tensor to tensor that the rewrites share."""
+"""Functions that follow the tensors of a graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INDEXING = ("NonZero", "Transpose", "Split", "Slice", "Squeeze", "Unsqueeze", "
 
 
 def maker(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
-    """The node that makes a tensor, where it is of one of ``ops``, or of any where none is named."""
+    """The node that makes a tensor, if its operator is in ``ops`` or ``ops`` is empty; else None."""
     if not isinstance(tensor, gs.Variable) or not tensor.inputs:
         return None
     node = tensor.inputs[0]
@@ -19,25 +19,25 @@ def maker(tensor: gs.Tensor, *ops: str) -> gs.Node | None:
 
 
 def above(tensor: gs.Tensor, *ops: str) -> gs.Tensor:
-    """The tensor behind a row of nodes of ``ops``, each followed to its first input."""
+    """Follows first inputs upwards through nodes of ``ops``."""
     while (node := maker(tensor, *ops)) is not None:
         tensor = node.inputs[0]
     return tensor
 
 
 def number(tensor: gs.Tensor) -> float | None:
-    """The value of a constant of one element; None for any other tensor."""
+    """The value of a constant with one element; None for any other tensor."""
     values = np.asarray(tensor.values).reshape(-1) if isinstance(tensor, gs.Constant) else np.zeros(0)
     return values[0].item() if values.size == 1 else None
 
 
 def constant(node: gs.Node, position: int) -> float | None:
-    """The value of an input of one element; None where it is missing or computed."""
+    """The value of an input with one element; None if it is missing or computed."""
     return number(node.inputs[position]) if len(node.inputs) > position else None
 
 
 def redirect(graph: gs.Graph, old: gs.Variable, new: gs.Variable) -> None:
-    """All readers of a tensor, and the graph's outputs, read another; a graph's output keeps its name and its place."""
+    """Replaces ``old`` by ``new`` in all readers and graph outputs; graph outputs keep their name and position."""
     for node in list(old.outputs):
         for position, tensor in enumerate(node.inputs):
             if tensor is old:
@@ -53,9 +53,9 @@ def upstream(
     end: gs.Tensor | None = None,
     reads: Callable[[gs.Node], Iterable[gs.Tensor]] = lambda node: node.inputs,
 ) -> Iterator[gs.Node]:
-    """Every node that tensors are computed from, the nearest first; none that only ``end`` is computed from.
+    """Yields the nodes that tensors are computed from, nearest first, without passing ``end``.
 
-    ``reads`` gives the inputs of a node that are followed.
+    ``reads`` selects the inputs of a node to follow.
     """
     visited: set[int] = set()
     queue = list(tensors)
@@ -68,12 +68,12 @@ def upstream(
 
 
 def depends(tensor: gs.Tensor, source: gs.Tensor) -> bool:
-    """Whether a tensor is computed from another, or is that tensor itself."""
+    """Whether a tensor is computed from ``source``, or is ``source`` itself."""
     return tensor is source or any(source is operand for node in upstream(tensor) for operand in node.inputs)
 
 
 def downstream(nodes: Iterable[gs.Node], *ends: str) -> Iterator[gs.Node]:
-    """The nodes and all that read what they compute, the nearest first; none behind an operator of ``ends``."""
+    """Yields nodes and all nodes that depend on them, nearest first, but none behind an operator of ``ends``."""
     queue = list(nodes)
     visited = {id(node) for node in queue}
     for node in queue:
@@ -85,7 +85,7 @@ def downstream(nodes: Iterable[gs.Node], *ends: str) -> Iterator[gs.Node]:
 
 
 def picks(*indices: gs.Variable) -> list[gs.Node]:
-    """The nodes that pick rows by indices, which NonZero gives in a column."""
+    """The Gather and GatherND nodes that use indices, directly or through other indexing operators."""
     nodes: list[gs.Node] = []
     queue = list(indices)
     for tensor in queue:
@@ -98,7 +98,7 @@ def picks(*indices: gs.Variable) -> list[gs.Node]:
 
 
 def unpick(graph: gs.Graph, nodes: list[gs.Node]) -> None:
-    """What read the rows that nodes pick reads all rows, in place."""
+    """Makes readers of picked rows read all rows, in place."""
     for node in nodes:
         redirect(graph, node.outputs[0], node.inputs[0])
         node.outputs.clear()

@@ -1,4 +1,4 @@
-"""opset < the oldest that is wanted, or 13 -> that opset; opset > the newest that the backend reads -> that opset"""
+"""opset below 13 or ``min_opset`` -> the larger of them; opset above ``max_opset`` -> ``max_opset``"""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from trtdet.passes.model import refill, to_model
 from trtdet.passes.opset.lowering import MINIMUM, lower
 
 SWISH = 24
-"""The opset that ONNX's Swish came with, and the only one for which onnxruntime 1.31 has a kernel of it."""
+"""The opset that introduced Swish, and the only one for which onnxruntime 1.31 has its kernel."""
 
 HALF_SCALES = 19
-"""The first opset whose QuantizeLinear and DequantizeLinear take scales and values in FP16
+"""First opset whose QuantizeLinear and DequantizeLinear take FP16 scales and values
 (https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html)."""
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Raises an old model with ONNX's own version converter, and lowers a newer one to ``max_opset``.
+    """Raises an old model with ONNX's version converter, and lowers a newer one to ``max_opset``.
 
-    Operators among ``missing_ops`` are replaced by their definition where ONNX has one.
+    Operators in ``missing_ops`` are replaced by their ONNX definition if there is one.
 
     Raises:
         ModelError: an operator has no conversion; the message names the node.
-        ConfigError: ``silu`` writes an operator that ``max_opset`` is too old for.
+        ConfigError: ``silu`` writes an operator that is newer than ``max_opset``.
     """
     before, newest = graph.opset, options.max_opset
     skipped = _raise(graph, options)
@@ -48,7 +48,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def _raise(graph: gs.Graph, options: Options) -> tuple[str, ...]:
-    """Raises a graph in place to the oldest opset that it may have; the reason where it stays below what is wanted."""
+    """Raises a graph to its oldest allowed opset, in place; returns the reason if that is impossible."""
     limits = [limit for limit in (options.min_opset or MINIMUM, options.max_opset) if limit is not None]
     oldest = max(MINIMUM, min(limits))
     if graph.opset >= oldest:
@@ -65,7 +65,7 @@ def _raise(graph: gs.Graph, options: Options) -> tuple[str, ...]:
 
 
 def _lowered(graph: gs.Graph, version: int, options: Options) -> int:
-    """Lowers a graph in place; gives how many nodes were rewritten."""
+    """Lowers a graph in place; returns the number of rewritten nodes."""
     model = to_model(graph)
     lowered, count = lower(model, version, options.missing_ops)
     if lowered is not model:
@@ -74,13 +74,13 @@ def _lowered(graph: gs.Graph, version: int, options: Options) -> int:
 
 
 def upgrade(graph: gs.Graph, version: int) -> None:
-    """Converts a graph, in place, to a newer opset, with the names of its nodes and tensors.
+    """Converts a graph to a newer opset, in place; nodes and tensors keep their names.
 
     Raises:
         ModelError: an operator has no conversion.
     """
     model = to_model(graph)
-    if model.functions:  # the converter would leave them out
+    if model.functions:  # the converter would drop them
         model = onnx.inliner.inline_local_functions(model)
     try:
         converted = onnx.version_converter.convert_version(model, version)

@@ -1,7 +1,6 @@
-"""What an operator of a newer opset is in an older one, by operator.
+"""Older forms of operators. A form belongs to the opset that changed the operator.
 
-Each form belongs to the opset that changed the operator. It writes nodes that compute the same before that opset, or
-raises ``InexpressibleError``.
+It writes nodes that compute the same before that opset, or raises ``InexpressibleError``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def _reduce(write: NodeWriter, scope: Scope) -> None:
 
 
 def _split(write: NodeWriter, scope: Scope) -> None:
-    """18: ``num_outputs`` is the number of parts, the last may be smaller."""
+    """18: ``num_outputs`` is the number of parts; the last may be smaller."""
     node = write.node
     parts = attribute(node, "num_outputs")
     if parts is None:
@@ -46,7 +45,7 @@ def _split(write: NodeWriter, scope: Scope) -> None:
 
 
 def _pad(write: NodeWriter, scope: Scope) -> None:
-    """18: ``axes`` lists the axes of the widths."""
+    """18: ``axes`` lists the padded axes."""
     node = write.node
     if not write.input(3):
         return
@@ -59,7 +58,7 @@ def _pad(write: NodeWriter, scope: Scope) -> None:
 
 
 def _resize(write: NodeWriter, scope: Scope) -> None:
-    """18: ``axes`` lists the axes of the scales or sizes."""
+    """18: ``axes`` lists the resized axes."""
     node = write.node
     axes = attribute(node, "axes")
     if axes is None:
@@ -86,14 +85,14 @@ def _resize(write: NodeWriter, scope: Scope) -> None:
 
 
 def _reshape(write: NodeWriter, scope: Scope) -> None:
-    """14: with ``allowzero`` a zero in the shape is meant."""
+    """14: with ``allowzero``, 0 in the shape is a size of 0."""
     node = write.node
     if attribute(node, "allowzero", 0) and np.all(scope.constant(node.input[1], "sizes")):
         write.drop("allowzero")
 
 
 def _shape(write: NodeWriter, scope: Scope) -> None:
-    """15: a part of the shape."""
+    """15: ``start`` and ``end`` select a part of the shape."""
     start, end = attribute(write.node, "start", 0), attribute(write.node, "end")
     if start == 0 and end is None:
         return
@@ -104,14 +103,14 @@ def _shape(write: NodeWriter, scope: Scope) -> None:
 
 
 def _cast(write: NodeWriter, scope: Scope) -> None:
-    """24: infinity as float8."""
+    """24: infinity becomes another float8 value."""
     kinds = (onnx.TensorProto.FLOAT8E4M3FNUZ, onnx.TensorProto.FLOAT8E5M2FNUZ)
     if scope.type(write.node.output[0]) in kinds:
         raise InexpressibleError("infinity becomes another value of that type from opset 24 on")
 
 
 def _cast_like(write: NodeWriter, scope: Scope) -> None:
-    """15: the operator."""
+    """15: new operator."""
     kind = scope.type(write.node.input[1])
     if kind:
         write("Cast", write.node.input[0], to=kind)
@@ -119,14 +118,14 @@ def _cast_like(write: NodeWriter, scope: Scope) -> None:
 
 
 def _mod(write: NodeWriter, scope: Scope) -> None:
-    """28: floats with the sign of the divisor."""
+    """28: ``fmod = 0`` also takes floats, and the result has the divisor's sign."""
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
     if not attribute(write.node, "fmod", 0) and scope.type(write.node.input[0]) in floats:
         raise InexpressibleError("of floats it takes the sign of the divisor from opset 28 on only")
 
 
 def _quantize(write: NodeWriter, scope: Scope) -> None:
-    """21: ``output_dtype`` sets the type that otherwise the zero point has."""
+    """21: ``output_dtype`` sets the output type; without it, the zero point's type is used."""
     node = write.node
     kind = attribute(node, "output_dtype", 0)
     if not kind:
@@ -140,13 +139,13 @@ def _quantize(write: NodeWriter, scope: Scope) -> None:
 
 
 def _dequantize(write: NodeWriter, scope: Scope) -> None:
-    """23: ``output_dtype`` sets the type that otherwise the scale has."""
+    """23: ``output_dtype`` sets the output type; without it, the scale's type is used."""
     if attribute(write.node, "output_dtype", 0) == scope.type(write.node.input[1]):
         write.drop("output_dtype")
 
 
 def _pool(write: NodeWriter, scope: Scope) -> None:
-    """22: with ``ceil_mode``, windows that start in the padding at the end are left out."""
+    """22: with ``ceil_mode``, windows that start in the padding at the end are dropped."""
     node = write.node
     if not attribute(node, "ceil_mode", 0) or attribute(node, "auto_pad", b"").startswith(b"SAME"):
         return
@@ -165,7 +164,7 @@ def _pool(write: NodeWriter, scope: Scope) -> None:
 
 
 def _roi_align(write: NodeWriter, scope: Scope) -> None:
-    """16: the grid of samples may be, and by default is, moved by half a pixel."""
+    """16: the sampling grid can be moved by half a pixel, and is by default."""
     mode = attribute(write.node, "coordinate_transformation_mode", b"half_pixel")
     if mode != b"output_half_pixel":
         raise InexpressibleError(f"coordinate_transformation_mode = {text_of(mode)} exists from opset 16 on")
@@ -173,7 +172,7 @@ def _roi_align(write: NodeWriter, scope: Scope) -> None:
 
 
 def _grid_sample(write: NodeWriter, scope: Scope) -> None:
-    """20: other names of the modes; any number of axes."""
+    """20: new names of the modes; any number of axes."""
     node = write.node
     if scope.rank(node.input[0]) != 4:
         raise InexpressibleError("inputs other than (N, C, H, W) exist from opset 20 on")
@@ -182,7 +181,7 @@ def _grid_sample(write: NodeWriter, scope: Scope) -> None:
 
 
 def _swish(write: NodeWriter, scope: Scope) -> None:
-    """24: the operator. Its definition multiplies by ``alpha`` even where that is 1."""
+    """24: new operator. ONNX's definition multiplies by ``alpha`` even if it is 1."""
     node = write.node
     if attribute(node, "alpha", 1.0) == 1.0:
         write("Mul", node.input[0], write("Sigmoid", node.input[0]))
@@ -190,10 +189,10 @@ def _swish(write: NodeWriter, scope: Scope) -> None:
 
 
 def _group_normalization(write: NodeWriter, scope: Scope) -> None:
-    """21: scale and bias are those of a channel.
+    """21: scale and bias are per channel.
 
-    A group is what InstanceNormalization takes for a channel, as in Wu and He, "Group Normalization" (ECCV 2018),
-    section 3.1. ONNX's own definition takes the variance as the difference of two means, which loses digits.
+    InstanceNormalization with groups as channels computes the same (Wu and He, "Group Normalization", ECCV 2018,
+    section 3.1). ONNX's own definition computes the variance as a difference of two means, which loses digits.
     """
     node = write.node
     source, scale, bias = node.input
@@ -215,7 +214,7 @@ def _group_normalization(write: NodeWriter, scope: Scope) -> None:
 
 
 def _refuse(reason: str) -> Callable[[NodeWriter, Scope], None]:
-    """No older form, for a reason."""
+    """A form that always raises ``InexpressibleError``."""
 
     def form(write: NodeWriter, scope: Scope) -> None:
         raise InexpressibleError(reason)
@@ -245,11 +244,11 @@ FORMS: Mapping[str, Mapping[int, Callable[[NodeWriter, Scope], None]]] = {
     "Attention": {24: _refuse("it hides other keys from opset 24 on")},
     "DFT": {20: _refuse("its axis is an input from opset 20 on")},
 }
-"""By operator, the forms by the opset that changed it."""
+"""Forms by operator and by the opset that changed it."""
 
 
 def older_form(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """The nodes that a node is before the changes between the scope's opsets: a copy where none of them has a form.
+    """The older form of a node in the opsets of ``scope``; a copy of the node if it did not change.
 
     Raises:
         InexpressibleError: the older opset cannot express it.

@@ -1,23 +1,21 @@
-"""opset N -> opset M < N, node by node, with the same numbers
+"""opset N -> opset M < N, node by node, with the same results
 
-The version converter of onnx 1.23 cannot lower Split (18), Pad (18), Mul (14), Reshape (14) or any operator that is
-newer than the target, and keeps attributes that the older opset does not know. So each node is looked up in ONNX's
-schemas:
+The version converter of onnx 1.23 cannot lower Split (18), Pad (18), Mul (14), Reshape (14) or operators newer than the
+target, and it keeps attributes that the older opset lacks. So each node is checked against ONNX's schemas:
 
-1. A node whose operator did not change between the two opsets stays as it is.
-2. Where its form changed, the operator's entry in ``FORMS`` writes the older form, or tells why there is none.
-3. The older schema must take what is left: attributes (those at their defaults are dropped), inputs, outputs and types.
-4. An operator that the older opset cannot express is replaced by its definition, where ONNX
-   gives one as a function of other operators; the nodes of that definition are lowered in turn.
+1. An operator that did not change between the two opsets stays as it is.
+2. If its form changed, the entry in ``FORMS`` writes the older form, or tells why there is none.
+3. The older schema must accept the attributes (those at their defaults are dropped), inputs, outputs and types.
+4. Otherwise the operator is replaced by ONNX's function definition, if there is one, and its nodes are lowered in turn.
 
-Between opsets 13 and 28 only these operators changed their meaning with their attributes and inputs unchanged
+From opset 13 to 28 only these operators changed their meaning but not their attributes and inputs
 (https://onnx.ai/onnx/operators/):
 
 - RoiAlign 16: the sampling grid moved by half a pixel;
-- GroupNormalization 21: scale and bias are those of a channel, not of a group;
-- AveragePool and MaxPool 22: with ``ceil_mode`` a window that would start in the padding is left out;
+- GroupNormalization 21: scale and bias are per channel, not per group;
+- AveragePool and MaxPool 22: with ``ceil_mode``, a window that starts in the padding is dropped;
 - Cast and CastLike 24: infinity becomes the largest number of float8e4m3fnuz and float8e5m2fnuz, not NaN;
-- Attention 24: which keys are hidden where there are more of them than queries;
+- Attention 24: other keys are masked if there are more keys than queries;
 - Mod 28: ``fmod = 0`` takes floats.
 """
 
@@ -41,22 +39,17 @@ from trtdet.passes.opset.schemas import check_tensors, drop_new_attributes, firs
 from trtdet.passes.provenance import Origin, graphs, node_names, origin_of, put, replace_nodes, subgraphs
 
 MINIMUM = 13
-"""The first opset whose QuantizeLinear and DequantizeLinear have an axis: per-channel weights need it. Written into
-an older model the same nodes are invalid (https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html)."""
+"""First opset whose QuantizeLinear and DequantizeLinear have an axis, for per-channel weights. In older models the same
+nodes are invalid (https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html)."""
 
 
 def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -> tuple[onnx.ModelProto, int]:
-    """Expresses a model in an older opset.
+    """Expresses a model in an older opset, 13 or newer.
 
-    Names of inputs, outputs, and of nodes and tensors that stay are kept; nodes of other domains are not touched.
-
-    Args:
-        model: every node named; it is not changed.
-        version: the newest opset to use, 13 or newer.
-        missing: operators to replace by their definition, where ONNX has one, whatever the opset.
-
-    Returns:
-        The model, and how many nodes were rewritten; the model given, and 0, where none had to be.
+    The nodes of ``model`` must have names; it does not change. Inputs, outputs, and nodes and tensors that stay keep
+    their names; nodes of other domains stay. Operators in ``missing`` are replaced by their ONNX definition, if there
+    is one, in any opset. Returns the new model and the number of rewritten nodes, or ``model`` and 0 if no node had to
+    change.
 
     Raises:
         ModelError: a node cannot be expressed in that opset; the message names it.
@@ -69,7 +62,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
         untyped = [node for node in norms if node.output[0] not in types and node.input[0] in types]
         if not untyped:
             break
-        for node in untyped:  # ONNX 1.23 itself infers no type past a GroupNormalization
+        for node in untyped:  # ONNX 1.23 infers no type behind a GroupNormalization
             changed.graph.value_info.add(name=node.output[0]).type.tensor_type.CopyFrom(types[node.input[0]])
     (entry,) = (entry for entry in changed.opset_import if entry.domain in ONNX_DOMAINS)
     own_names = set(node_names(changed.graph))
@@ -87,7 +80,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
 
 
 def _lower_graph(graph: onnx.GraphProto, scope: Scope) -> int:
-    """Lowers the nodes of a graph in place; gives how many were rewritten."""
+    """Lowers the nodes of a graph in place; returns the number of rewritten nodes."""
     nodes: list[onnx.NodeProto] = []
     count = 0
     for node in graph.node:
@@ -107,7 +100,7 @@ def _lower_graph(graph: onnx.GraphProto, scope: Scope) -> int:
 
 
 def _lowered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """The nodes that compute in the older opset what a node computes; its inner graphs are lowered in place."""
+    """Nodes of the older opset that compute the same as a node; its inner graphs are lowered in place."""
     for inner in subgraphs(node):
         _lower_graph(inner, scope.inner(inner))
     if node.domain not in ONNX_DOMAINS:
@@ -115,7 +108,7 @@ def _lowered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
     newer, older = schema_of(node.op_type, scope.source), schema_of(node.op_type, scope.target)
     if newer is None:
         raise InexpressibleError(f"opset {scope.source} does not define it")
-    if node.op_type in scope.missing:  # by other operators, or left where that is impossible
+    if node.op_type in scope.missing:  # replaced if possible
         try:
             written = older_form(node, replace(scope, target=first_opset(node.op_type) - 1))
             if all(other.op_type != node.op_type for other in written):
@@ -143,8 +136,8 @@ def _lowered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
 
 
 def _without_no_reduction(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A scattering node without ``reduction = none``, the default: TensorRT's parser before 10.9 refuses ScatterND with
-    it (its ``onnxOpImporters.cpp`` asks whether the attribute is present)."""
+    """Drops the default ``reduction = none``: TensorRT's parser before 10.9 refuses ScatterND with it
+    (``onnxOpImporters.cpp`` only tests whether the attribute is present)."""
     if node.op_type not in ("ScatterND", "ScatterElements") or attribute(node, "reduction") != b"none":
         return node
     write = NodeWriter(node)
@@ -153,14 +146,14 @@ def _without_no_reduction(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _defined(node: onnx.NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> list[onnx.NodeProto] | None:
-    """The nodes that ONNX defines a node's operator by, lowered in turn; None where it has no definition.
+    """The nodes of an operator's ONNX definition, lowered in turn; None if there is no definition.
 
-    The inliner gets the node alone, so that the nodes it writes can be named after that node.
+    The inliner gets only this node, so the nodes that it writes can be named after it.
     """
     described: Any = schema  # the stub lacks the attribute
     if not described.all_function_opset_versions:
         return None
-    # The definition's own nodes are of this opset: an operator that the target has is defined in the target's words.
+    # Opset of the definition's nodes: the target, or the operator's own opset if that is newer.
     version = max(scope.target, schema.since_version)
     read = dict.fromkeys(name for name in node.input if name)
     unknown = next((name for name in read if not scope.type(name)), None)
@@ -195,10 +188,10 @@ def _defined(node: onnx.NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> 
 
 
 def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A definition for the shapes and constants of one node: whatever these decide becomes a Constant."""
+    """Folds a definition for the shapes and constants of one node; folded values become Constant nodes."""
     types, _ = types_and_constants(model.graph)
     for node in model.graph.node:
-        # Definitions use it to be of any type; as a Cast of a constant it can be folded.
+        # Definitions use CastLike for any type; a Cast of a constant can be folded.
         if node.op_type == "CastLike" and node.input[1] in types:
             node.op_type = "Cast"
             node.attribute.append(onnx.helper.make_attribute("to", types[node.input.pop()].elem_type))
@@ -216,7 +209,7 @@ def _folded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _rename(graph: onnx.GraphProto, defined: onnx.NodeProto) -> None:
-    """Names the nodes and tensors of a definition after the node that is defined."""
+    """Names the nodes and tensors of a definition after the defined node."""
     outer = {name for name in (*defined.input, *defined.output) if name}
     prefix = next(name for name in defined.output if name)
     everything = list(graphs(graph))

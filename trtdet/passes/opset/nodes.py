@@ -1,4 +1,4 @@
-"""A node to be lowered: the types and constants around it, and the reason why it cannot be lowered."""
+"""Types and constants around a node to be lowered, and the error if it cannot be lowered."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import onnx
 from numpy.typing import NDArray
 
 ONNX_DOMAINS = ("", "ai.onnx")
-"""The two spellings of the domain of ONNX's own operators."""
+"""The two names of the domain of ONNX's own operators."""
 
 
 class InexpressibleError(Exception):
-    """Why a node cannot be expressed in the older opset."""
+    """Reason why a node cannot be expressed in the older opset."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """The types and constants known around a node, by tensor, those of outer graphs included."""
+    """Types and constants by tensor name, including those of outer graphs."""
 
-    source: int  # the opset that the node is written in
-    target: int  # the opset that it shall be in
-    missing: frozenset[str]  # operators to replace by their definition even where the target has them
+    source: int  # opset of the node
+    target: int  # opset to lower it to
+    missing: frozenset[str]  # operators to replace by their definition in any opset
     types: MutableMapping[str, onnx.TypeProto.Tensor]
     constants: MutableMapping[str, onnx.TensorProto]
 
@@ -34,11 +34,11 @@ class Scope:
         return replace(self, types=ChainMap(types, self.types), constants=ChainMap(constants, self.constants))
 
     def type(self, name: str) -> int:
-        """Of the elements; 0 where it is not known."""
+        """Element type; 0 if unknown."""
         return self.types[name].elem_type if name in self.types else 0
 
     def shape(self, name: str) -> list[int | None] | None:
-        """With None for an open dimension; None where the rank is not known."""
+        """Sizes, None for an open dimension; None instead of a list for an unknown rank."""
         if name not in self.types or not self.types[name].HasField("shape"):
             return None
         return [dim.dim_value if dim.HasField("dim_value") else None for dim in self.types[name].shape.dim]
@@ -63,7 +63,7 @@ class Scope:
 
 
 def types_and_constants(graph: onnx.GraphProto) -> tuple[dict[str, onnx.TypeProto.Tensor], dict[str, onnx.TensorProto]]:
-    """By tensor of a graph, its type, and its value where that is constant."""
+    """Types and constant values of a graph's tensors, by name."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         for entry in node.attribute if node.op_type == "Constant" and node.domain in ONNX_DOMAINS else ():

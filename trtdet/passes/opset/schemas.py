@@ -1,4 +1,4 @@
-"""What the schema of an older opset takes."""
+"""Checks of nodes against an older opset's schemas."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NEW_VALUES = {
     ("ScatterElements", "reduction", b"max"): 18,
     ("ScatterElements", "reduction", b"min"): 18,
 }
-"""The opset that a value of an attribute, which itself is older, came with."""
+"""First opset of attribute values that are newer than their attribute."""
 
 
 def schema_of(op: str, version: int) -> onnx.defs.OpSchema | None:
-    """The schema of an operator in an opset; None where it does not exist or is deprecated."""
+    """Schema of an operator in an opset; None if it does not exist or is deprecated."""
     try:
         schema: onnx.defs.OpSchema = onnx.defs.get_schema(op, version, "")
     except onnx.defs.SchemaError:
@@ -29,7 +29,7 @@ def schema_of(op: str, version: int) -> onnx.defs.OpSchema | None:
 
 
 def first_opset(op: str, test: Callable[[onnx.defs.OpSchema], bool] = lambda schema: True) -> int:
-    """The first opset whose schema of an operator passes a test."""
+    """First opset whose schema of an operator passes a test."""
     versions = range(1, onnx.defs.onnx_opset_version() + 1)
     schemas = (schema_of(op, version) for version in versions)
     return next(schema.since_version for schema in schemas if schema is not None and test(schema))
@@ -38,10 +38,10 @@ def first_opset(op: str, test: Callable[[onnx.defs.OpSchema], bool] = lambda sch
 def drop_new_attributes(
     node: onnx.NodeProto, newer: onnx.defs.OpSchema, older: onnx.defs.OpSchema, scope: Scope
 ) -> None:
-    """Drops attributes that the older schema lacks and that have their default value.
+    """Drops attributes that the older schema lacks, if they have their default value.
 
     Raises:
-        InexpressibleError: another value of such an attribute, or a value that is newer than its attribute.
+        InexpressibleError: such an attribute has another value, or a value is newer than its attribute.
     """
     for attribute in list(node.attribute):
         name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
@@ -61,7 +61,7 @@ def check_tensors(node: onnx.NodeProto, older: onnx.defs.OpSchema, scope: Scope)
     """Drops empty inputs and outputs at the end and checks the others.
 
     Raises:
-        InexpressibleError: the older schema takes fewer or more of them, or does not take their types.
+        InexpressibleError: the older schema does not accept their number or their types.
     """
     allowed = {each.type_param_str: each.allowed_type_strs for each in older.type_constraints}
     sides = (

@@ -1,9 +1,9 @@
-"""Two-stage detectors: what Faster R-CNN and Mask R-CNN are exported as, in the form that engines run well.
+"""Rewrites of two-stage detectors, such as Faster R-CNN and Mask R-CNN, into a form that engines run well.
 
-An export of torchvision suppresses twice, among proposals and among detections, and aligns each region on one level of
-a pyramid. The tracing exporter of PyTorch guards each suppression with an ``If`` and joins the levels by
-ScatterElements, the newer one joins them by ScatterND. But for fewer proposals, each rewrite keeps the results bit for
-bit; the outputs become rows of detections, the rule ``detections`` of :class:`trtdet.config.HeadConfig`, and masks.
+torchvision's exports suppress twice, proposals and detections, and align each region on one level of a pyramid.
+PyTorch's tracing exporter guards each suppression with an ``If`` and joins the levels with ScatterElements; the newer
+exporter uses ScatterND. Results stay the same bit for bit, unless there are fewer proposals. The outputs become masks
+and rows of detections, rule ``detections`` of :class:`trtdet.config.HeadConfig`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ REWRITES = {
     "merge_levels": levels.merge,
     "roi_align_sampling": levels.write_sampling,
 }
-"""The rewrites in order, after ``inline_nms_guard``, where a backend has all of ``DATA_DEPENDENT``; others get those of
-:mod:`trtdet.passes.two_stage.static`."""
+"""Rewrites after ``inline_nms_guard``, in order, for backends with all of ``DATA_DEPENDENT``; other backends get those
+of :mod:`trtdet.passes.two_stage.static`."""
 
 DATA_DEPENDENT = frozenset(("NonZero", "NonMaxSuppression", "RoiAlign"))
 
@@ -34,20 +34,17 @@ __all__ = ["BOXES", "REAL", "REWRITES", "check_batch", "cut", "is_two_stage", "p
 
 
 def is_two_stage(graph: gs.Graph) -> bool:
-    """Whether regions are aligned in a graph, which is how a second stage reads the features of the first."""
+    """Whether a graph has a RoiAlign, which reads the features of the first stage for the second."""
     return any(node.op == "RoiAlign" for node in graph.nodes)
 
 
 def check_batch(graph: gs.Graph, batch: int | str | None, option: str) -> None:
     """Refuses a batch other than 1 for a two-stage model.
 
-    Args:
-        graph: of any detector.
-        batch: the size; a name for any size, None for that of the model.
-        option: of the command line that sets it.
+    ``batch`` is a size, a name for any size, or None for the model's own. ``option`` is its command-line option.
 
     Raises:
-        ModelError: the model is a two-stage model and the batch another than 1.
+        ModelError: a two-stage model has another batch than 1.
     """
     if batch in (None, 1) or not is_two_stage(graph):
         return
@@ -58,12 +55,12 @@ def check_batch(graph: gs.Graph, batch: int | str | None, option: str) -> None:
 
 
 def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
-    """A two-stage graph with folded constants and no guards, and the result of ``inline_nms_guard``.
+    """Folds constants and inlines guards of a two-stage graph; returns it with the result of ``inline_nms_guard``.
 
     Raises:
         ModelError: the model does not fit the configuration.
     """
-    for _ in range(2):  # with the shapes that are inferred after the first time, more is constant
+    for _ in range(2):  # shapes that are inferred after the first run give more constants
         clean.apply(graph, options)
         graph = to_graph(to_model(graph))
     result = suppressions.inline_guards(graph)
@@ -71,10 +68,10 @@ def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
 
 
 def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str, PassResult]]:
-    """A two-stage graph with rows of detections as its output, the options for them and each rewrite's result.
+    """A two-stage graph with rows of detections as its output, its options, and the result of each rewrite.
 
     Raises:
-        ModelError: the outputs are not the boxes, labels and scores of one image, or another batch is asked for.
+        ModelError: the outputs are not boxes, labels and scores of one image, or the batch is not 1.
     """
     if not is_two_stage(graph):
         return graph, options, {}

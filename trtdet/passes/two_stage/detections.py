@@ -1,11 +1,11 @@
 """boxes (n, 4), labels (n,), scores (n,) -> rows (1, K, 6) of box, score and class
 
-K is the limit of the second suppression. Rows beyond the n that an image has are zero.
+K is the limit of the second suppression. Rows past n are zero.
 
 masks (n, 1, M, M), or pasted into the picture -> masks (1, K, M, M) of the rows of detections
 
-The probabilities of the mask head are read behind its sigmoid, so that a paste in the graph, a loop over the
-detections, is cut off. See :mod:`trtdet.passes.masks`.
+Mask probabilities are read behind the sigmoid of the mask head. This cuts off a paste in the graph, which is a loop
+over the detections. See :mod:`trtdet.passes.masks`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from trtdet.passes.walk import upstream
 
 @dataclass(frozen=True)
 class Outputs:
-    """The detections of a two-stage model."""
+    """Detections of a two-stage model."""
 
     boxes: gs.Variable  # float32 (n, 4), xyxy in pixels of the input
     labels: gs.Variable  # int64 (n,)
     scores: gs.Variable  # float32 (n,)
-    most: int  # n at most
-    exact: bool = False  # whether n is always that
+    most: int  # maximum of n
+    exact: bool = False  # whether n always equals ``most``
 
 
 def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
-    """Gives a two-stage graph rows of detections as its output, before that of masks, in place.
+    """Makes rows of detections the output of a two-stage graph, before any masks, in place.
 
-    Labels count from 1 where the classifier has a column for the background.
+    Labels start at 1 if the classifier has a background column.
 
     Raises:
-        ModelError: the classes of the model are not those of the configuration.
+        ModelError: the model has other classes than the configuration.
     """
     put = Writer(graph, "trtdet/two_stage", Origin.DECODE)
     columns = [outputs.boxes]
@@ -63,10 +63,10 @@ def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
 
 
 def outputs(graph: gs.Graph, config: Config) -> Outputs:
-    """The outputs of a two-stage graph, as ``head.outputs`` or their own names say, or in this order.
+    """Boxes, labels and scores of a two-stage graph, by ``head.outputs``, by their names, or in this order.
 
     Raises:
-        ModelError: they are not those of one image, or the number of detections is not bounded.
+        ModelError: they are not those of one image, or the number of detections has no limit.
     """
     names, tensors = config.head.outputs, graph.tensors()
     if names is not None:
@@ -95,10 +95,10 @@ def outputs(graph: gs.Graph, config: Config) -> Outputs:
 
 
 def first_label(scores: gs.Variable, config: Config) -> int:
-    """The label of the first class: 1 where the classifier has a column for the background.
+    """Label of the first class: 1 if the classifier has a background column, else 0.
 
     Raises:
-        ModelError: the classes of the model are not those of the configuration.
+        ModelError: the model has other classes than the configuration.
     """
     classes = len(config.classes)
     softmax = next((node for node in upstream(scores) if node.op == "Softmax"), None)
@@ -116,13 +116,10 @@ def first_label(scores: gs.Variable, config: Config) -> int:
 def cut_masks(
     graph: gs.Graph, outputs: Outputs, rows: tuple[gs.Variable, gs.Variable] | None, config: Config
 ) -> PassResult:
-    """Makes masks of the rows of detections the last output, in place, where the model has any.
+    """Makes masks of the detections the last output, in place, if the model has masks.
 
-    Args:
-        graph: with its levels merged.
-        outputs: the model's detections, which masks are computed from.
-        rows: boxes (n, 4) and labels (n,) to compute them from instead.
-        config: the detector.
+    The levels of ``graph`` must be merged. Masks are computed from ``rows``, boxes (n, 4) and labels (n,), or from
+    ``outputs`` if that is None.
     """
     exported = next((tensor for tensor in graph.outputs if _are_masks(tensor)), None)
     if exported is None:
@@ -156,7 +153,7 @@ def cut_masks(
 
 
 def leave_out_masks(graph: gs.Graph, reason: str) -> PassResult:
-    """Takes masks off the outputs, in place; the result has the reason, where there were any."""
+    """Removes masks from the outputs, in place; the result holds the reason if there were any."""
     exported = [tensor for tensor in graph.outputs if _are_masks(tensor)]
     graph.outputs = [tensor for tensor in graph.outputs if not _are_masks(tensor)]
     return PassResult(0, tuple(f"{tensor.name}: {reason}" for tensor in exported))

@@ -1,7 +1,6 @@
-"""RoiAlign on the levels of a pyramid: each region is aligned on the level that fits its size.
+"""RoiAlign on pyramid levels: each region is aligned on the level that fits its size.
 
-Exporters write the choice as a chain, a scatter for each level: the regions of the level are picked, aligned and
-written into their rows.
+Exporters write a chain with a scatter per level, which picks the level's regions, aligns them and writes their rows.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from trtdet.passes.two_stage.suppressions import Limit, limit_of
 from trtdet.passes.walk import above, constant, maker, picks, redirect, unpick, upstream
 
 MOST_ROWS = 3840
-"""The largest K of TensorRT's TopK, which sorts the rows."""
+"""Largest K of TensorRT's TopK, which sorts the rows."""
 
 _SCATTERS = ("ScatterElements", "ScatterND")
 _WIDENING = ("Expand", "Reshape", "Unsqueeze", "Cast")
@@ -28,14 +27,14 @@ _WIDENING = ("Expand", "Reshape", "Unsqueeze", "Cast")
 @dataclass(frozen=True)
 class _Level:
     number: int
-    chosen: gs.Variable  # int64 (n,), the number of the level of each region
-    is_mine: gs.Variable  # bool (n,), the regions of this level
+    chosen: gs.Variable  # int64 (n,), level of each region
+    is_mine: gs.Variable  # bool (n,), whether a region is on this level
     rows: gs.Variable  # int64 (m,), their indices
     aligned: gs.Variable  # float32 (m, channels, height, width), their features
 
 
 def merge(graph: gs.Graph) -> PassResult:
-    """Joins the levels of each chain by sorting their rows, in place: Concat, TopK, Gather in the place of scatters."""
+    """Joins the levels of each chain by sorting their rows, in place: Concat, TopK and Gather replace the scatters."""
 
     def obstacle(levels: list[_Level]) -> str:
         most = most_rows(levels[0].chosen)
@@ -46,7 +45,7 @@ def merge(graph: gs.Graph) -> PassResult:
     def joined(write: Writer, levels: list[_Level]) -> gs.Variable:
         features = write("Concat", *(level.aligned for level in levels), axis=0)
         rows = write("Concat", *(level.rows for level in levels), axis=0)
-        # The TopK of TensorRT 8.6 takes no whole numbers; up to the largest K float32 holds each of them.
+        # TensorRT 8.6's TopK takes no integers; float32 is exact up to the largest K.
         keys = write("Cast", rows, to=int(onnx.TensorProto.FLOAT))
         _, order = write.many("TopK", 2, keys, write("Shape", rows), axis=0, largest=0, sorted=1)
         return write("Gather", features, order, axis=0)
@@ -55,7 +54,7 @@ def merge(graph: gs.Graph) -> PassResult:
 
 
 def merge_static(graph: gs.Graph) -> PassResult:
-    """Aligns every region on every level of each chain and picks by level, in place; no shape depends on the image."""
+    """Aligns every region on every level and selects by level, in place; no shape depends on the image."""
 
     def obstacle(levels: list[_Level]) -> str:
         for level in levels:
@@ -79,9 +78,9 @@ def merge_static(graph: gs.Graph) -> PassResult:
 
 
 def write_sampling(graph: gs.Graph) -> PassResult:
-    """Writes the sampling ratio of each RoiAlign that leaves it to the default, in place.
+    """Writes the default sampling ratio of each RoiAlign explicitly, in place.
 
-    ONNX's default, 0, samples as many points as the region has cells. Some importers take 1.
+    ONNX's default, 0, takes as many samples as the region has cells. Some importers assume 1.
     """
     nodes = [node for node in graph.nodes if node.op == "RoiAlign" and "sampling_ratio" not in node.attrs]
     for node in nodes:
@@ -92,7 +91,7 @@ def write_sampling(graph: gs.Graph) -> PassResult:
 def _merged(
     graph: gs.Graph, obstacle: Callable[[list[_Level]], str], joined: Callable[[Writer, list[_Level]], gs.Variable]
 ) -> PassResult:
-    """Writes another join of the levels in the place of each chain that has no obstacle."""
+    """Replaces each chain without an obstacle by another join of its levels."""
 
     def merge_chain(graph: gs.Graph, last: gs.Node) -> str | None:
         if any(reader.op in _SCATTERS and reader.inputs[0] is last.outputs[0] for reader in last.outputs[0].outputs):
@@ -113,14 +112,14 @@ def _merged(
         return reason
 
     result = rewrite_nodes(graph, merge_chain, *_SCATTERS)
-    for node in graph.nodes if result.count else ():  # what was inferred of the rows does not hold any more
+    for node in graph.nodes if result.count else ():  # the inferred number of rows is outdated
         if node.op == "RoiAlign":
             node.outputs[0].shape = None
     return result
 
 
 def _levels(scatters: list[gs.Node]) -> list[_Level] | str:
-    """The levels that scatters join, or the reason that they are none."""
+    """The levels that scatters join, or the reason why they join none."""
     levels = []
     for scatter in scatters:
         if scatter.attrs.get("reduction", "none") not in ("none", b"none"):
@@ -141,7 +140,7 @@ def _levels(scatters: list[gs.Node]) -> list[_Level] | str:
         levels.append(_Level(int(number), chosen=equal.inputs[0], is_mine=equal.outputs[0], rows=rows, aligned=aligned))
     if any(level.chosen is not levels[0].chosen for level in levels):
         return "its levels are chosen by different tensors"
-    # Whole numbers between the limits of a Clip, less what is subtracted.
+    # The level is Clip(Floor(x), low, high) minus constants.
     tensor, less = levels[0].chosen, 0
     while (node := maker(tensor, "Cast", "Sub", "Identity")) is not None:
         offset = constant(node, 1) if node.op == "Sub" else 0
@@ -158,13 +157,13 @@ def _levels(scatters: list[gs.Node]) -> list[_Level] | str:
 
 
 def most_rows(tensor: gs.Variable) -> int | None:
-    """The largest number of regions: the limit of the nearest suppression above."""
+    """Maximum number of regions: the limit of the nearest suppression above; None without a limit."""
     node = next((node for node in upstream(tensor) if node.op == "NonMaxSuppression"), None)
     limit = None if node is None else limit_of(node)
     return limit.count if isinstance(limit, Limit) else None
 
 
 def _picks(level: _Level) -> list[gs.Node]:
-    """The nodes that pick the regions of a level; exporters write the choice anew for each of them."""
+    """The nodes that pick the regions of a level; exporters repeat the level test for each of them."""
     tests = (node for node in level.chosen.outputs if node.op == "Equal")
     return picks(*(node.outputs[0] for node in tests if constant(node, 1) == level.number))

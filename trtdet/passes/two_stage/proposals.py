@@ -1,6 +1,6 @@
-"""How many proposals the first stage gives to its suppression, and to the second stage.
+"""Number of proposals that enter the suppression of the first stage, and the second stage.
 
-Both are constants of an exported graph. Fewer make the suppression or the second stage faster, and cost recall.
+Both are constants of an exported graph. Lower numbers make the suppression or the second stage faster and cost recall.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from trtdet.passes.two_stage.suppressions import in_order, limit_of, minima
 from trtdet.passes.walk import constant, downstream, picks, upstream
 
 BOXES = "trtdet/proposals/boxes"
-"""float32 (n, 4), the proposals that enter the second stage, xyxy in pixels of the input, the best first."""
+"""float32 (n, 4), proposals that enter the second stage, xyxy in input pixels, best first."""
 
 REAL = "trtdet/proposals/real"
-"""bool (n,), where n is fixed: whether a proposal is one; the others are boxes that were suppressed or filtered out."""
+"""bool (n,), for a fixed n: False for boxes that were suppressed or filtered out."""
 
 
 def name_boxes(graph: gs.Graph) -> None:
-    """Gives the proposals that enter the second stage the name ``BOXES``, in place, where they are found."""
+    """Names the tensor of proposals that enter the second stage ``BOXES``, in place, if there is one."""
     nodes = in_order(graph)
     limit = limit_of(nodes[0]) if len(nodes) > 1 else ""
     if isinstance(limit, str):
@@ -36,7 +36,7 @@ def name_boxes(graph: gs.Graph) -> None:
 
 
 def up_to_proposals(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The part of a rewritten model that gives ``BOXES``, and ``REAL`` where there is one; None where it has none."""
+    """The part of a rewritten model that gives ``BOXES`` and, if present, ``REAL``; None without ``BOXES``."""
     graph = to_graph(model)
     tensors = graph.tensors()
     if BOXES not in tensors:
@@ -49,9 +49,9 @@ def up_to_proposals(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def limit_before(graph: gs.Graph, count: int) -> PassResult:
-    """Keeps at most the best ``count`` anchors of each level, in place, and changes constants that depend on it."""
+    """Keeps at most the best ``count`` anchors of each level, in place, and adapts dependent constants."""
     suppressions = in_order(graph)
-    # The TopK of each level, which the suppression of the proposals is computed from.
+    # The TopK of each level, before the suppression of the proposals.
     choices = [node for node in upstream(suppressions[0].outputs[0]) if node.op == "TopK"] if suppressions else []
     if not choices:
         return PassResult(0, ("no TopK chooses anchors before a NonMaxSuppression",))
@@ -74,8 +74,7 @@ def limit_before(graph: gs.Graph, count: int) -> PassResult:
 
 
 def _resize(graph: gs.Graph, changed: list[gs.Node], sizes: dict[int, int]) -> str:
-    """Gives constants between the choices and the suppression the new sizes; or, with nothing changed, the reason why a
-    constant cannot have it."""
+    """Adapts constants between TopK and suppression; or changes nothing and returns why one cannot be adapted."""
     replaced: list[tuple[gs.Node, int, gs.Constant]] = []
     write = Writer(graph, f"{changed[0].name}/sizes", Origin.LOWERING)
     for node in downstream(changed, "NonMaxSuppression"):
@@ -100,7 +99,7 @@ def _resize(graph: gs.Graph, changed: list[gs.Node], sizes: dict[int, int]) -> s
 
 
 def limit_after(graph: gs.Graph, count: int) -> PassResult:
-    """Gives the best ``count`` proposals to the second stage, in place, where it got more."""
+    """Limits the second stage to the best ``count`` proposals, in place."""
     nodes = in_order(graph)
     if len(nodes) < 2:
         return PassResult(0, (f"the graph has {len(nodes)} NonMaxSuppression, and proposals have one of their own",))

@@ -1,8 +1,8 @@
-"""A two-stage graph without a shape that depends on the image, for builders that have no NonZero and no RoiAlign.
+"""Two-stage graphs in which no shape depends on the image, for builders without NonZero or RoiAlign.
 
-Nothing is filtered: every chosen anchor enters the suppression of the proposals, and every class of every proposal is a
-row of detections, with a score below every threshold where the model filters it out. The suppression of the proposals
-is written with plain operators; the pass ``nms`` writes that of the detections, with the model's thresholds.
+Nothing is filtered. Every chosen anchor enters the suppression of proposals. Every class of every proposal is a row of
+detections; rows that the model filters out get a score below every threshold. Plain operators suppress the proposals;
+the pass ``nms`` suppresses the detections, with the model's thresholds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from trtdet.passes.walk import above, constant, maker, picks, redirect, unpick, 
 
 
 def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[str, PassResult]]:
-    """A two-stage graph, its guards inlined, with rows of all detections, and the thresholds to suppress them with.
+    """A two-stage graph with rows of all detections, the configuration with thresholds to suppress them, and results.
 
-    Masks of the detections need a suppression in the graph.
+    The guards of ``graph`` must be inlined. Masks need a suppression in the graph.
 
     Raises:
-        ModelError: its patterns are not those of torchvision, or its outputs are not those of one image.
+        ModelError: the patterns are not torchvision's, or the outputs are not those of one image.
     """
     config = options.config
     best = detections.outputs(graph, config)
@@ -50,7 +50,7 @@ def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[s
         reason = f"left out: {needed}; a build has it there with any --nms but host"
         results["cut_masks"] = detections.leave_out_masks(graph, reason)
     else:
-        # The first box and label for each of as many detections as are kept, which take their place.
+        # Placeholders, the first box and label repeated: kept detections replace them later.
         write, room = Writer(graph, "trtdet/mask_rows", Origin.DECODE), config.nms.max_detections
         start, stop = (write.const([at], np.int64) for at in (0, 1))
         box, label = (write("Slice", tensor, start, stop, start) for tensor in (every.boxes, every.labels))
@@ -63,7 +63,6 @@ def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[s
 
 
 def _folded(graph: gs.Graph) -> gs.Graph:
-    """With the shapes that are static now as constants."""
     for _ in range(2):
         fold(graph)
         graph = to_graph(to_model(graph.cleanup().toposort()))
@@ -71,10 +70,10 @@ def _folded(graph: gs.Graph) -> gs.Graph:
 
 
 def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
-    """Suppresses the proposals among all chosen anchors, in place; their number is always the largest possible.
+    """Suppresses proposals among all chosen anchors, in place; their number is always the maximum.
 
     Raises:
-        ModelError: the number of anchors, the limit or the overlap is computed.
+        ModelError: the number of anchors, the limit or the IoU threshold is computed.
     """
     node, limit, overlap = _suppression(graph, 2)
     write = Writer(graph, "trtdet/proposals", Origin.LOWERING)
@@ -93,7 +92,7 @@ def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
     chosen = write("Reshape", index, shape)
     for tensor in {id(tensor): tensor for tensor in (limit.kept, limit.indices)}.values():
         redirect(graph, tensor, chosen)
-    # Regions that are no proposals are aligned all the same; their scores leave them out.
+    # Suppressed proposals are aligned too; their scores exclude them later.
     graph.outputs.append(real)
     real.dtype = bool
     graph.cleanup().toposort()
@@ -101,22 +100,17 @@ def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
 
 
 def all_detections(graph: gs.Graph, best: Outputs, config: Config) -> tuple[Outputs, Config]:
-    """The boxes, labels and scores of every class of every proposal, before any of them is suppressed.
+    """Boxes, labels and scores of every class of every proposal before suppression; changes ``graph`` in place.
 
-    Args:
-        graph: in which the proposals are static; changed in place.
-        best: the outputs that are chosen from them.
-        config: the detector.
-
-    Returns:
-        The same of all, with a score of -1 where there is none, and the configuration with the model's own thresholds.
+    The proposals must be static. ``best`` holds the outputs that are selected from all detections. Excluded rows get
+    score -1. The returned configuration has the model's own thresholds.
 
     Raises:
-        ModelError: the outputs are not gathered from those.
+        ModelError: ``best`` is not gathered from all detections.
     """
     node, limit, overlap = _suppression(graph, 1)
     write = Writer(graph, "trtdet/all", Origin.DECODE)
-    # The score that a filter before the suppression asks for; 0 where there is no filter.
+    # Score threshold of a filter before the suppression; 0 without a filter.
     filters = [source for tensor in node.inputs[:2] for source in upstream(tensor) if source.op == "NonZero"]
     tests = [maker(source.inputs[0], "Greater", "GreaterOrEqual") for source in filters]
     floors = [constant(test, 1) for test in tests if test is not None]
@@ -135,7 +129,7 @@ def all_detections(graph: gs.Graph, best: Outputs, config: Config) -> tuple[Outp
     wide = write("Expand", column, write.const([proposals, count // proposals], np.int64))
     valid = write("And", allowed, write("Reshape", wide, write.const([count], np.int64)))
     scores = write("Where", valid, scores, write.const(-1.0, np.float32))
-    # What the model leaves out stays out; the configuration may leave out more.
+    # The configuration can only exclude more than the model does.
     own = {"iou_threshold": overlap, "class_agnostic": False, "candidates": "all-classes"}
     own["max_detections"] = min(limit.count, config.nms.max_detections)
     own["score_threshold"] = max(threshold, config.nms.score_threshold)
@@ -145,8 +139,8 @@ def all_detections(graph: gs.Graph, best: Outputs, config: Config) -> tuple[Outp
 def sample_regions(graph: gs.Graph) -> PassResult:
     """RoiAlign -> GridSample, AveragePool, in place, for graphs of one image.
 
-    GridSample with aligned corners and a repeated border samples as RoiAlign does inside the image, to which regions
-    are clipped; coordinates are normalised to the size of the features and back, so that the last bits differ.
+    GridSample with aligned corners and a repeated border samples like RoiAlign inside the image, and regions are
+    clipped to the image. Coordinates are normalised to the feature size and back, so the last bits differ.
     """
     return rewrite_nodes(graph, _sample, "RoiAlign")
 
@@ -173,7 +167,7 @@ def _sample(graph: gs.Graph, node: gs.Node) -> str:
     x1, y1, x2, y2 = write.many("Split", 4, corners, write.const([1, 1, 1, 1], np.int64), axis=1)
 
     def positions(low: gs.Variable, high: gs.Variable, cells: int, size: int) -> gs.Variable:
-        """(n, cells * ratio), from -1 to 1."""
+        """float32 (n, cells * ratio), -1..1."""
         side = write("Sub", high, low)
         if not half:
             side = write("Max", side, write.const(1.0, np.float32))
@@ -197,7 +191,7 @@ def _sample(graph: gs.Graph, node: gs.Node) -> str:
 
 
 def _suppression(graph: gs.Graph, expected: int) -> tuple[gs.Node, Limit, float]:
-    """The first of as many suppressions as expected, with its limit and overlap."""
+    """The first of ``expected`` suppressions, with its limit and IoU threshold."""
     nodes = in_order(graph)
     if len(nodes) != expected:
         raise ModelError(f"the two-stage model has {len(nodes)} NonMaxSuppression where {expected} are expected")
@@ -210,11 +204,7 @@ def _suppression(graph: gs.Graph, expected: int) -> tuple[gs.Node, Limit, float]
 
 
 def _unfiltered(graph: gs.Graph, node: gs.Node, write: Writer) -> tuple[gs.Variable, int]:
-    """Takes the filters before a suppression out, in place: bool (n,), the boxes that pass all of them, and n.
-
-    Raises:
-        ModelError: the number of boxes before them is not fixed.
-    """
+    """Removes filters before a suppression, in place; returns bool (n,), the boxes that pass all of them, and n."""
     conditions: list[gs.Variable] = []
 
     def filters() -> list[gs.Node]:

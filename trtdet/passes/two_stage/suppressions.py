@@ -1,10 +1,10 @@
-"""Suppressions of a two-stage graph: their guards, the threshold that keeps every score, and the limits behind them.
+"""Suppressions of a two-stage graph: their guards, score thresholds and limits.
 
 If(no boxes) { nothing } else { NonMaxSuppression(boxes) } -> NonMaxSuppression(boxes)
 
-The tracing exporter writes torchvision's test for an empty tensor as an ``If``. The suppression gives nothing for no
-boxes, so its branch can always run. It starts with the largest coordinate, and some runtimes refuse a maximum of no
-elements, so the lowest float joins it.
+The tracing exporter writes torchvision's test for an empty tensor as an ``If``. The suppression of no boxes gives no
+boxes, so its branch can always run. It starts with the maximum of all coordinates, which some runtimes refuse for an
+empty tensor, so the lowest float is appended.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trtdet.passes.provenance import Origin
 from trtdet.passes.walk import above, constant, maker, redirect
 
 LOWEST = np.finfo(np.float32).min
-"""No score and no coordinate is below it."""
+"""No score and no coordinate is lower."""
 
 _UNLIMITED = np.iinfo(np.int32).max
 
 
 def inline_guards(graph: gs.Graph) -> PassResult:
-    """Puts the branch of each guarded suppression into the graph, in place."""
+    """Inlines the branch of each guarded suppression, in place."""
     return rewrite_nodes(graph, _inline, "If")
 
 
@@ -63,9 +63,9 @@ def _inline(graph: gs.Graph, node: gs.Node) -> str | None:
 
 
 def write_thresholds(graph: gs.Graph) -> PassResult:
-    """Writes a threshold below every score into each suppression that has none, in place.
+    """Gives each suppression without a score threshold one below every score, in place.
 
-    Without a threshold, ONNX keeps every box and TensorRT takes 0, which loses proposals with negative logits.
+    Without a threshold, ONNX keeps every box; TensorRT uses 0 and loses proposals with negative logits.
     """
     count, write = 0, Writer(graph, "trtdet/threshold", Origin.LOWERING)
     for node in [node for node in graph.nodes if node.op == "NonMaxSuppression"]:
@@ -80,10 +80,10 @@ def write_thresholds(graph: gs.Graph) -> PassResult:
 
 @dataclass(frozen=True)
 class Limit:
-    """The slice behind a suppression."""
+    """The limit of the boxes behind a suppression."""
 
-    indices: gs.Variable  # int64 (n,), the boxes that it selects, best first
-    slice: gs.Node | None  # keeps the first ``count`` of them; None where the suppression itself is limited
+    indices: gs.Variable  # int64 (n,), the selected boxes, best first
+    slice: gs.Node | None  # keeps the first ``count``; None if the suppression itself is limited
     count: int
 
     @property
@@ -93,7 +93,7 @@ class Limit:
 
 
 def limit_of(node: gs.Node) -> Limit | str:
-    """The limit behind a suppression, or the reason that there is none."""
+    """The limit behind a suppression, or the reason why there is none."""
     column = _column(node)
     if column is None:
         return "its selected boxes are read in another form than their indices"
@@ -114,7 +114,7 @@ def limit_of(node: gs.Node) -> Limit | str:
 def fold_limits(graph: gs.Graph) -> PassResult:
     """NonMaxSuppression -> Slice [0:K] becomes NonMaxSuppression of at most K, in place.
 
-    It is the same for one class of one image alone: the limit is one for each class.
+    Only for one class of one image: the operator's limit is per class.
     """
     return rewrite_nodes(graph, _fold_limit, "NonMaxSuppression")
 
@@ -138,8 +138,7 @@ def _fold_limit(graph: gs.Graph, node: gs.Node) -> str | None:
 
 
 def minima(node: gs.Node, limit: int) -> list[tuple[gs.Node, int]] | None:
-    """The Min nodes that limit the number of boxes a node reads, with the position of the limit; None where the number
-    is used without a limit."""
+    """The Min nodes, with input index, that limit the number of boxes ``node`` reads; None if a use has no limit."""
     if node.op != "Shape":
         return None
     limits: list[tuple[gs.Node, int]] = []
@@ -156,7 +155,7 @@ def minima(node: gs.Node, limit: int) -> list[tuple[gs.Node, int]] | None:
 
 
 def _column(node: gs.Node) -> gs.Variable | None:
-    """Of the rows (image, class, box) that a suppression selects, the boxes: int64 (n,)."""
+    """Box indices int64 (n,) of the rows (image, class, box) of a suppression; None if they are read in another way."""
     readers = node.outputs[0].outputs
     if len(readers) != 1:
         return None
@@ -174,5 +173,5 @@ def _column(node: gs.Node) -> gs.Variable | None:
 
 
 def in_order(graph: gs.Graph) -> list[gs.Node]:
-    """The suppressions of a sorted graph: that of the proposals first."""
+    """Suppressions of a sorted graph, that of the proposals first."""
     return [node for node in graph.nodes if node.op == "NonMaxSuppression" and maker(node.outputs[0]) is node]
