@@ -108,7 +108,7 @@ def _annotate(options: Namespace, bundle: Bundle, times: Mapping[str, float] | N
 
 COMMAND = Command(
     "audit",
-    summary="audit each convolution's precision, and what got in the way of INT8",
+    summary="show the precision of each convolution as built, and what prevents INT8",
     add_options=_options,
     run=_run,
 )

@@ -97,15 +97,15 @@ def _summary(bundle: Bundle, options: BuildOptions, up_to_date: bool) -> str:
 
 COMMAND = Command(
     "build",
-    summary="a bundle with an engine, from a float ONNX model; INT8 by default",
+    summary="build a bundle with an engine from a float ONNX model; INT8 by default",
     add_options=model_options("BUNDLE", "folder that is written", BuildOptions, dry_run=True),
     run=_run,
     usage="MODEL --config CONFIG -o BUNDLE [options]",
     examples=(
-        ("m.onnx --config c.yaml --images photos -o b", "INT8 where it is faster"),
+        ("m.onnx --config c.yaml --images photos -o b", "INT8 in layers that gain"),
         ("m.onnx --config c.yaml --fp16 -o b", "the float model in FP16"),
         ("m.onnx --config c.yaml --images photos --keep-fp16 5 -o b", "more in FP16"),
-        ("m.onnx --config c.yaml --images photos --guard 1.02 -o b", "FP16 where faster"),
-        ("m.onnx --config c.yaml --from tuned:3 -o b", "a plan of a tune"),
+        ("m.onnx --config c.yaml --images photos --guard 1.02 -o b", "FP16 unless faster"),
+        ("m.onnx --config c.yaml --from tuned:3 -o b", "a measured plan"),
     ),
 )

@@ -65,7 +65,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 COMMAND = Command(
     "calibrate",
-    summary="collect histograms of the activations on images, and choose their ranges",
+    summary="collect histograms of activations on images, and choose ranges",
     add_options=model_options(
         "ranges.json",
         "where the ranges are written; the histograms and TensorRT's cache get its name",

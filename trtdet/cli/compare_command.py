@@ -62,5 +62,5 @@ def _paired(options: Namespace, console: Console) -> str:
 
 
 COMMAND = Command(
-    "compare", summary="what changed between two bundles, plans or sweeps", add_options=_options, run=_run
+    "compare", summary="show what changed between two bundles, plans or sweeps", add_options=_options, run=_run
 )

@@ -36,5 +36,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 COMMAND = Command(
-    "completion", summary="print what a shell needs to complete commands and options", add_options=_options, run=_run
+    "completion",
+    summary="print a script that completes commands and options in a shell",
+    add_options=_options,
+    run=_run,
 )

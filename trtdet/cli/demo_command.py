@@ -25,5 +25,5 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 COMMAND = Command(
-    "demo", summary="the shipped detector on generated images: built, scored, drawn", add_options=_options, run=_run
+    "demo", summary="build, score and draw the shipped detector on generated images", add_options=_options, run=_run
 )

@@ -30,5 +30,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 COMMAND = Command(
-    "doctor", summary="what works on this machine, with the pip line for the rest", add_options=_options, run=_run
+    "doctor",
+    summary="check this machine and print the install commands for what is missing",
+    add_options=_options,
+    run=_run,
 )

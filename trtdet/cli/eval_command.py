@@ -153,5 +153,8 @@ def _compared(
 
 
 COMMAND = Command(
-    "eval", summary="COCO mAP of a bundle or a model, and how it differs from another", add_options=_options, run=_run
+    "eval",
+    summary="score a bundle or a model with COCO mAP, and compare it with another",
+    add_options=_options,
+    run=_run,
 )

@@ -65,7 +65,7 @@ def _measure(
 
 SWEEP = Command(
     "sweep",
-    summary="build and score every combination of some options",
+    summary="build and score every combination of the given options",
     add_options=model_options(
         "DIR", "folder of the rows and the table; rows of an earlier sweep in it are kept", SweepOptions, dry_run=True
     ),
@@ -74,7 +74,7 @@ SWEEP = Command(
 )
 TUNE = Command(
     "tune",
-    summary="measure what plans of INT8 and FP16 layers cost and keep; each can be built",
+    summary="measure speed and accuracy of plans of INT8 and FP16 layers; 'build --from DIR:N' builds one",
     add_options=model_options(
         "DIR",
         "folder of the variants; what an earlier tune of the model measured in it is kept",

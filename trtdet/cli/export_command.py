@@ -108,4 +108,6 @@ def _opset(options: Namespace) -> int:
     return min(OPSETS[-1], library_named(name).newest_opset(version) or OPSETS[-1])
 
 
-COMMAND = Command("export", summary="torch model to ONNX, checked against torch", add_options=_options, run=_run)
+COMMAND = Command(
+    "export", summary="export a torch model to ONNX, checked against torch", add_options=_options, run=_run
+)

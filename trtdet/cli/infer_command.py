@@ -44,4 +44,4 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     return {"folder": str(pictures.folder), "images": list(pictures.detections), "ran_on": ran_on}
 
 
-COMMAND = Command("infer", summary="pictures with boxes, and the boxes as JSON", add_options=_options, run=_run)
+COMMAND = Command("infer", summary="draw boxes on images, and write them as JSON", add_options=_options, run=_run)

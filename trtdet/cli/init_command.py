@@ -119,5 +119,8 @@ def _say(options: Namespace, guess: Guess, console: Console) -> None:
 
 
 COMMAND = Command(
-    "init", summary="a configuration for an ONNX model, guessed and tried on images", add_options=_options, run=_run
+    "init",
+    summary="write a configuration for an ONNX model, guessed and tried on images",
+    add_options=_options,
+    run=_run,
 )

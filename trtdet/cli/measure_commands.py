@@ -98,8 +98,11 @@ def _finish(options: Namespace, console: Console, measured: Any, text: str = "")
 
 
 BENCH = Command(
-    "bench", summary="latency and throughput of several targets side by side", add_options=_bench_options, run=_bench
+    "bench",
+    summary="measure latency and throughput of several targets side by side",
+    add_options=_bench_options,
+    run=_bench,
 )
 PROFILE = Command(
-    "profile", summary="time by kind of operator and by layer", add_options=_profile_options, run=_profile
+    "profile", summary="measure time by kind of operator and by layer", add_options=_profile_options, run=_profile
 )

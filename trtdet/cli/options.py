@@ -96,9 +96,8 @@ def default_text(row: Row) -> str:
 
 
 def _help(row: Row) -> str:
-    return (
-        row.help if row.default in (None, ()) or "default" in row.help else f"{row.help} (default: {default_text(row)})"
-    )
+    stated = row.default in (None, ()) or "(default" in row.help
+    return row.help if stated else f"{row.help} (default: {default_text(row)})"
 
 
 def reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -172,7 +171,7 @@ def add_output(parser: ArgumentParser, metavar: str, what: str, required: bool =
 
 
 def add_runtime(parser: ArgumentParser) -> None:
-    what = "what is run of a bundle: its engine where possible and else its ONNX model (auto), or only either of them"
+    what = "what is run of a bundle: its engine where possible and else its ONNX model (auto), or one of the two alone"
     argument(parser, "--runtime", what, default="auto", choices=get_args(Runtime))
 
 

@@ -40,5 +40,5 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 COMMAND = Command(
-    "package", summary="a bundle for Triton Inference Server or for DeepStream", add_options=_options, run=_run
+    "package", summary="package a bundle for Triton Inference Server or DeepStream", add_options=_options, run=_run
 )

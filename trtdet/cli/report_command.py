@@ -57,4 +57,4 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
     return {"report": str(options.output), **document.as_dict()}
 
 
-COMMAND = Command("report", summary="what runs found, as one page that loads nothing", add_options=_options, run=_run)
+COMMAND = Command("report", summary="write results as one self-contained page", add_options=_options, run=_run)

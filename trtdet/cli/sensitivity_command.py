@@ -30,7 +30,7 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
 
 COMMAND = Command(
     "sensitivity",
-    summary="rank the convolutions by what INT8 costs at each",
+    summary="rank the convolutions by the accuracy that INT8 costs",
     add_options=model_options(
         "sensitivity.json", "the ranking; its rows are kept in a .jsonl file beside it and resumed", SensitivityOptions
     ),

@@ -155,7 +155,7 @@ class CalibrationOptions(OptionSet, section="calibration", group="images", **RAN
     )
     rule: str = option(
         "percentile",
-        "minmax, entropy, percentile, percentile:P or mse",
+        "threshold rule: minmax, entropy, percentile, percentile:P or mse",
         "--calib RULE",
         group="precision",
         read=calibration_rule,
@@ -223,7 +223,12 @@ class PlanOptions(OptionSet, section="plan", group="precision", **PLAN):
         None, "the cheapest plan that loses at most X mAP points", "--max-map-drop X", low=0, high=100
     )
     val_images: Path | None = option(
-        None, "images to measure accuracy on", "--val-images DIR", group="images", fact="annotated", beside_variant=True
+        None,
+        "images to measure accuracy on",
+        "--val-images DIR",
+        group="images",
+        fact="annotated",
+        beside_variant=True,
     )
     annotations: Path | None = option(
         None, "their COCO instances file", "--annotations JSON", group="images", fact="annotated", beside_variant=True
@@ -296,7 +301,7 @@ class NmsOptions(OptionSet, section="nms", group="engine", key="stands in the co
     """Where NMS runs, and values that replace those of the configuration."""
 
     mode: Literal["auto", "efficient", "onnx", "native", "host"] = option(
-        "auto", "efficient, onnx, native, host", "--nms PLACE", fact="nms", **GRAPH
+        "auto", "where NMS runs: efficient, onnx, native, host", "--nms PLACE", fact="nms", **GRAPH
     )
     score_threshold: float | None = option(
         None, "a candidate's score must exceed X (default: the configuration's)", low=0, high=1
@@ -388,14 +393,19 @@ class BuildOptions(OptionSet, group="engine"):
     calibration: CalibrationOptions = part(CalibrationOptions())
     effort: str = option(
         "default",
-        "none, quick, default, thorough or corrections",
+        "corrections: none, quick, default, thorough, or names",
         "--effort LEVEL",
         group="precision",
         read=effort_text,
         **CORRECTIONS_KEY,
     )
     backend: str = option(
-        "auto", "tensorrt, tensorrt-rtx, onnxruntime", "--backend LIBRARY", values=BACKENDS, fact="backend", **GRAPH
+        "auto",
+        "library: tensorrt, tensorrt-rtx, onnxruntime",
+        "--backend LIBRARY",
+        values=BACKENDS,
+        fact="backend",
+        **GRAPH,
     )
     sms: tuple[int, ...] = option(
         (),
@@ -414,9 +424,11 @@ class BuildOptions(OptionSet, group="engine"):
         **GRAPH,
     )
     nms: NmsOptions = part(NmsOptions())
-    silu: Literal["auto", "keep", "swish", "plugin"] = option("auto", "keep, swish or plugin", "--silu FORM", **GRAPH)
+    silu: Literal["auto", "keep", "swish", "plugin"] = option(
+        "auto", "form of SiLU: keep, swish or plugin", "--silu FORM", **GRAPH
+    )
     quantization: Literal["explicit", "implicit"] = option(
-        "explicit", "explicit or implicit", "--quantization KIND", **INT8_RANGES
+        "explicit", "explicit (Q/DQ nodes) or implicit (ranges beside the model)", "--quantization KIND", **INT8_RANGES
     )
     guard: float | Literal["off", "warn"] = option(
         "warn",
@@ -540,13 +552,13 @@ class TuneOptions(OptionSet, group="search"):
     )
     points: int = option(
         6,
-        "plans of the optimiser, besides all FP16, all INT8, trtdet's default and depthwise in FP16",
+        "plans of the optimiser, besides the four fixed plans: all FP16, all INT8, the default, depthwise in FP16",
         "--points N",
         low=2,
     )
     on: Runtime = option(
         "auto",
-        "what runs: a bundle's engine where possible and else its ONNX model (auto), or only either of them",
+        "what runs: a bundle's engine where possible and else its ONNX model (auto), or one of the two alone",
         "--runtime",
         group="images",
     )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trtdet.calibration import Ranges, expose
 from trtdet.errors import ConfigError
+from trtdet.options.fields import EFFORTS
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.bias import Bias
 from trtdet.quantization.corrections.gate import QuantizedForm, Task, compare
@@ -35,13 +36,6 @@ REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Round(), Bias(), Reco
 
 CORRECTIONS = tuple(correction.name for correction in REGISTRY)
 """Their names in ``--effort``."""
-
-EFFORTS: Mapping[str, tuple[str, ...]] = {
-    "quick": ("smooth", "round", "bias"),
-    "default": ("range", "smooth", "round", "bias"),
-    "thorough": ("range", "smooth", "round", "bias", "reconstruct"),
-}
-"""The corrections of each ``--effort`` level. Between INT8 convolutions they add at most a Mul."""
 
 DEFAULT_CORRECTIONS = EFFORTS["default"]
 
