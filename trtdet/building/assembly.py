@@ -41,7 +41,7 @@ def assemble(
     planned: Planned | None = None
     # The writer is opened first so that an unwritable folder fails before the work.
     with BundleWriter(place or job.output) as writer:
-        seen = check_detections(graph, options.calibration, build.selected, progress=progress)
+        plausibility = check_detections(graph, options.calibration, build.selected, progress=progress)
         networks: tuple[BuildNetwork, ...]
         if options.calibration.cache is not None:
             networks = (cached_network(graph, options.calibration.cache, caps),)
@@ -64,7 +64,7 @@ def assemble(
         timings = job.beside("timing-cache")
         engine = best_engine(networks, build.backend, build.target, timings=timings, progress=progress)
         warn_of_audit(engine, caps)
-        bundle = write_bundle(writer, build, engine, planned=planned, seen=seen)
+        bundle = write_bundle(writer, build, engine, planned=planned, seen=plausibility)
     job.beside("reconstruction").unlink(missing_ok=True)
     return bundle, engine.audit, planned
 

@@ -84,12 +84,7 @@ def _log(messages: tuple[str, ...]) -> bytes:
 def write_bundle(
     writer: BundleWriter, build: CheckedBuild, engine: Engine, planned: Planned | None, seen: Plausibility | None
 ) -> Bundle:
-    """Writes all files of a bundle.
-
-    Args:
-        planned: the plan with its ranking and search; None for a float engine.
-        seen: result of the input check; None if it was off.
-    """
+    """Writes all files of a bundle; ``planned`` is None for a float engine, ``seen`` without an input check."""
     network, built, options, prepared = engine.network, engine.built, build.options, engine.network.prepared
     name = "float.onnx" if options.implicit else f"{network.precision}.onnx"
     runnable = network.model if options.implicit else portable(network.model)

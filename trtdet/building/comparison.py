@@ -1,4 +1,4 @@
-"""Compares an INT8 bundle with the same model in FP16; ``--guard`` ships FP16 if INT8 is too slow."""
+"""Compares an INT8 bundle with the same model in FP16; ``--guard X`` ships FP16 if INT8 is too slow."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ WORTH = "worth.json"
 """File of a bundle with the comparison."""
 
 GUARD = 1.02
-"""Default of the smallest speed-up of INT8 over FP16. NVIDIA's autotuner of Q/DQ placement drops Q/DQ nodes below the
-same value (Model Optimizer 0.47, github.com/NVIDIA/Model-Optimizer, pull request 2318)."""
+"""Suggested X of ``--guard X``, the smallest speed-up of INT8 over FP16. NVIDIA's Q/DQ autotuner returns the model
+without Q/DQ below the same value (Model Optimizer 0.47, github.com/NVIDIA/Model-Optimizer, pull request 2318)."""
 
 _NAMED = 8
 """Number of convolutions that the sentence names; the file lists all."""
@@ -63,9 +63,7 @@ class EngineFigures:
 class Estimated:
     """Estimates of both engines from a GPU's published rates, without a measurement.
 
-    Attributes:
-        fp16: engine of the same model, with the SiLU form that is best for FP16.
-        cuda_graph: both engines are launched as CUDA graphs; without them launches take longer.
+    ``fp16`` uses the SiLU form that is best for FP16. Without ``cuda_graph`` launches take longer.
     """
 
     gpu: str
@@ -106,13 +104,13 @@ class Worth:
 
     Attributes:
         against: the other precision, ``fp16`` or ``fp32``.
-        run_info: device of the runs; None if nothing was run.
+        run_info: machine of the runs; None if nothing was run.
         comparison: difference of mAP; None without annotated images.
         latency: of INT8 divided by the other's, below 1 is faster; None if engines cannot run here.
         unmeasured: reason for a missing latency, else empty.
         slower: convolutions that are slower in INT8, the worst first.
         estimate: None if the engines' layers are unknown.
-        guard: decision of ``--guard``; None without it.
+        guard: decision of ``--guard X``; None without it.
     """
 
     against: str
@@ -174,7 +172,7 @@ class Worth:
         return "" if self.estimate is None else self.estimate.basis
 
     def guarded(self, least: float) -> Worth:
-        """Adds the decision of ``--guard``: INT8 is shipped if its speed-up over FP16 is at least ``least``."""
+        """Adds the decision of ``--guard X``: INT8 is shipped if its speed-up over FP16 is at least ``least``."""
         speedup = self.speedup
         if speedup is None:
             reason = f"INT8 could not be compared with FP16, as {self.unmeasured}"
@@ -193,7 +191,7 @@ class Worth:
 
     @property
     def warning(self) -> str:
-        """Advice if INT8 is not faster than FP16; empty if ``--guard`` decided, or the speed-up is unknown."""
+        """Advice if INT8 is not faster than FP16; empty if ``--guard X`` decided, or the speed-up is unknown."""
         if self.guard is not None or self.speedup is None or self.speedup > 1:
             return ""
         return (
@@ -227,8 +225,8 @@ def compare_with_fp16(
     """Builds the same model without INT8, compares both, and stores the comparison in the bundle.
 
     If engines can run here, latency, layers and mAP are measured against FP16. Otherwise times are estimated from the
-    layers, and mAP is measured against FP32 on the CPU. mAP needs annotated images. With ``--guard`` the shipped
-    bundle, INT8 or FP16, is moved to the job's output.
+    layers, and mAP is measured against FP32 on the CPU. mAP needs annotated images. With ``--guard X`` the shipped
+    bundle, INT8 or FP16, is written to the job's output.
 
     Args:
         job: the build of the bundle; its ``plan`` names the annotated images.
@@ -236,7 +234,7 @@ def compare_with_fp16(
         timing, profiling: their batch is replaced by the engine's optimal batch.
 
     Returns:
-        None if nothing can be compared: no engine can be run or estimated, no images are annotated, no ``--guard``.
+        None if no engine can be run or estimated, no images are annotated, and there is no ``--guard X``.
 
     Raises:
         TrtdetError: the other bundle cannot be built, or one of the two cannot be run.
@@ -282,7 +280,7 @@ def compare_with_fp16(
 
 
 def comparison_images(job: Job) -> CocoDataset:
-    """The annotated images; under a latency limit without the calibration images, which chose the plan."""
+    """The annotated images. A latency limit excludes the calibration images, as they chose the plan."""
     dataset = scored_images(job.options.plan, job.config)
     assert dataset is not None
     if job.options.plan.max_latency is None:
@@ -292,7 +290,7 @@ def comparison_images(job: Job) -> CocoDataset:
 
 @contextmanager
 def staging_folder(job: Job) -> Iterator[Path]:
-    """Folder of the new bundle: the output itself, or with ``--guard`` a temporary folder beside it.
+    """Folder of the new bundle: the output itself, or with ``--guard X`` a temporary folder beside it.
 
     Raises:
         OutputError: the output is not a bundle, or cannot be written.
@@ -403,7 +401,7 @@ def _estimated(bundle: Bundle, twin: Bundle, gpu: Gpu | None, batch: int) -> Est
 
 
 def _keep(worth: Worth, bundle: Bundle, twin: Bundle | None, output: Path) -> None:
-    """Stores the comparison in the bundle; with ``--guard`` writes the bundle that it chose to the output.
+    """Stores the comparison in the bundle; with ``--guard X`` writes the chosen bundle to the output.
 
     A shipped FP16 bundle keeps the command and content hash of INT8, so that the same build finds it up to date. It
     keeps the histograms too, so that another build can reuse them.

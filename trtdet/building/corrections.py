@@ -138,7 +138,7 @@ def prepared(
     plan: PrecisionPlan | None = None,
     share: bool = True,
 ) -> Prepared:
-    """Computes the corrections; the rule ``auto`` also chooses a threshold rule.
+    """Computes the corrections; with the rule ``auto`` it also compares threshold rules.
 
     Args:
         names: allowed corrections; empty for plain INT8.

@@ -42,11 +42,7 @@ def gpu_of(gpu: str | None, sms: Sequence[int]) -> Gpu:
 
 
 def named_gpu(options: BuildOptions) -> Gpu | None:
-    """The GPU of option ``--gpu``.
-
-    Raises:
-        ConfigError: the table lacks it.
-    """
+    """The GPU that the options name; raises ConfigError if the table lacks it."""
     return None if options.engine.gpu is None else gpu_named(options.engine.gpu)
 
 
@@ -126,10 +122,7 @@ def _run_here(backend: Backend, options: BuildOptions) -> bool:
 def _layers_measured(
     int8: Engine, fp16: Engine, prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress
 ) -> tuple[list[MeasuredPart], str]:
-    """Times of the layers of both engines, and the device's name.
-
-    The profiler times layers one by one; their times are scaled to add up to a run without the profiler.
-    """
+    """Times of the layers of both engines, scaled to add up to a run without the profiler; and the device's name."""
     with ExitStack() as stack:
         targets = []
         for name, engine in (("INT8", int8), ("FP16", fp16)):
@@ -162,7 +155,7 @@ def run_ms(run: Runner, prepared: Prepared, options: BuildOptions, progress: Pro
 def plan_stopwatch(
     prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Callable[[tuple[str, ...]], float] | None:
-    """Function that builds the plan with some convolutions in FP16 and measures it; None if engines cannot run here."""
+    """Returns a function that measures the plan with some convolutions in FP16; None if engines cannot run here."""
     if not _run_here(backend, options):
         return None
 

@@ -48,7 +48,7 @@ class BuildNetwork:
         precisions: precisions of nodes that stay out of INT8, by node name, for weakly typed networks.
         implicit: ranges of a model without Q/DQ nodes.
         cache: the ranges as text of a calibration cache.
-        prepared: source of the plan; None for float networks and for the user's calibration cache.
+        prepared: ranges and corrections; None for float networks and for the user's calibration cache.
         form: form of the INT8 weight scales; None without Q/DQ nodes.
     """
 
@@ -174,11 +174,9 @@ class Engine:
 def best_engine(
     networks: Sequence[BuildNetwork], backend: Backend, target: EngineTarget, timings: Path, progress: Progress = silent
 ) -> Engine:
-    """Builds and audits equivalent networks, and returns the engine that moves the fewest bytes by estimate.
+    """Builds and audits equivalent networks, at least one; returns the engine that moves the fewest bytes by estimate.
 
-    Args:
-        networks: at least one.
-        timings: timing cache if the target's options name none; the file may be missing.
+    ``timings`` is the timing cache if the target's options name none; the file may be missing.
 
     Raises:
         BackendError: the backend refused a network or the target.

@@ -52,12 +52,9 @@ _SCORED, _SCORED_QDQ = 1.5, 2.5
 
 @dataclass(frozen=True)
 class Part:
-    """A stage of the forecast, with the name that progress reports.
+    """A stage of the forecast, its input ``what`` as text, and its estimated time.
 
-    Attributes:
-        what: the stage's input, as text.
-        seconds: 0 if the result exists.
-        there: place of an existing result, else empty.
+    If the result exists already, ``there`` is its place and ``seconds`` is 0; else ``there`` is empty.
     """
 
     stage: str
@@ -102,11 +99,7 @@ class Forecast:
 
 
 def foresee_build(model: Path, config: Config, output: Path, options: BuildOptions) -> Forecast:
-    """The stages of :func:`trtdet.build` with the same arguments.
-
-    Raises:
-        TrtdetError: as the build before it decodes an image.
-    """
+    """Forecast of :func:`trtdet.build` with the same arguments; raises TrtdetError if the build's checks fail."""
     return foresee(checked_build(job_of(model, config, output, options=options)))
 
 

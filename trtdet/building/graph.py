@@ -25,10 +25,9 @@ FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 
 @dataclass(frozen=True, eq=False)
 class PlacedGraph:
-    """A rewritten float model.
+    """A rewritten float model; ``source`` is the original model.
 
     Attributes:
-        source: the original model.
         done: the rewritten model, its configuration, and the result of each pass.
         placement: positions of Q/DQ pairs; its plan has all possible convolutions in INT8.
         int8_all: use INT8 even where it is not faster.

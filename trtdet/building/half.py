@@ -46,10 +46,7 @@ _BOUNDED = frozenset(
 
 
 class Magnitudes:
-    """Largest magnitudes of a model's tensors on its calibration images, measured at first use.
-
-    ``largest`` has magnitudes, by tensor, that an earlier step measured. There may be no images.
-    """
+    """Largest magnitudes of tensors on the calibration images, measured at first use or given in ``largest``."""
 
     def __init__(self, graph: PlacedGraph, selected: Selection, largest: Mapping[str, float] | None = None) -> None:
         self._graph, self._selected = graph, selected
@@ -175,7 +172,7 @@ def half_parts(
 def within_half(
     model: onnx.ModelProto, plan: PrecisionPlan, flow: DataFlow, magnitudes: Magnitudes, progress: Progress = silent
 ) -> PrecisionPlan:
-    """The plan with FP32 for FP16 layers whose values exceed FP16 on the calibration images; warns of each.
+    """The plan with FP32 for FP16 layers whose values exceed FP16 on the calibration images; warns for each.
 
     An INT8 convolution stays in INT8 and writes float32; its entry has the reason. See :func:`half_parts`.
     """

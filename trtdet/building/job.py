@@ -57,10 +57,8 @@ def job_of(model: Path, config: Config, output: Path, options: BuildOptions) -> 
 class CheckedBuild:
     """A checked build, before any image is decoded.
 
-    Attributes:
-        selected: the calibration images.
-        dataset: images for a limit on accuracy loss; annotated for mAP.
-        previous: the bundle at the output; its histograms and ranking may be reused.
+    ``selected`` has the calibration images, ``dataset`` those that score plans for a limit on accuracy loss.
+    Histograms and ranking of ``previous``, the bundle at the output, may be reused.
     """
 
     job: Job
@@ -130,11 +128,7 @@ def checked_build(job: Job, progress: Progress = silent) -> CheckedBuild:
 
 
 def _previous_bundle(job: Job) -> Bundle | None:
-    """The bundle at the output; None if it is missing or damaged.
-
-    Raises:
-        OutputError: it is a bundle of another model, and ``--force`` is not given.
-    """
+    """The bundle at the output, None if missing or damaged; OutputError if it has another model, without --force."""
     try:
         model = Bundle(job.output, verify=False).manifest.model
         if job.options.force or model.sha256 == sha256_file(job.model):

@@ -128,10 +128,8 @@ def choose_plan(
 ) -> Planned:
     """Chooses the plan by the options, with FP32 where values exceed FP16.
 
-    Args:
-        ranked: returns the ranking; called only if needed.
-        backend: required for a limit on latency or loss.
-        dataset: scored images, required for a limit on loss.
+    ``ranked`` returns the ranking, and is called only if needed. Limits on latency and accuracy loss need a
+    ``backend``; those on loss also need a ``dataset``.
 
     Raises:
         ConfigError: the options do not fit the model, or no plan meets the limit.
@@ -241,11 +239,7 @@ def search_within(
 ) -> Search:
     """Search for a plan: one half of the images chooses it, the other half verifies it.
 
-    Args:
-        ranked: returns the ranking; called only if needed.
-        costs: see :func:`plan_problem`.
-        dataset: must be annotated for a limit on mAP.
-        figure: the limited measure.
+    ``ranked`` is called only if needed; for ``costs`` see :func:`plan_problem`. A limit on mAP needs annotated images.
     """
     macs = multiply_adds(prepared.model)
     depthwise = tuple(name for name in prepared.plan.names("int8") if macs[name].depthwise)

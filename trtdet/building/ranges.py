@@ -32,18 +32,14 @@ class Selection:
 
 
 def calibration_images(options: CalibrationOptions) -> list[Path]:
-    """All images of the options, sorted.
-
-    Raises:
-        DataError: the source does not exist, or has no images.
-    """
+    """All images of the options, sorted; raises DataError if the source does not exist or has no images."""
     return [] if options.images is None else sorted(find_images(options.images, options.root))
 
 
 def select_images(options: CalibrationOptions) -> Selection:
     """Calibration images at equal steps over the sorted names, so that they cover a whole video or data set.
 
-    Sorting makes the result independent of the order in a list: every fourth image judges the corrections.
+    Names are sorted because every fourth image judges the corrections: the order of a list must not matter.
 
     Raises:
         DataError: the source does not exist, or has no images.
@@ -115,7 +111,7 @@ def calibrated(
         previous: a bundle; its histograms are reused if they fit.
 
     Raises:
-        CalibrationError: the histograms belong to another model or other images, or an activation is not finite.
+        CalibrationError: histograms of another model, other images or other preprocessing; a non-finite activation.
         DataError: images cannot be read.
         ConfigError: an unknown rule, or a percentile out of range.
     """

@@ -116,7 +116,7 @@ def check_targets(options: BuildOptions | SweepOptions, caps: Capabilities) -> N
     """Refuses compute capabilities that the backend cannot build for, and FP8 if the backend or a GPU lacks it."""
     sms = EngineTarget.of(options).sms
     if caps.makes_engine:
-        # Such a library builds for the local GPU only; without a GPU, choosing this backend has failed already.
+        # Without ``caps.sms`` a backend builds for the local GPU only; without a GPU, choosing it has already failed.
         possible = caps.sms or tuple(device.sm for device in cuda.devices()[:1])
         impossible = [sm for sm in sms if sm not in possible]
         if impossible and possible:
@@ -269,7 +269,7 @@ def check_tune(options: TuneOptions) -> None:
 
 
 def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool = False) -> tuple[PluginPart, ...]:
-    """Checks the plugin libraries; other sources of plugins would be added here.
+    """Checks the plugin libraries.
 
     Raises:
         BackendError: the backend loads no plugins, a file is missing, or two have the same name.
@@ -303,7 +303,7 @@ def scored_images(plan: PlanOptions, config: Config) -> CocoDataset | None:
 
 
 def bounding_images(plan: PlanOptions, config: Config, calibrating: Collection[Path]) -> CocoDataset | None:
-    """The images that score plans; under a limit on accuracy loss without calibration images, with a warning.
+    """The images that score plans. A limit on accuracy loss excludes calibration images, with a warning.
 
     Raises:
         DataError: see :func:`scored_images`; or all images are calibration images.

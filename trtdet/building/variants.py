@@ -121,12 +121,7 @@ def save_options(folder: Path, model: str, key: str, options: BuildOptions) -> N
 
 
 def variant_options(folder: Path, number: int, config: Config) -> tuple[BuildOptions, Config]:
-    """Build options and configuration of a variant.
-
-    Args:
-        folder: folder of a finished experiment.
-        number: the variant's number, from 1.
-        config: the model's configuration.
+    """Build options and configuration of a variant of a finished experiment; ``number`` counts from 1.
 
     Raises:
         ConfigError: the folder has no finished experiment, or no such variant.

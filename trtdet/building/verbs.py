@@ -36,9 +36,9 @@ class BuildResult:
     """A finished bundle. If it was up to date, ``audit``, ``trade_off`` and ``within`` are None.
 
     Attributes:
-        audit: of the engine; None if the backend lists no layers.
+        audit: also None if the backend lists no layers.
         trade_off: plans scored for a limit on accuracy loss.
-        worth: accuracy and speed of INT8 against FP16; None without a comparison.
+        worth: accuracy and speed of INT8 against FP16.
         within: the plan for a latency limit.
     """
 
@@ -61,11 +61,10 @@ def build(
     """Builds a bundle from a float ONNX model, and compares INT8 with FP16.
 
     A bundle at ``output`` from the same model, configuration, images and options is kept. From another bundle of this
-    model the histograms are reused if they fit. If INT8 is not faster than FP16, a warning says so. With
-    ``options.least_speedup`` the bundle gets the FP16 engine if INT8 is slower than that.
+    model the histograms are reused if they fit. If INT8 is not faster than FP16, a warning says so. If its speed-up is
+    below ``options.least_speedup``, the bundle gets the FP16 engine.
 
     Args:
-        model: float ONNX model.
         config: the model's configuration with NMS thresholds.
         output: the bundle's folder.
         progress: called for every image and stage.
@@ -132,23 +131,21 @@ def calibrate(
     warn_of_percentile(options.rule)
     graph = host_graph(model, config, plan=PlanOptions(int8_attention=attention))
     selected = select_images(options)
-    seen = check_detections(graph, options, selected, progress=progress)
+    plausibility = check_detections(graph, options, selected, progress=progress)
     selected = replace(selected, cache=ImageCache(0))  # no later pass would read it
     ranged = calibrated(graph, options, selected, implicit=quantization == "implicit", progress=progress)
     # Includes ranges for convolutions that only a later plan puts into INT8.
     ranges = prepared(ranged, options, (), progress=progress, plan=graph.placement.plan, share=False).ranges
-    return replace(ranged, ranges=ranges, seen=seen)
+    return replace(ranged, ranges=ranges, seen=plausibility)
 
 
 def sensitivity(
     model: Path, config: Config, options: SensitivityOptions, rows: Path | None = None, progress: Progress = silent
 ) -> Sensitivity:
-    """Ranks the convolutions of a model by what INT8 costs at each.
+    """Ranks the convolutions of a float ONNX model by their accuracy loss in INT8.
 
-    Args:
-        model: float ONNX model.
-        rows: a file that every finished row is appended to; an existing file is resumed.
-        progress: told of every image and row.
+    Each finished row is appended to ``rows``; an existing file is resumed. ``progress`` is called for every image and
+    row.
 
     Raises:
         ModelError, DataError, CalibrationError, ConfigError, BackendError: see the messages.

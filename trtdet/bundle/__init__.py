@@ -1,6 +1,7 @@
 """A bundle: the folder with an engine and its manifest, which Python and C++ programs read.
 
-The manifest holds the SHA-256 of every other file. A new bundle replaces an older one in one step.
+The manifest holds the SHA-256 of every other file. It is written last, so a folder with a valid manifest is complete.
+A new bundle replaces an older one in one step.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class AuditPart(CountsPart):
 
 
 class GuardPart(_Part):
-    """Decision of ``--guard``, which ships FP16 if INT8 is too slow.
+    """Decision of ``--guard X``, which ships FP16 if INT8 is too slow.
 
     ``least`` is the smallest allowed ``speedup`` over FP16; ``speedup`` is None if unknown. ``on`` names the GPU.
     """
@@ -210,7 +211,7 @@ class Manifest(_Part):
     """:meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None if the input was not checked."""
     masks: MasksPart | None = None
     guard: GuardPart | None = None
-    """None without ``--guard``, or before INT8 is compared."""
+    """None without ``--guard X``, or before INT8 is compared."""
     content_hash: str
     """SHA-256 of all inputs of the build; a build with an equal hash keeps the bundle."""
 
