@@ -1,17 +1,17 @@
 """From a float model to a bundle: graph -> ranges -> corrections -> plan -> network -> engine -> bundle.
 
-| module | gives |
+| module | result |
 |---|---|
-| ``job``, ``validation``, ``variants`` | a checked build: wrong options are refused before an image is decoded |
-| ``graph`` | the model as the passes leave it, with its Q/DQ placement |
+| ``job``, ``validation``, ``variants`` | a checked build: wrong options fail before an image is decoded |
+| ``graph`` | the rewritten model with its Q/DQ placement |
 | ``ranges`` | histograms of the calibration images, and the ranges of a rule |
-| ``corrections``, ``half`` | corrections that hold on images held back, and what FP16 holds of the model's values |
+| ``corrections``, ``half`` | corrections that pass a test on other images; nodes whose values exceed FP16 |
 | ``plan``, ``costs`` | a precision for each convolution |
-| ``engine`` | the network that the builder is given, and the engine with its audit |
+| ``engine`` | the builder's input, and the engine with its audit |
 | ``bundle`` | the finished folder |
-| ``assembly`` | these steps in a row |
-| ``comparison`` | INT8 against FP16, after a build |
-| ``forecasts`` | the stages to come and how long they take |
+| ``assembly`` | all these steps in order |
+| ``comparison`` | INT8 compared with FP16, after a build |
+| ``forecasts`` | the stages of a build and their estimated time |
 | ``verbs`` | the public functions |
 """
 

@@ -1,4 +1,4 @@
-"""The way of a build: graph -> ranges -> corrections -> plan -> network -> engine -> bundle."""
+"""All steps of a build: graph -> ranges -> corrections -> plan -> network -> engine -> bundle."""
 
 from __future__ import annotations
 
@@ -28,23 +28,20 @@ from trtdet.progress import Progress, silent
 def assemble(
     build: CheckedBuild, place: Path | None = None, progress: Progress = silent
 ) -> tuple[Bundle, Audit | None, Planned | None]:
-    """Runs the steps of a build.
-
-    Args:
-        place: where the bundle goes; None for the job's output.
+    """Runs the steps of a build; ``place`` is the bundle's folder, None for the job's output.
 
     Returns:
-        The bundle; the audit of its engine, None where no layers were listed; and the plan with what it was found by,
-        None where everything is in one float precision or the ranges are given.
+        The bundle; the engine's audit, None if no layers were listed; the plan, None for a float engine or for ranges
+        from a calibration cache.
 
     Raises:
-        TrtdetError: of the kind that says where it went wrong; the previous content of the output is untouched.
+        TrtdetError: a step failed; its subclass names the kind of failure. The previous bundle is unchanged.
     """
     job, graph, options, caps = build.job, build.graph, build.options, build.backend.capabilities
     planned: Planned | None = None
-    # Opened before the work is done: a place that cannot be written is found out now, not after it.
+    # The writer is opened first so that an unwritable folder fails before the work.
     with BundleWriter(place or job.output) as writer:
-        seen = check_detections(graph, options.calibration, build.selected, progress=progress)
+        plausibility = check_detections(graph, options.calibration, build.selected, progress=progress)
         networks: tuple[BuildNetwork, ...]
         if options.calibration.cache is not None:
             networks = (cached_network(graph, options.calibration.cache, caps),)
@@ -67,13 +64,13 @@ def assemble(
         timings = job.beside("timing-cache")
         engine = best_engine(networks, build.backend, build.target, timings=timings, progress=progress)
         warn_of_audit(engine, caps)
-        bundle = write_bundle(writer, build, engine, planned=planned, seen=seen)
+        bundle = write_bundle(writer, build, engine, planned=planned, seen=plausibility)
     job.beside("reconstruction").unlink(missing_ok=True)
     return bundle, engine.audit, planned
 
 
 def prepared_of(build: CheckedBuild, progress: Progress = silent) -> Prepared:
-    """Calibrates and corrects, or takes both from the folder of a tune."""
+    """Calibrates and corrects, or loads both from the folder of a tune."""
     graph, options, selected = build.graph, build.options, build.selected
     if options.tuned is not None:
         key = tuned_key(options.tuned)
@@ -87,7 +84,7 @@ def prepared_of(build: CheckedBuild, progress: Progress = silent) -> Prepared:
         progress=progress,
     )
     plan = starting_plan(graph, options.plan)
-    # A reconstruction is kept beside the bundle until the bundle is there.
+    # A partial reconstruction is kept beside the bundle, so that an interrupted build can resume it.
     calibration = replace(options.calibration, unfinished=build.job.beside("reconstruction"))
     if options.implicit:
         return prepared(ranged, calibration, (), progress=progress, plan=plan, share=False)

@@ -45,24 +45,21 @@ from trtdet.options import BuildOptions
 from trtdet.passes import MASKS
 
 AUDIT = "audit.json"
-"""The file of a bundle that keeps the layers of its engine and what the audit found in them."""
+"""File of a bundle with the engine's layers and the results of their audit."""
 
 BUILD_LOG = "build.log"
-"""The file of a bundle that keeps the builder's messages."""
+"""File of a bundle with the builder's messages."""
 
 TRADE_OFF = "tradeoff.json"
-"""The file of a bundle that keeps what was tried for a bound on the loss."""
+"""File of a bundle with the plans that were tried for a limit on accuracy loss."""
 
 
 @contextmanager
 def log_kept(place: Path) -> Iterator[None]:
-    """Writes what a builder said that fails within the block to a file, which the error then names.
-
-    Args:
-        place: of the file; one that is there is removed where the block succeeds.
+    """Writes a failing builder's messages to file ``place``; a success removes an old file.
 
     Raises:
-        BackendError: the builder's, with where its messages are; as it was where there are none or no place for them.
+        BackendError: the builder's error; its hint names the file, if one was written.
     """
     try:
         yield
@@ -87,12 +84,7 @@ def _log(messages: tuple[str, ...]) -> bytes:
 def write_bundle(
     writer: BundleWriter, build: CheckedBuild, engine: Engine, planned: Planned | None, seen: Plausibility | None
 ) -> Bundle:
-    """Adds the files of a bundle to its writer and puts the bundle in place.
-
-    Args:
-        planned: how the plan was found; None for a float engine.
-        seen: what the detections on the images look like; None where nobody looked.
-    """
+    """Writes all files of a bundle; ``planned`` is None for a float engine, ``seen`` without an input check."""
     network, built, options, prepared = engine.network, engine.built, build.options, engine.network.prepared
     name = "float.onnx" if options.implicit else f"{network.precision}.onnx"
     runnable = network.model if options.implicit else portable(network.model)

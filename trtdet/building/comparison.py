@@ -1,4 +1,4 @@
-"""Was INT8 worth it? The same model is built in FP16 and compared; a bound on the speed may ship FP16."""
+"""Compares an INT8 bundle with the same model in FP16; ``--guard X`` ships FP16 if INT8 is too slow."""
 
 from __future__ import annotations
 
@@ -35,26 +35,21 @@ from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
 
 WORTH = "worth.json"
-"""The file of a bundle that keeps the answer."""
+"""File of a bundle with the comparison."""
 
 GUARD = 1.02
-"""How many times as fast as FP16 INT8 has to be where nobody says: NVIDIA's autotuner of Q/DQ placement keeps a model
-without Q/DQ below the same figure (Model Optimizer 0.47, github.com/NVIDIA/Model-Optimizer, pull request 2318)."""
+"""Suggested X of ``--guard X``, the smallest speed-up of INT8 over FP16. NVIDIA's Q/DQ autotuner returns the model
+without Q/DQ below the same value (Model Optimizer 0.47, github.com/NVIDIA/Model-Optimizer, pull request 2318)."""
 
 _NAMED = 8
-"""How many convolutions the sentence names; the file has all."""
+"""Number of convolutions that the sentence names; the file lists all."""
 
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """An engine as it is estimated.
+    """Estimate of an engine: time, memory traffic and kernel launches of one run, and the size of the file.
 
-    Attributes:
-        ms: milliseconds of a run.
-        bound_ms: the part of ``ms`` in kernels that are bound by ``memory``, by ``arithmetic`` and by their ``launch``.
-        bytes: that a run reads and writes.
-        kernels: that a run starts.
-        file_bytes: of the engine's file.
+    ``bound_ms`` splits ``ms`` by what limits the kernels: ``memory``, ``arithmetic`` or ``launch``.
     """
 
     ms: float
@@ -66,14 +61,9 @@ class EngineFigures:
 
 @dataclass(frozen=True)
 class Estimated:
-    """Both engines on a GPU's published rates: no measurement.
+    """Estimates of both engines from a GPU's published rates, without a measurement.
 
-    Attributes:
-        gpu: its name in the table of GPUs.
-        batch: images at once.
-        int8: the engine that was asked for.
-        fp16: of the same model in FP16, in the form that suits FP16 best.
-        cuda_graph: both are launched as one CUDA graph, rather than kernel by kernel, which takes longer.
+    ``fp16`` uses the SiLU form that is best for FP16. Without ``cuda_graph`` launches take longer.
     """
 
     gpu: str
@@ -84,22 +74,21 @@ class Estimated:
 
     @property
     def ratio(self) -> float:
-        """INT8's time as a multiple of FP16's, below 1 is faster."""
+        """Time of INT8 divided by that of FP16; below 1, INT8 is faster."""
         return self.int8.ms / self.fp16.ms
 
     def __str__(self) -> str:
-        """One sentence without a full stop."""
         return f"INT8 against FP16 ({self.basis}): {self.ratio:.2f}x the time, {self.sizes}"
 
     @property
     def basis(self) -> str:
-        """What it is an estimate of, in words that fit into brackets."""
+        """GPU and batch of the estimate, as text for brackets."""
         launched = "" if self.cuda_graph else ", without CUDA graphs"
         return f"estimate for {self.gpu}, batch {self.batch}{launched}"
 
     @property
     def sizes(self) -> str:
-        """What both move, and how large their files are."""
+        """Memory traffic and file sizes of both engines."""
         int8, fp16 = self.int8, self.fp16
         moved = f"{int8.bytes / 1e6:.1f} MB moved against {fp16.bytes / 1e6:.1f} MB"
         return f"{moved}, engine {int8.file_bytes / 1e6:.1f} MB against {fp16.file_bytes / 1e6:.1f} MB"
@@ -111,18 +100,17 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Worth:
-    """How INT8 compares with the same model in another precision.
+    """Comparison of INT8 with the same model in another precision.
 
     Attributes:
-        against: precision of the bundle that was run as well, ``fp16`` or ``fp32``.
-        run_info: where both ran; None where nothing was run.
-        comparison: of their mAP; None where no annotated images were given.
-        batch: images at once in ``latency``.
-        latency: INT8's as a multiple of the other's, below 1 is faster; None where no engine can be run here.
-        unmeasured: why there is no latency; empty where there is.
-        slower: the convolutions that INT8 runs slower than the other, the worst first.
-        estimate: of INT8 and FP16; None where the layers of the engines are not known.
-        guard: what a bound on INT8's speed decided; None where none was given.
+        against: the other precision, ``fp16`` or ``fp32``.
+        run_info: machine of the runs; None if nothing was run.
+        comparison: difference of mAP; None without annotated images.
+        latency: of INT8 divided by the other's, below 1 is faster; None if engines cannot run here.
+        unmeasured: reason for a missing latency, else empty.
+        slower: convolutions that are slower in INT8, the worst first.
+        estimate: None if the engines' layers are unknown.
+        guard: decision of ``--guard X``; None without it.
     """
 
     against: str
@@ -136,7 +124,7 @@ class Worth:
     guard: GuardPart | None = None
 
     def __str__(self) -> str:
-        """A sentence on what was run, or on the estimate, and another where convolutions should be moved."""
+        """The measurement or the estimate in a sentence, and advice on convolutions that are slower in INT8."""
         if self.run_info is None:
             return str(self.estimate or f"INT8 not compared with FP16, as {self.unmeasured}")
         other, ratio, estimate = self.against.upper(), self.latency, self.estimate
@@ -160,7 +148,7 @@ class Worth:
 
     @property
     def advice(self) -> str:
-        """Which convolutions to move, and how; empty where none is slower."""
+        """Option that moves slower convolutions to FP16; empty if none is slower."""
         names = [name for layer in self.slower for name in layer.convs]
         if not names:
             return ""
@@ -171,24 +159,20 @@ class Worth:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as FP16 INT8 is: measured, else estimated; None where neither is known."""
+        """Speed of INT8 divided by that of FP16, measured or else estimated; None if unknown."""
         if self.latency is not None:
             return 1 / self.latency.value
         return None if self.estimate is None else 1 / self.estimate.ratio
 
     @property
     def basis(self) -> str:
-        """Where ``speedup`` comes from, in words that fit into brackets."""
+        """Source of ``speedup``, as text for brackets."""
         if self.latency is not None and self.run_info is not None:
             return f"measured on {self.run_info.device}, batch {self.batch}"
         return "" if self.estimate is None else self.estimate.basis
 
     def guarded(self, least: float) -> Worth:
-        """The same with what a bound on INT8's speed decides.
-
-        Args:
-            least: how many times as fast as FP16 INT8 has to be.
-        """
+        """Adds the decision of ``--guard X``: INT8 is shipped if its speed-up over FP16 is at least ``least``."""
         speedup = self.speedup
         if speedup is None:
             reason = f"INT8 could not be compared with FP16, as {self.unmeasured}"
@@ -207,7 +191,7 @@ class Worth:
 
     @property
     def warning(self) -> str:
-        """What to do where INT8 is not faster than FP16; empty where a bound has decided, or that is not known."""
+        """Advice if INT8 is not faster than FP16; empty if ``--guard X`` decided, or the speed-up is unknown."""
         if self.guard is not None or self.speedup is None or self.speedup > 1:
             return ""
         return (
@@ -238,28 +222,25 @@ def compare_with_fp16(
     profiling: ProfileOptions = ProfileOptions(),
     progress: Progress = silent,
 ) -> Worth | None:
-    """Builds the same model without INT8, compares both, and keeps the answer in the bundle.
+    """Builds the same model without INT8, compares both, and stores the comparison in the bundle.
 
-    Engines are compared with FP16 in the form that suits FP16 best. Where they can be run here they are measured in one
-    run, by latency, by layer and, where annotated images are given, by mAP; elsewhere their time is estimated from
-    their layers for a GPU, and the models are compared on the CPU and with FP32, by mAP alone.
-
-    Where the job bounds INT8's speed the bundle that is shipped, INT8's or FP16's, is put at the job's output.
+    If engines can run here, latency, layers and mAP are measured against FP16. Otherwise times are estimated from the
+    layers, and mAP is measured against FP32 on the CPU. mAP needs annotated images. With ``--guard X`` the shipped
+    bundle, INT8 or FP16, is written to the job's output.
 
     Args:
         job: the build of the bundle; its ``plan`` names the annotated images.
         bundle: with INT8, at the job's output or in its :func:`staging_folder`.
-        timing, profiling: how latency and layers are measured; the batch is the one that the engine is optimised for.
+        timing, profiling: their batch is replaced by the engine's optimal batch.
 
     Returns:
-        None where nothing can be compared: the layers of the bundle's engine are not known, or it has none, it cannot
-        be run, there are no annotated images, and no bound is asked for.
+        None if no engine can be run or estimated, no images are annotated, and there is no ``--guard X``.
 
     Raises:
-        TrtdetError: the other bundle cannot be built, or one of both cannot be run.
+        TrtdetError: the other bundle cannot be built, or one of the two cannot be run.
     """
     options, batch = job.options, bundle.manifest.input.shape.opt[0]
-    # The search for a plan under a bound on mAP has scored the models already.
+    # The search for a plan under a limit on mAP has already scored the models.
     annotated = options.plan.annotations is not None and options.plan.max_map_drop is None
     reason = "the bundle has no engine" if bundle.engine is None else obstacle(EngineFacts.of(bundle))
     scored = annotated and not (reason and bundle.manifest.quantization.mode == "implicit")
@@ -299,7 +280,7 @@ def compare_with_fp16(
 
 
 def comparison_images(job: Job) -> CocoDataset:
-    """The annotated images; where a plan was chosen by its error, none of those that it was chosen by."""
+    """The annotated images. A latency limit excludes the calibration images, as they chose the plan."""
     dataset = scored_images(job.options.plan, job.config)
     assert dataset is not None
     if job.options.plan.max_latency is None:
@@ -309,22 +290,22 @@ def comparison_images(job: Job) -> CocoDataset:
 
 @contextmanager
 def staging_folder(job: Job) -> Iterator[Path]:
-    """Where the bundle of a build goes first: a folder beside its output while a bound on the speed may replace it.
+    """Folder of the new bundle: the output itself, or with ``--guard X`` a temporary folder beside it.
 
     Raises:
-        OutputError: the output's place holds something else, or cannot be written.
+        OutputError: the output is not a bundle, or cannot be written.
     """
     if job.options.least_speedup is None:
         yield job.output
         return
     with BundleWriter(job.output):
-        pass  # a place that cannot be written is found out now, not after the work
+        pass  # an unwritable output fails before the work
     with _scratch_folder(job.output) as folder:
         yield folder / "int8"
 
 
 def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
-    """Whether a bundle has the answer already, for the GPU that is asked for."""
+    """Whether a bundle has a comparison for the requested GPU."""
     if WORTH not in bundle.manifest.files or (options.least_speedup is not None and bundle.manifest.guard is None):
         return False
     gpu = named_gpu(options)
@@ -333,16 +314,15 @@ def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
     try:
         estimated = json.loads(bundle.file(WORTH).read_text())["estimate"]
     except (KeyError, ValueError):
-        return False  # of an earlier version
+        return False  # written by an earlier version
     return estimated is None or estimated["gpu"] == gpu.name
 
 
 def fp16_options(job: Job, bundle: Bundle) -> BuildOptions:
-    """How the same model is built in FP16 for a comparison.
+    """Options for the same model in FP16.
 
-    The form of SiLU is the backend's own best and not that of INT8: a plugin, which serves INT8, is a kernel of its
-    own, where FP16 has SiLU in the kernel of the convolution before it. The calibration images show what exceeds FP16
-    in an engine that may be shipped.
+    SiLU has the backend's default form: the plugin helps INT8, but FP16 computes SiLU in the kernel of the convolution
+    before it. If FP16 may be shipped, the calibration images find values that exceed FP16.
     """
     options, calibration = job.options, CalibrationOptions()
     if options.least_speedup is not None:
@@ -375,7 +355,7 @@ def _suppression(bundle: Bundle) -> NmsMode | Literal["auto"]:
 
 @contextmanager
 def _scratch_folder(bundle: Path) -> Iterator[Path]:
-    """A folder beside the bundle, which the next writer of the bundle removes where this process is killed."""
+    """Temporary folder beside the bundle; if this process is killed, the bundle's next writer removes it."""
     with writing(bundle):
         temporary = Temporary(bundle, folder=True)
     try:
@@ -386,7 +366,7 @@ def _scratch_folder(bundle: Path) -> Iterator[Path]:
 
 
 def _built(job: Job, folder: Path, options: BuildOptions, progress: Progress) -> Bundle:
-    """The same model in another precision; what the model and the configuration warn of was said for INT8."""
+    """Builds the same model in another precision, without repeating the warnings of the INT8 build."""
     title = f"{options.precision.upper()} to compare with"
 
     def tell(stage: str, done: int, total: int) -> None:
@@ -399,7 +379,7 @@ def _built(job: Job, folder: Path, options: BuildOptions, progress: Progress) ->
 
 
 def _estimated(bundle: Bundle, twin: Bundle, gpu: Gpu | None, batch: int) -> Estimated | None:
-    """Both engines by the roofline; None where their layers are not known."""
+    """Roofline estimates of both engines; None if their layers are unknown."""
     if not all(AUDIT in each.manifest.files for each in (bundle, twin)):
         return None
     row, nms = gpu or gpu_of(None, bundle.manifest.backend.sms), bundle.manifest.nms
@@ -421,10 +401,10 @@ def _estimated(bundle: Bundle, twin: Bundle, gpu: Gpu | None, batch: int) -> Est
 
 
 def _keep(worth: Worth, bundle: Bundle, twin: Bundle | None, output: Path) -> None:
-    """Writes the answer into the bundle; where a bound has decided, ships the bundle that it decided for.
+    """Stores the comparison in the bundle; with ``--guard X`` writes the chosen bundle to the output.
 
-    A shipped FP16 bundle keeps what INT8 was asked for, and the hash of that, so that the same build again finds it up
-    to date; and the key of the histograms, so that another build begins with them.
+    A shipped FP16 bundle keeps the command and content hash of INT8, so that the same build finds it up to date. It
+    keeps the histograms too, so that another build can reuse them.
     """
     answer = (json.dumps(worth.as_dict(), indent=1) + "\n").encode()
     if worth.guard is None:

@@ -1,4 +1,4 @@
-"""A configuration that was guessed of an ONNX model: confirmed, or corrected, by what the model detects on images."""
+"""Confirms or corrects a guessed configuration by the model's detections on images."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from trtdet.exporter import Confirmed
 
 
 def confirm(model: onnx.ModelProto, guess: Config, images: Sequence[Path]) -> Confirmed:
-    """The likeliest of a guess and its near variants: other pixels, other meanings of the same outputs.
+    """Compares a guess with similar configurations: other preprocessing, other meanings of the outputs.
 
-    What is clearly better than the guess takes its place, and is looked at in turn, see
-    :mod:`trtdet.evaluation.plausibility`.
-
-    Args:
-        images: of what the model detects; some are looked at.
+    A clearly better configuration replaces the guess, and is compared in turn, see
+    :mod:`trtdet.evaluation.plausibility`. ``images`` must show the model's classes; only some of them are used.
     """
     config, first, last = settled(model, guess, images)
     few = last.images < FEWEST_IMAGES

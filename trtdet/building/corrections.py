@@ -1,4 +1,4 @@
-"""Third step of a build: ranges -> corrections that hold on images held back, and all else that INT8 needs."""
+"""Third step of a build: ranges -> corrections that reduce the error on images they were not made from."""
 
 from __future__ import annotations
 
@@ -43,15 +43,14 @@ from trtdet.quantization import (
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A model with all that INT8 needs to be known of it, before it is decided what each convolution runs in.
+    """A model with its ranges and corrections, before the plan is chosen.
 
     Attributes:
-        calibrated: the model, the histograms, and the ranges of the rule that was named.
-        ranges: the ranges that are written; with ``auto`` the best of each tensor.
-        corrections: the corrections that were kept.
-        plan: what each convolution runs in, as long as nothing else is asked for, with the corrections of each.
+        calibrated: the model, the histograms, and the ranges of the threshold rule.
+        ranges: the ranges of the INT8 model; with ``auto`` the best of each tensor.
+        plan: default precisions, with the corrections of each convolution.
         summary: one sentence for each kind of correction.
-        rule_independent: the corrections, where no threshold rule decides anything of them; else None.
+        rule_independent: the corrections if they do not depend on the threshold rule, else None.
     """
 
     calibrated: Calibrated
@@ -63,7 +62,7 @@ class Prepared:
 
     @cached_property
     def magnitudes(self) -> Magnitudes:
-        """The largest magnitudes of the model's tensors, measured as they are needed."""
+        """Largest magnitudes of the model's tensors, measured at first use."""
         calibrated = self.calibrated
         maxima = {name: float(histogram.amax) for name, histogram in calibrated.collection.histograms.items()}
         return Magnitudes(self.graph, Selection(calibrated.paths, cache=calibrated.cache), maxima)
@@ -86,14 +85,11 @@ class Prepared:
         return self.graph.config
 
     def explicit(self, plan: PrecisionPlan, form: WeightForm | None = None) -> Requantized:
-        """The Q/DQ model of a plan, checked for everything that would make INT8 run in float.
-
-        Args:
-            form: of the weights' scales; None for the first that the backend takes.
+        """The Q/DQ model of a plan; ``form`` of the weight scales is the backend's first if None.
 
         Raises:
             ConfigError: the plan does not fit the model.
-            ModelError: INT8 would be lost.
+            ModelError: the Q/DQ nodes would make a backend run INT8 layers in float.
         """
         flow, model = self.flow, self.model
         half = half_parts(model, plan, flow, magnitudes=self.magnitudes)
@@ -111,11 +107,11 @@ class Prepared:
         return network
 
     def without_overflow(self, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
-        """A plan with FP32 for what FP16 does not hold, see :func:`trtdet.building.half.within_half`."""
+        """The plan with FP32 where values exceed FP16, see :func:`trtdet.building.half.within_half`."""
         return within_half(self.model, plan, self.flow, magnitudes=self.magnitudes, progress=progress)
 
     def subject(self, count: int, dataset: CocoDataset | None = None) -> RankingSubject:
-        """What is ranked, on so many of the calibration images or on annotated images."""
+        """Input of the ranking, on ``count`` calibration images or on all images of ``dataset``."""
         if count < 1:
             raise ConfigError(f"a ranking needs at least 1 image, got {count}")
         paths = self.calibrated.paths if dataset is None else tuple(image.path for image in dataset.images)
@@ -142,12 +138,12 @@ def prepared(
     plan: PrecisionPlan | None = None,
     share: bool = True,
 ) -> Prepared:
-    """Works out the corrections; with the rule ``auto`` the rules are among what is compared.
+    """Computes the corrections; with the rule ``auto`` it also compares threshold rules.
 
     Args:
-        names: the corrections that may be used; empty for the textbook form.
-        plan: what each convolution runs in; None for the graph's. Only what it has in INT8 is corrected.
-        share: let tensors between which values are only moved share a range, for a model with Q/DQ pairs.
+        names: allowed corrections; empty for plain INT8.
+        plan: its INT8 convolutions are corrected; None for the graph's default.
+        share: one range for tensors between which values are only moved, for a model with Q/DQ pairs.
 
     Raises:
         ConfigError: an unknown correction, or fewer than two images.
@@ -178,14 +174,10 @@ def prepared(
 def prepared_beside(
     earlier: Prepared, calibrated: Calibrated, options: CalibrationOptions, progress: Progress = silent
 ) -> Prepared | None:
-    """The same corrections beside another threshold rule, which they are only compared with.
+    """Compares existing corrections with another threshold rule.
 
-    Args:
-        earlier: of the same graph, plan and images, with a range for every tensor whatever the rule.
-        calibrated: model and histograms, with the ranges of the other rule.
-
-    Returns:
-        None where the corrections are no better than this rule alone, or a rule decides something of them.
+    ``earlier`` has the same graph, plan and images; ``calibrated`` has the ranges of the other rule. Returns None if
+    the corrections depend on the rule, or are not better than the rule alone.
     """
     if earlier.rule_independent is None:
         return None
@@ -200,16 +192,16 @@ def prepared_beside(
 
 
 def _with_result(calibrated: Calibrated, placement: QdqPlacement, result: Corrected, chosen: bool) -> Prepared:
-    """With how much the threshold rule decides beside the corrections; nothing where every range was ``chosen``."""
+    """Adds to the summary how many ranges the threshold rule decides: none if the corrections have ``chosen`` all."""
     summary, mapped = result.summary, result.corrections.tensors
     if mapped or chosen:
-        # The input keeps its whole range under every rule.
+        # Every rule keeps the full range of the input.
         ruled = [name for name in placement.activations if name != calibrated.collection.source]
         count = 0 if chosen else sum(name not in mapped for name in ruled)
         decided = f"{count} of {len(ruled)} ranges, the corrections the others"
         if not count:
             decided = f"none of {len(ruled)} ranges, the corrections all"
-        # The last sentence stays that of the error at the head.
+        # The output error stays the last sentence.
         summary = (*summary[:-1], f"--calib {result.ranges.rule} decides {decided}", summary[-1])
     return Prepared(
         calibrated=calibrated,

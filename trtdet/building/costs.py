@@ -1,4 +1,4 @@
-"""What plans cost on a GPU: every plan is estimated from the layers of one engine, or of two that are run here."""
+"""Costs of plans on a GPU, estimated from the layers of one engine or measured on the layers of two engines."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ from trtdet.quantization.macs import multiply_adds
 
 
 def gpu_of(gpu: str | None, sms: Sequence[int]) -> Gpu:
-    """The GPU that an engine is estimated for: the named one, else the first of the table that it was built for (its
-    compute capabilities, such as 86), else an L4.
+    """The GPU of an estimate: the named one, else the first in the table with one of ``sms`` (such as 86), else an L4.
 
     Raises:
-        ConfigError: the named one is not in the table.
+        ConfigError: the table lacks the named GPU.
     """
     if gpu is not None:
         return gpu_named(gpu)
@@ -43,16 +42,12 @@ def gpu_of(gpu: str | None, sms: Sequence[int]) -> Gpu:
 
 
 def named_gpu(options: BuildOptions) -> Gpu | None:
-    """The GPU that estimates are asked for.
-
-    Raises:
-        ConfigError: it is not in the table.
-    """
+    """The GPU that the options name; raises ConfigError if the table lacks it."""
     return None if options.engine.gpu is None else gpu_named(options.engine.gpu)
 
 
 def batch_of(options: BuildOptions, model: onnx.ModelProto) -> int:
-    """Images at once that plans of a model are estimated for, and measured with."""
+    """Batch size at which plans are estimated and measured."""
     first = model.graph.input[0].type.tensor_type.shape.dim[0]
     if first.dim_value:
         return int(first.dim_value)
@@ -63,7 +58,7 @@ def batch_of(options: BuildOptions, model: onnx.ModelProto) -> int:
 def plan_costs(
     prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Costs | None:
-    """What any plan costs by the objective: as of :func:`plan_times`, or bytes of weights."""
+    """Costs of all plans by the objective: times from :func:`plan_times`, or bytes of weights."""
     if options.plan.objective == "size" and not options.implicit:
         return size_costs(prepared)
     return plan_times(prepared, backend, options, progress=progress)
@@ -72,14 +67,11 @@ def plan_costs(
 def plan_times(
     prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Costs | None:
-    """Milliseconds of any plan at the batch of the objective; None where the backend lists no layers.
+    """Milliseconds of all plans at the batch of the objective; None if the backend lists no layers.
 
-    They are of a run, or for the throughput of an image. Where a GPU here runs engines and no other is named, the
-    layers of two engines are measured, all in INT8 and all in FP16, see
-    :func:`trtdet.audit.neighbours.measured_costs`. Elsewhere one is built and its layers are estimated.
-
-    Args:
-        prepared: its plan is built; what that has in INT8 may be put into FP16.
+    Times are per run, or per image for the throughput. If a local GPU can run engines and the options name no GPU,
+    the layers of two engines are measured, see :func:`trtdet.audit.neighbours.measured_costs`: one with the plan of
+    ``prepared``, one with its INT8 convolutions in FP16. Otherwise the layers of the first are estimated.
 
     Raises:
         BackendError: the backend refuses the network, or an engine fails.
@@ -108,7 +100,6 @@ def plan_times(
 
 
 def _kept(prepared: Prepared, names: tuple[str, ...], progress: Progress) -> PrecisionPlan:
-    """The plan with these convolutions in FP16."""
     plan = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_LATENCY)
     return prepared.without_overflow(plan, progress)
 
@@ -116,10 +107,9 @@ def _kept(prepared: Prepared, names: tuple[str, ...], progress: Progress) -> Pre
 def _built(
     prepared: Prepared, plan: PrecisionPlan, backend: Backend, options: BuildOptions, progress: Progress
 ) -> Engine:
-    """The engine of a plan, which is not shipped."""
     networks = explicit_networks(prepared, plan, backend.capabilities)
     with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrtdetWarning)  # the engine that is shipped says it
+        warnings.simplefilter("ignore", TrtdetWarning)  # the shipped engine gives the same warnings
         return best_engine(
             networks, backend, EngineTarget.of(options), timings=Path(folder) / "timings", progress=progress
         )
@@ -132,10 +122,7 @@ def _run_here(backend: Backend, options: BuildOptions) -> bool:
 def _layers_measured(
     int8: Engine, fp16: Engine, prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress
 ) -> tuple[list[MeasuredPart], str]:
-    """What the layers of both engines take, run in turns, by convolutions; and the device.
-
-    Layers are measured one by one, so each engine's are made to add up to a run without the profiler.
-    """
+    """Times of the layers of both engines, scaled to add up to a run without the profiler; and the device's name."""
     with ExitStack() as stack:
         targets = []
         for name, engine in (("INT8", int8), ("FP16", fp16)):
@@ -157,10 +144,7 @@ def _layers_measured(
 
 
 def run_ms(run: Runner, prepared: Prepared, options: BuildOptions, progress: Progress = silent) -> tuple[float, str]:
-    """Measured milliseconds of an engine at the batch of the objective, and the device.
-
-    They are the median of runs with their transfers; for the throughput, that of an image.
-    """
+    """Median milliseconds of a run with its transfers, or per image for the throughput; and the device's name."""
     batch = batch_of(options, prepared.model)
     target = Target("engine", runner=run, input=prepared.config.input, file="engine", nms=prepared.graph.nms_mode)
     timed = measure([target], BenchOptions((batch,), seconds=1.0), progress=progress).targets[0]
@@ -171,7 +155,7 @@ def run_ms(run: Runner, prepared: Prepared, options: BuildOptions, progress: Pro
 def plan_stopwatch(
     prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Callable[[tuple[str, ...]], float] | None:
-    """Builds and measures the plan with the given convolutions in FP16; None where no engine can be run here."""
+    """Returns a function that measures the plan with some convolutions in FP16; None if engines cannot run here."""
     if not _run_here(backend, options):
         return None
 
@@ -188,20 +172,20 @@ _BYTES = {"int8": 1, "fp16": 2, "fp32": 4}
 
 
 def weight_counts(model: onnx.ModelProto) -> dict[str, int]:
-    """How many weights each convolution and product of a float model has; those that it computes itself count 0."""
+    """Number of weights of each convolution and matrix product of a float model; computed weights count 0."""
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
     layers = (node for node in model.graph.node if node.op_type in LAYERS)
     return {node.name: sizes.get(node.input[1], 0) for node in layers}
 
 
 def weight_bytes(model: onnx.ModelProto, plan: PrecisionPlan) -> int:
-    """Bytes of all layers' weights in the precisions of a plan, one, two and four each."""
+    """Bytes of all layers' weights under a plan."""
     counts = weight_counts(model)
     return sum(_BYTES[entry.precision] * counts.get(name, 0) for name, entry in plan.entries.items())
 
 
 def size_costs(prepared: Prepared) -> Costs:
-    """Bytes of weights as a cost: what :func:`weight_bytes` gives of every plan."""
+    """Costs that give every plan the value of :func:`weight_bytes`."""
     counts, names = weight_counts(prepared.model), prepared.plan.names("int8")
     joints = tuple(Joint((name,), np.array([1.0, 2.0]) * counts.get(name, 0)) for name in names if counts.get(name))
     fixed = weight_bytes(prepared.model, prepared.plan) - sum(counts.get(name, 0) for name in names)
@@ -209,6 +193,6 @@ def size_costs(prepared: Prepared) -> Costs:
 
 
 def weighted_macs(model: onnx.ModelProto, plan: PrecisionPlan) -> float:
-    """Million multiply-adds of a float model's layers for one image, those in FP16 twice and in FP32 four times."""
+    """Million multiply-adds of a float model for one image; FP16 layers count twice, FP32 layers four times."""
     macs = multiply_adds(model)
     return sum(_BYTES[entry.precision] * macs[name].count for name, entry in plan.entries.items()) / 1e6

@@ -1,4 +1,4 @@
-"""Fifth step of a build: the plan -> the network that the builder is given -> an engine, and what its layers run in."""
+"""Fifth step of a build: the plan -> the builder's input -> an engine and its audit."""
 
 from __future__ import annotations
 
@@ -35,22 +35,21 @@ from trtdet.quantization import Cause, DataFlow, Entry, Precision, PrecisionPlan
 from trtdet.runtime.detector import Runtime
 
 OLDEST = 8600
-"""The TensorRT that a calibration cache is written for where the engine's own library reads none: 8.6.0."""
+"""TensorRT version (8.6.0) in a calibration cache if the engine's own library reads no caches."""
 
 
 @dataclass(frozen=True, eq=False)
 class BuildNetwork:
-    """What is handed to the builder, and how it came about.
+    """Input of the builder.
 
     Attributes:
-        activations: the model that is handed over, and how its plugin activations read and write.
-        precision: the lowest that the engine may use.
-        plan: what each convolution is to run in.
-        precisions: by name of the nodes that are to stay out of INT8, for a weakly typed network.
-        implicit: the ranges, where the model has no Q/DQ nodes.
-        cache: the ranges as a calibration cache.
-        prepared: what the plan was made for; None for float networks and given caches.
-        form: of the scales of INT8 weights; None where the model has no Q/DQ nodes.
+        activations: the model, and how many plugin activations read and write INT8.
+        precision: the lowest precision that the engine may use.
+        precisions: precisions of nodes that stay out of INT8, by node name, for weakly typed networks.
+        implicit: ranges of a model without Q/DQ nodes.
+        cache: the ranges as text of a calibration cache.
+        prepared: ranges and corrections; None for float networks and for the user's calibration cache.
+        form: form of the INT8 weight scales; None without Q/DQ nodes.
     """
 
     activations: Requantized
@@ -64,12 +63,12 @@ class BuildNetwork:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """With Q/DQ nodes and casts; float where the ranges are handed over beside it."""
+        """With Q/DQ nodes and casts; a float model for implicit quantization."""
         return self.activations.model
 
 
 def float_plan(plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
-    """Everything in one precision; what decodes boxes stays in FP32."""
+    """Plan with all convolutions in one precision; box decoding stays in FP32."""
     entries = {}
     for name, entry in plan.entries.items():
         stays = precision == "fp16" and entry.cause is Cause.DECODES_BOXES
@@ -80,12 +79,7 @@ def float_plan(plan: PrecisionPlan, precision: Precision) -> PrecisionPlan:
 def float_network(
     graph: PlacedGraph, precision: Precision, selected: Selection = Selection(), progress: Progress = silent
 ) -> BuildNetwork:
-    """The model in one float precision.
-
-    Args:
-        precision: ``fp16`` or ``fp32``.
-        selected: images that show what FP16 holds; without any nothing is checked.
-    """
+    """The model in ``fp16`` or ``fp32``; values are checked for FP16 overflow on the selected images, if any."""
     plan = float_plan(graph.placement.plan, precision)
     parts = HalfParts(plan.names("fp16"))
     if precision == "fp16" and selected.paths:
@@ -98,7 +92,7 @@ def float_network(
 
 
 def explicit_networks(prepared: Prepared, plan: PrecisionPlan, caps: Capabilities) -> tuple[BuildNetwork, ...]:
-    """The model with Q/DQ nodes, in each form of weight scales that the backend may be fastest with."""
+    """The model with Q/DQ nodes, once for each form of weight scales that the backend may run fastest."""
     return tuple(
         BuildNetwork(
             prepared.explicit(plan, form),
@@ -116,7 +110,7 @@ def explicit_networks(prepared: Prepared, plan: PrecisionPlan, caps: Capabilitie
 def implicit_network(
     prepared: Prepared, plan: PrecisionPlan, options: BuildOptions, caps: Capabilities
 ) -> BuildNetwork:
-    """The float model, and its ranges or its calibration images beside it."""
+    """The float model with separate ranges, or with calibration images for TensorRT's own calibrator."""
     text = prepared.ranges.to_calibration_cache(caps.cache_version)
     ranges = Implicit("cache", text)
     if options.calibration.calibrator == "tensorrt":
@@ -140,7 +134,7 @@ def implicit_network(
 
 
 def cached_network(graph: PlacedGraph, path: Path, caps: Capabilities) -> BuildNetwork:
-    """The float model, and the ranges of a calibration cache that was made elsewhere for the model as it was.
+    """The float model with the ranges of a calibration cache, which was made from the original model.
 
     Raises:
         CalibrationError: the cache cannot be read, or lacks tensors of the model.
@@ -170,11 +164,7 @@ def cached_network(graph: PlacedGraph, path: Path, caps: Capabilities) -> BuildN
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """A built network.
-
-    Attributes:
-        audit: what its layers run in; None where no layers were listed.
-    """
+    """A built network; ``audit`` is None if the backend lists no layers."""
 
     network: BuildNetwork
     built: Built
@@ -184,11 +174,9 @@ class Engine:
 def best_engine(
     networks: Sequence[BuildNetwork], backend: Backend, target: EngineTarget, timings: Path, progress: Progress = silent
 ) -> Engine:
-    """Builds and audits each of some networks that compute the same, and takes the one estimated to move least.
+    """Builds and audits equivalent networks, at least one; returns the engine that moves the fewest bytes by estimate.
 
-    Args:
-        networks: at least one.
-        timings: the file of measured kernel times where the target's options name none; it may be missing.
+    ``timings`` is the timing cache if the target's options name none; the file may be missing.
 
     Raises:
         BackendError: the backend refused a network or the target.
@@ -203,30 +191,30 @@ def best_engine(
         listed = caps.lists_layers and (built.layers or not caps.has_inspector)
         audited = audit(layers_of(built), network.plan, network.model, silu=caps.silu) if listed else None
         engines.append(Engine(network, built, audited))
-    # Where no layers are listed there is nothing to choose by, and the backend's first form stands.
+    # Without listed layers sizes are unknown, so the backend's first form is used.
     sizes = [(engine.audit.bytes, engine) for engine in engines if len(engines) > 1 and engine.audit is not None]
     return min(sizes, key=lambda pair: pair[0])[1] if sizes else engines[0]
 
 
 def runs_on(runtime: Runtime, caps: Capabilities, target: EngineTarget) -> Literal["engine", "onnxruntime"]:
-    """Whether engines of a backend can be run here, as far as that shows before an engine is built.
+    """Whether this machine can run engines of a backend, as far as this is known before a build.
 
     Raises:
-        BackendError: an engine is asked for and cannot be run.
+        BackendError: ``runtime`` is ``engine``, and engines cannot run here.
     """
     if runtime == "onnxruntime":
         return runtime
     reason = f"{caps.name} makes none"
     if caps.makes_engine:
-        wanted = target.sms or caps.default_sms or tuple(device.sm for device in cuda.devices())
-        reason = obstacle(EngineFacts.built(caps, wanted, target.plugins))
+        sms = target.sms or caps.default_sms or tuple(device.sm for device in cuda.devices())
+        reason = obstacle(EngineFacts.built(caps, sms, target.plugins))
     if reason and runtime == "engine":
         raise BackendError(f"engines cannot be run here, as {reason}")
     return "onnxruntime" if reason else "engine"
 
 
 def warn_of_audit(engine: Engine, caps: Capabilities) -> None:
-    """Warns of what the audit found, or that there was nothing to audit."""
+    """Issues the audit's warnings, or warns that the engine could not be audited."""
     if engine.audit is not None:
         for warning in engine.audit.warnings:
             warnings.warn(warning, TrtdetWarning, stacklevel=3)

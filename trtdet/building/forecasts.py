@@ -1,7 +1,7 @@
-"""Forecast of a command: its stages, the results that exist already, and roughly how long the rest takes.
+"""Forecast of a command: its stages, the results that exist already, and estimated times.
 
-Nothing is run. A stage is counted in runs of the float model on one image, and a run by the model's multiply-adds at a
-rate measured on one core of a server: expect a factor of two or three either way. A progress bar corrects it soon.
+Nothing is run. The time of a stage is a number of model runs; the time of a run follows from the model's multiply-adds,
+at a rate measured on one core of a server. Estimates may be wrong by a factor of two or three.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trtdet.quantization.macs import multiply_adds
 from trtdet.tables import Column, Table
 
 _RATE = 8e9
-"""Multiply-adds a second of one core in float32, layers between the convolutions included."""
+"""Multiply-adds per second of one core in float32, including the time of all other layers."""
 
 IMAGE = 0.004
 """Seconds to decode and normalise an image and to start a run."""
@@ -38,27 +38,23 @@ _CORRECTING = (
     ("correcting: held-back images", 0.7, ()),
     ("correcting: detections", 0.7, ()),
 )
-"""Stages of the corrections, runs per calibration image, and the corrections that need them (none named: any)."""
+"""Stages of the corrections, runs per calibration image, and the corrections that need the stage (empty: all)."""
 
 _LOOKED, _HISTOGRAMS, _HALF = 60, 2.0, 0.6
-"""Runs of the input check in all; runs per image of the histograms and of the search for FP16 overflow."""
+"""Runs of the input check; runs per image of the histograms and of the search for FP16 overflow."""
 
 _ENGINE, _KERNEL = 0.5, 0.005
-"""Seconds of a builder for any engine, and for each node of the model."""
+"""Build time in seconds: per engine, and per node of the model."""
 
 _SCORED, _SCORED_QDQ = 1.5, 2.5
-"""Runs of the float model to score an image, as it is and with Q/DQ nodes on the CPU."""
+"""Time to score an image on the CPU, in runs of the float model: without and with Q/DQ nodes."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stage to come.
+    """A stage of the forecast, its input ``what`` as text, and its estimated time.
 
-    Attributes:
-        stage: as progress is told it.
-        what: its input, in a few words.
-        seconds: an estimate; 0 where its result exists.
-        there: where the result exists; empty where it is computed.
+    If the result exists already, ``there`` is its place and ``seconds`` is 0; else ``there`` is empty.
     """
 
     stage: str
@@ -69,22 +65,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The stages of a command in their order; none where everything exists."""
+    """The stages of a command in order; empty if all results exist."""
 
     parts: tuple[Part, ...]
 
     @property
     def steps(self) -> list[ExpectedStage]:
-        """For a progress bar."""
         return [ExpectedStage(part.stage, part.seconds) for part in self.parts]
 
     @property
     def seconds(self) -> float:
-        """Of all stages."""
         return sum(part.seconds for part in self.parts)
 
     def table(self) -> Table:
-        """A row for each stage."""
         if not self.parts:
             return Table(("stage",), (), notes=("everything is there already",))
         rows = [
@@ -106,16 +99,11 @@ class Forecast:
 
 
 def foresee_build(model: Path, config: Config, output: Path, options: BuildOptions) -> Forecast:
-    """The stages of :func:`trtdet.build` with the same arguments.
-
-    Raises:
-        TrtdetError: as the build before it decodes an image.
-    """
+    """Forecast of :func:`trtdet.build` with the same arguments; raises TrtdetError if the build's checks fail."""
     return foresee(checked_build(job_of(model, config, output, options=options)))
 
 
 def foresee(build: CheckedBuild) -> Forecast:
-    """The stages of a checked build."""
     graph, options, images, current = build.graph, build.options, len(build.selected.paths), build.up_to_date
     caps, run, plan = build.backend.capabilities, run_seconds(build.graph), build.options.plan
     int8 = options.int8
@@ -152,32 +140,30 @@ def _cores() -> int:
 
 
 def looked_parts(build: CheckedBuild, run: float) -> list[Part]:
-    """The input check, where there is one."""
+    """The input check; empty if it is off or there are no images."""
     if not (build.selected.paths and build.options.calibration.check_input):
         return []
     return [Part("checking the input", images_of(min(_LOOKED, len(build.selected.paths))), _LOOKED * run)]
 
 
 def calibrated_part(images: int, run: float, there: str) -> Part:
-    """The histograms, or where they exist."""
     if there:
         return Part("calibrating", what="histograms", seconds=0.0, there=there)
     return Part("calibrating", images_of(images), _HISTOGRAMS * images * run)
 
 
 def corrected_parts(names: tuple[str, ...], images: int, run: float) -> list[Part]:
-    """The stages of some corrections."""
-    # Without torch the threshold rule replaces the correction by gradients.
-    wanted = set(names) - ({"range"} if find_spec("torch") is None else set())
+    # Correction ``range`` uses gradients; without torch the threshold rule replaces it.
+    usable = set(names) - ({"range"} if find_spec("torch") is None else set())
     return [
         Part(stage, images_of(images), passes * images * run)
         for stage, passes, needed in _CORRECTING
-        if names and (not needed or wanted.intersection(needed))
+        if names and (not needed or usable.intersection(needed))
     ]
 
 
 def ranked_part(graph: PlacedGraph, plan: PlanOptions, images: int, run: float) -> Part:
-    """The ranking; a row runs the part of the model behind its layer, half of it on average."""
+    """The ranking; a row runs the part of the model after its layer, half of the model on average."""
     rows, images = len(graph.plan.names("int8")), min(plan.rank_images, images)
     return Part("ranking", f"{rows} layers on {images_of(images)}", 0.5 * rows * images * run)
 
@@ -193,11 +179,9 @@ def engine_part(graph: PlacedGraph, backend: Backend, forms: int = 1) -> Part:
 
 
 def scored_part(stage: str, images: int, run: float, engine: bool, quantized: bool) -> Part:
-    """The score of a model on images, on the CPU or by an engine."""
     seconds = IMAGE * _SCORED if engine else run * (_SCORED_QDQ if quantized else _SCORED)
     return Part(stage, images_of(images), images * seconds)
 
 
 def images_of(count: int) -> str:
-    """A number of images for people."""
     return f"{count} image{'s' * (count != 1)}"

@@ -1,4 +1,4 @@
-"""First step of a build: a float ONNX model -> the graph that every later step works on, with its Q/DQ placement."""
+"""First step of a build: a float ONNX model -> the rewritten model with its Q/DQ placement."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 
 @dataclass(frozen=True, eq=False)
 class PlacedGraph:
-    """A float model as the passes leave it.
+    """A rewritten float model; ``source`` is the original model.
 
     Attributes:
-        source: the model as it was given.
-        passes: the options of the passes.
         done: the rewritten model, its configuration, and the result of each pass.
-        placement: where Q/DQ pairs go; its plan has every convolution in INT8 that can be.
-        int8_all: whether INT8 is also wanted where it makes nothing faster.
-        nms_reason: why NMS runs where it does, as far as CUDA graphs decided it or suffer from it.
-        flow: how the INT8 kernels of the backend read and write.
+        placement: positions of Q/DQ pairs; its plan has all possible convolutions in INT8.
+        int8_all: use INT8 even where it is not faster.
+        nms_reason: effect of CUDA graphs on the NMS mode, or of that mode on CUDA graphs; may be empty.
+        flow: input and output types of the backend's INT8 kernels.
     """
 
     source: onnx.ModelProto
@@ -51,7 +49,7 @@ class PlacedGraph:
 
     @property
     def config(self) -> Config:
-        """The configuration, as the model's embedded NMS left it."""
+        """The configuration, with the thresholds of the model's embedded NMS."""
         return self.done.config
 
     @property
@@ -60,17 +58,17 @@ class PlacedGraph:
 
     @cached_property
     def plan(self) -> PrecisionPlan:
-        """What each convolution runs in, as long as nothing else is asked for."""
+        """The default precision of each convolution."""
         return self.placement.plan if self.int8_all else default_plan(self.model, self.placement, self.flow)
 
     @cached_property
     def quantizable(self) -> Quantizable:
-        """What TensorRT may run in INT8 where it quantises by itself."""
+        """Tensors and layers that TensorRT may run in INT8 with implicit quantization."""
         return quantizable(self.model, self.placement.plan)
 
     @cached_property
     def with_own_activations(self) -> onnx.ModelProto:
-        """The model with SiLU, HardSwish and opset as they were: histograms of it serve every form and backend."""
+        """The model with its original SiLU, HardSwish and opset: every form and backend can use its histograms."""
         oldest = self.passes.min_opset
         raised = oldest is not None and _opset(self.source) < oldest
         if self.passes.silu == "keep" and not raised:
@@ -81,16 +79,13 @@ class PlacedGraph:
 def rewritten(source: onnx.ModelProto, passes: Options, plan: PlanOptions = PlanOptions()) -> PlacedGraph:
     """Runs the passes over a model and places its Q/DQ pairs.
 
-    Args:
-        plan: what is quantised, and to which format.
-
     Raises:
-        ModelError: it does not fit the configuration, cannot be rewritten, has no convolutions, or has an opset without
-            FP8 where that is asked for.
-        ConfigError: the NMS asked for is beyond the backend.
+        ModelError: the model does not fit the configuration, cannot be rewritten, has no convolutions, or needs a
+            later opset for FP8.
+        ConfigError: the backend cannot run the requested NMS.
 
     Warns:
-        TrtdetWarning: FP8 or INT8 attention is asked for, and the model has no product for it.
+        TrtdetWarning: the plan has FP8 or INT8 attention, and the model has no matrix product for it.
     """
     result = rewrite(source, passes)
     placement = place(result.model, plan.int8_attention, plan.fp8)
@@ -127,15 +122,12 @@ def host_graph(
     caps: Capabilities | None = None,
     plan: PlanOptions = PlanOptions(),
 ) -> PlacedGraph:
-    """A float ONNX model with decoded boxes and scores as outputs and a batch of 1 where it is dynamic.
+    """Rewrites a float ONNX model for NMS on the host: outputs are decoded boxes and scores, a dynamic batch becomes 1.
 
-    Args:
-        silu: what SiLU is written as.
-        caps: of the backend that is to read it; None for a backend that reads everything.
-        plan: what is quantized, and to which format.
+    ``caps`` are those of the backend; None for a backend that can run every operator.
 
     Raises:
-        ModelError, ConfigError: as of :func:`rewritten`.
+        ModelError, ConfigError: see :func:`rewritten`.
     """
     source = load_model(model)
     batch = _batch(source, config.input.name, None)
@@ -150,15 +142,15 @@ def host_graph(
 
 
 def build_graph(model: Path, config: Config, options: BuildOptions, backend: Backend) -> PlacedGraph:
-    """A float ONNX model as a backend is to build it.
+    """Rewrites a float ONNX model for a backend.
 
     Raises:
-        ModelError: as of :func:`rewritten`, or the backend cannot build an operator of the model.
-        ConfigError, BackendError: the suppression or the form of SiLU is beyond the backend.
+        ModelError: see :func:`rewritten`; or the backend cannot build an operator of the model.
+        ConfigError, BackendError: the backend lacks the NMS mode or the form of SiLU.
 
     Warns:
-        TrtdetWarning: as of :func:`rewritten` and :func:`warn_of_left`; or the model's embedded NMS, which stays, has
-            other thresholds than the configuration.
+        TrtdetWarning: see :func:`rewritten` and :func:`warn_of_left`; or the thresholds of the embedded NMS differ
+            from the configuration.
     """
     caps, plan, target = backend.capabilities, options.plan, EngineTarget.of(options)
     source = load_model(model)
@@ -180,8 +172,8 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         min_opset=_min_opset(caps, plan.fp8) if options.int8 and not options.implicit else None,
     )
     if kept is not None:
-        wanted = config.nms.model_dump()
-        other = [f"{key} {own}, not {wanted[key]}" for key, own in kept.thresholds.items() if own != wanted[key]]
+        requested = config.nms.model_dump()
+        other = [f"{key} {own}, not {requested[key]}" for key, own in kept.thresholds.items() if own != requested[key]]
         if other:
             warnings.warn(
                 f"the model's embedded NMS '{kept.name}' is left as it is: {'; '.join(other)}; replace it with --nms",
@@ -201,14 +193,14 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
 
 
 def warn_of_left(graph: PlacedGraph) -> None:
-    """Warns of the parts of a two-stage model that are not rewritten, or left out."""
+    """Warns of the parts of a two-stage model that are not rewritten."""
     if graph.done.left:
         message = f"not all of the two-stage model is rewritten: {'; '.join(graph.done.left)}"
         warnings.warn(message, TrtdetWarning, stacklevel=3)
 
 
 class Suppression(NamedTuple):
-    """What does the suppression, and what that has to do with CUDA graphs; empty where nothing."""
+    """An NMS mode, and its relation to CUDA graphs if there is one."""
 
     mode: NmsMode
     reason: str = ""
@@ -217,45 +209,44 @@ class Suppression(NamedTuple):
 def suppression(
     requested: NmsMode | Literal["auto"], caps: Capabilities, own: EmbeddedNms | None, nms: NmsConfig
 ) -> Suppression:
-    """Chooses what does the suppression.
+    """Chooses the NMS mode.
 
-    With ``auto`` it is the model's own kind, if it has one; else the backend's best with which the engine can still be
-    launched as a CUDA graph, and the host where there is none.
+    ``auto`` keeps the model's embedded NMS. Without one it takes the backend's best mode that a CUDA graph can
+    contain, or else the host.
 
     Raises:
-        BackendError: it is beyond the backend.
+        BackendError: the backend lacks the requested mode.
     """
     allowed = caps.in_graph_nms
     if nms.class_agnostic and not caps.nms_across_classes:
         allowed = tuple(mode for mode in allowed if mode != "efficient")
-    if not nms.suppresses:  # the best candidates are a TopK, which a plugin for suppression only makes longer
+    if not nms.suppresses:  # a plain TopK is enough, and an NMS plugin would be slower
         allowed = tuple(sorted(allowed, key=lambda mode: mode != "native"))
     captured: tuple[NmsMode, ...] = (*(mode for mode in allowed if not caps.uncaptured(mode, nms)), "host")
-    wanted: NmsMode = requested if requested != "auto" else own.kind if own else captured[0]
-    if caps.uncaptured(wanted, nms) and wanted in allowed:
+    chosen: NmsMode = requested if requested != "auto" else own.kind if own else captured[0]
+    if caps.uncaptured(chosen, nms) and chosen in allowed:
         others = " or ".join(captured)
-        reason = f"{caps.uncaptured(wanted, nms)}; --nms {others} lets the engine be launched as a CUDA graph"
-        return Suppression(wanted, reason)
-    if wanted == "host" and requested == "auto" and allowed:
+        reason = f"{caps.uncaptured(chosen, nms)}; --nms {others} lets the engine be launched as a CUDA graph"
+        return Suppression(chosen, reason)
+    if chosen == "host" and requested == "auto" and allowed:
         causes = "; ".join(caps.uncaptured(mode, nms) for mode in allowed)
         reason = f"with --nms {' or '.join(allowed)} the engine could not be launched as a CUDA graph ({causes})"
-        return Suppression(wanted, reason)
-    if wanted == "host" or wanted in allowed:
-        return Suppression(wanted)
+        return Suppression(chosen, reason)
+    if chosen == "host" or chosen in allowed:
+        return Suppression(chosen)
     subject = f"--nms {requested}" if requested != "auto" or own is None else f"the model's embedded NMS '{own.name}'"
-    if wanted in caps.in_graph_nms:
+    if chosen in caps.in_graph_nms:
         subject += " with key 'nms.class_agnostic', which its EfficientNMS ignores"
     raise BackendError(f"{caps.name} {caps.version} cannot take {subject}; allowed: --nms {', '.join(allowed)} or host")
 
 
 def silu_form(requested: str, plugins: tuple[Path, ...], caps: Capabilities) -> SiluForm:
-    """What SiLU is written as; ``auto`` takes the backend's first form that needs no library that was not given.
+    """Chooses the form of SiLU; ``auto`` takes the backend's first form whose library is available.
 
     Raises:
-        BackendError: the backend lacks the form, the plugin library for it was not given, or the plugin cannot be
-            compiled here.
+        BackendError: the backend lacks the form, or its plugin library is not given and cannot be compiled here.
     """
-    # onnxruntime runs a plugin's operators by their definition, and so needs no library.
+    # onnxruntime needs no library, as the model contains the definitions of the plugin's operators.
     library = bool(plugins) or not caps.makes_engine
     compiled = caps.compiles_plugins and requested == "plugin"
     usable = [form for form in caps.silu if form != "plugin" or library or compiled]
@@ -277,18 +268,18 @@ def silu_form(requested: str, plugins: tuple[Path, ...], caps: Capabilities) -> 
 
 
 def _batch(model: onnx.ModelProto, name: str | None, batch: tuple[int, int, int] | None) -> int | str | None:
-    """The batch that the model is to have: a size, a name for a dynamic batch, None to keep it as it is."""
+    """The model's new batch: a size, a name for a dynamic batch, or None for no change."""
     if batch is not None:
         return batch[0] if batch[0] == batch[2] else "batch"
     initializers = {tensor.name for tensor in model.graph.initializer}
     inputs = [tensor for tensor in model.graph.input if tensor.name not in initializers and name in (None, tensor.name)]
     if not inputs or not inputs[0].type.tensor_type.shape.dim:
-        return None  # the passes say what is wrong with it
+        return None  # the passes report the error
     return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
 
 
 def _min_opset(caps: Capabilities, fp8: bool) -> int | None:
-    """The oldest opset of a model with Q/DQ pairs; pairs in FP8 came with those whose scales are FP16."""
+    """The oldest opset of a model with Q/DQ pairs: FP16 scales and FP8 came in the same opset."""
     return HALF_SCALES if caps.data_flow.half or fp8 else None
 
 
@@ -297,20 +288,20 @@ def _opset(model: onnx.ModelProto) -> int:
 
 
 def _flow(graph: PlacedGraph, caps: Capabilities) -> DataFlow:
-    """How INT8 kernels read and write, as far as the graph's opset can express it.
+    """Input and output types of INT8 kernels, as far as the graph's opset can express them.
 
-    Between INT8 convolutions a plugin reads and writes INT8 by itself, and takes channel maps over.
+    With the plugin the default applies, as its activations read and write INT8.
     """
     if next(plugin_nodes(graph.model.graph), None) is not None:
         return DataFlow()
-    flow, wanted, opset = caps.data_flow, graph.passes.min_opset, _opset(graph.model)
-    if wanted is None or (caps.max_opset is not None and caps.max_opset < wanted):
+    flow, min_opset, opset = caps.data_flow, graph.passes.min_opset, _opset(graph.model)
+    if min_opset is None or (caps.max_opset is not None and caps.max_opset < min_opset):
         return replace(flow, half=False)
-    if opset >= wanted:
+    if opset >= min_opset:
         return flow
     reasons = "; ".join(graph.done.results["opset"].skipped)
     warnings.warn(
-        f"between INT8 kernels {caps.name} {caps.version} is given float32, not FP16, which takes opset {wanted}: "
+        f"between INT8 kernels {caps.name} {caps.version} is given float32, not FP16, which takes opset {min_opset}: "
         f"{reasons or f'the model has opset {opset}'}",
         TrtdetWarning,
         stacklevel=4,
@@ -319,5 +310,5 @@ def _flow(graph: PlacedGraph, caps: Capabilities) -> DataFlow:
 
 
 def model_bytes(model: onnx.ModelProto) -> bytes:
-    """The model serialised, equal for equal models."""
+    """The serialised model; equal models give equal bytes."""
     return model.SerializeToString(deterministic=True)

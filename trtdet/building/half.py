@@ -1,4 +1,4 @@
-"""What FP16 holds of a model's values, by the calibration images: never by random ones, whose values are others."""
+"""Finds values that exceed FP16's range, on calibration images: random images would give other values."""
 
 from __future__ import annotations
 
@@ -42,16 +42,11 @@ _BOUNDED = frozenset(
         *("Unsqueeze", "Min", "Max", "Neg", "Softmax"),
     )
 )
-"""Operators whose output is no larger than their inputs, or than a small constant."""
+"""Operators whose output is not larger than their inputs or a small constant."""
 
 
 class Magnitudes:
-    """The largest magnitudes of a model's tensors on its calibration images, measured when they are first asked for.
-
-    Args:
-        selected: the images; there may be none.
-        largest: magnitudes by tensor that an earlier step measured.
-    """
+    """Largest magnitudes of tensors on the calibration images, measured at first use or given in ``largest``."""
 
     def __init__(self, graph: PlacedGraph, selected: Selection, largest: Mapping[str, float] | None = None) -> None:
         self._graph, self._selected = graph, selected
@@ -59,19 +54,16 @@ class Magnitudes:
         self._by_channel: dict[str, NDArray[np.float64]] = {}
 
     def of(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, float]:
-        """By tensor, the largest magnitude.
-
-        Tensors that cannot be measured without images are left out, with a warning that counts them.
-        """
-        wanted = list(dict.fromkeys(tensors))
-        self._measure([name for name in wanted if name not in self._largest], progress)
-        return {name: self._largest[name] for name in wanted if name in self._largest}
+        """The largest magnitude by tensor; without images unmeasured tensors are left out, with a warning."""
+        names = list(dict.fromkeys(tensors))
+        self._measure([name for name in names if name not in self._largest], progress)
+        return {name: self._largest[name] for name in names if name in self._largest}
 
     def by_channel(self, tensors: Iterable[str], progress: Progress = silent) -> dict[str, NDArray[np.float64]]:
-        """By tensor, the largest magnitude of each channel, float64 (C,); empty without images."""
-        wanted = list(dict.fromkeys(tensors))
-        self._measure([name for name in wanted if name not in self._by_channel], progress, quiet=True)
-        return {name: self._by_channel[name] for name in wanted if name in self._by_channel}
+        """The largest magnitude of each channel by tensor, float64 (C,); empty without images."""
+        names = list(dict.fromkeys(tensors))
+        self._measure([name for name in names if name not in self._by_channel], progress, quiet=True)
+        return {name: self._by_channel[name] for name in names if name in self._by_channel}
 
     def _measure(self, names: list[str], progress: Progress, quiet: bool = False) -> None:
         model, config, selected = self._graph.model, self._graph.config.input, self._selected
@@ -84,7 +76,7 @@ class Magnitudes:
             )
         if not names or not selected.paths:
             return
-        # They are computed in the graph, so that the feature maps need not leave it.
+        # Maxima are computed in the graph, so that whole feature maps need not be copied out.
         graph = to_graph(model)
         tensors, write = graph.tensors(), Writer(graph, "trtdet/maxima", Origin.FP16)
         outputs = {}
@@ -115,13 +107,13 @@ class Magnitudes:
 
 @dataclass(frozen=True, eq=False)
 class HalfParts:
-    """What of a model runs in FP16.
+    """The FP16 part of a model.
 
     Attributes:
-        names: convolutions, those in INT8 among them where FP16 stands between INT8 kernels.
+        names: FP16 convolutions, and INT8 convolutions if values between INT8 kernels are FP16.
         left: other nodes that stay in float32.
-        reasons: by convolution or other node, why FP16 does not hold its values.
-        outputs: by INT8 convolution, the largest magnitude of each channel of its output; float64 (out,).
+        reasons: why values exceed FP16, by convolution or other node.
+        outputs: largest magnitude of each output channel, float64 (out,), by INT8 convolution.
     """
 
     names: tuple[str, ...] = ()
@@ -133,12 +125,7 @@ class HalfParts:
 def half_parts(
     model: onnx.ModelProto, plan: PrecisionPlan, flow: DataFlow, magnitudes: Magnitudes, progress: Progress = silent
 ) -> HalfParts:
-    """What of a float model runs in FP16 under a plan, and what FP16 does not hold.
-
-    Args:
-        flow: of the backend.
-        magnitudes: of the model's tensors.
-    """
+    """Finds the FP16 part of a float model under a plan, and the nodes whose values exceed FP16."""
     int8 = plan.names("int8") if flow.half else ()
     planned = {*plan.names("fp16"), *int8}
     names = tuple(name for name in plan.entries if name in planned)
@@ -147,7 +134,7 @@ def half_parts(
     nodes = nodes_of(model, names)
     computed = {output.name for node in nodes for output in node.outputs}
     measured = [output.name for node in nodes if node.op not in _BOUNDED for output in node.outputs]
-    # A channel's maximum can be taken of tensors with more axes than one.
+    # Tensors with a channel axis: those with two axes or more.
     feature_maps = {
         value.name
         for value in (*model.graph.value_info, *model.graph.output)
@@ -155,7 +142,7 @@ def half_parts(
     }
     measured += sorted(feature_maps & (set(tensors_of(nodes)) - computed))
     bad = _problems(magnitudes.of(measured, progress))
-    # What is computed from these by operators that give nothing larger than they read.
+    # Outputs of bounded operators that read such a tensor, directly or through each other.
     bounded: dict[str, None] = {}
     for node in nodes:
         if node.op in _BOUNDED and any(tensor.name in bounded or tensor.name in bad for tensor in node.inputs):
@@ -163,7 +150,7 @@ def half_parts(
     bad |= _problems(magnitudes.of(bounded, progress))
     reasons: dict[str, str] = {}
     for node in nodes:
-        # A convolution reads a tensor that exceeds FP16 through Q/DQ, or not at all in FP16.
+        # An INT8 convolution reads its inputs through Q/DQ, not in FP16.
         read = [] if node.name in int8 else [tensor.name for tensor in node.inputs]
         touched = [name for name in (*read, *(output.name for output in node.outputs)) if name in bad]
         if touched:
@@ -185,16 +172,16 @@ def half_parts(
 def within_half(
     model: onnx.ModelProto, plan: PrecisionPlan, flow: DataFlow, magnitudes: Magnitudes, progress: Progress = silent
 ) -> PrecisionPlan:
-    """A plan with FP32 for what FP16 does not hold on the calibration images; a warning names each case.
+    """The plan with FP32 for FP16 layers whose values exceed FP16 on the calibration images; warns for each.
 
-    An INT8 convolution stays in INT8 and writes float32; its entry says why. See :func:`half_parts`.
+    An INT8 convolution stays in INT8 and writes float32; its entry has the reason. See :func:`half_parts`.
     """
     parts = half_parts(model, plan, flow, magnitudes=magnitudes, progress=progress)
     entries = dict(plan.entries)
     named = {reason for name, reason in parts.reasons.items() if name in entries}
     for name, reason in parts.reasons.items():
         if name not in entries and reason in named:
-            continue  # the convolution beside it is named
+            continue  # the warning of a convolution names the same tensor
         entry = entries.get(name)
         if entry is None:
             effect = f"'{name}' stays in float32"
@@ -209,7 +196,7 @@ def within_half(
 
 
 def _problems(magnitudes: Mapping[str, float]) -> dict[str, str]:
-    """By tensor that FP16 does not hold, why: where no value is a normal number, FP16 rounds them all coarsely."""
+    """Reasons by tensor that FP16 cannot hold: values over its largest, or all below its smallest normal number."""
     problems = {}
     for name, largest in magnitudes.items():
         if largest > LARGEST:

@@ -1,4 +1,4 @@
-"""A build before any image is decoded: what is built, checked, and the keys that say whether it is up to date."""
+"""Checks of a build before any image is decoded, and the keys that tell whether a bundle is up to date."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trtdet.quantization import PrecisionPlan
 
 @dataclass(frozen=True)
 class Job:
-    """One build: a float ONNX model, its configuration, the bundle's folder, and how it is built."""
+    """Input of a build: a float ONNX model, its configuration, the bundle's folder, and the options."""
 
     model: Path
     config: Config
@@ -38,12 +38,12 @@ class Job:
     options: BuildOptions
 
     def beside(self, name: str) -> Path:
-        """A file beside the bundle, such as ``timing-cache``: the default file of measured kernel times."""
+        """A file beside the bundle, such as ``timing-cache``, the default timing cache."""
         return self.output.with_name(f"{self.output.name}.{name}")
 
 
 def job_of(model: Path, config: Config, output: Path, options: BuildOptions) -> Job:
-    """The build of a model, with the variant that ``--from`` names and what the options change of the configuration."""
+    """Makes a job: applies the variant of ``--from``, and puts options such as thresholds into the configuration."""
     if not Path(model).exists():
         raise ModelError(f"model '{model}' does not exist; give the path of an ONNX file")
     options, config = resolved(options, config)
@@ -55,14 +55,10 @@ def job_of(model: Path, config: Config, output: Path, options: BuildOptions) -> 
 
 @dataclass(frozen=True, eq=False)
 class CheckedBuild:
-    """A build of which everything is known that needs no image to be decoded.
+    """A checked build, before any image is decoded.
 
-    Attributes:
-        graph: the rewritten model.
-        selected: the calibration images.
-        dataset: images, for a bound on the loss; annotated where that is in mAP.
-        previous: the bundle at the output's place, which may lend its histograms and its ranking.
-        keys: the key of every stage.
+    ``selected`` has the calibration images, ``dataset`` those that score plans for a limit on accuracy loss.
+    Histograms and ranking of ``previous``, the bundle at the output, may be reused.
     """
 
     job: Job
@@ -89,17 +85,17 @@ class CheckedBuild:
 
     @property
     def up_to_date(self) -> Bundle | None:
-        """The bundle at the output's place, where it is the one that would be built."""
+        """The bundle at the output, if a build would produce the same."""
         manifest = None if self.previous is None else self.previous.manifest
         current = manifest is not None and manifest.content_hash == self.key and not manifest.lacks_portable
         return self.previous if current else None
 
 
 def checked_build(job: Job, progress: Progress = silent) -> CheckedBuild:
-    """Checks everything about a build that needs no image to be decoded, and rewrites its model.
+    """Makes all checks that need no decoded image, and rewrites the model.
 
     Raises:
-        TrtdetError: of the kind that says what is wrong; nothing has been written.
+        TrtdetError: its subclass names the kind of problem; nothing has been written.
     """
     options, backend = job.options, choose(job.options.backend)
     caps, int8 = backend.capabilities, job.options.int8
@@ -113,8 +109,8 @@ def checked_build(job: Job, progress: Progress = silent) -> CheckedBuild:
     selected = select_images(options.calibration) if options.runs_images else Selection()
     dataset = bounding_images(options.plan, graph.config, selected.paths)
 
-    def keys(asked: BuildOptions) -> dict[Stage, str]:
-        return stage_keys(asked, _facts(graph, asked, caps, selected=selected, plugins=plugins), int8)
+    def keys(build: BuildOptions) -> dict[Stage, str]:
+        return stage_keys(build, _facts(graph, build, caps, selected=selected, plugins=plugins), int8)
 
     if options.tuned is not None:
         plain = replace(options, plan=options.plan.formats_alone(), from_=None, tuned=None)
@@ -132,11 +128,7 @@ def checked_build(job: Job, progress: Progress = silent) -> CheckedBuild:
 
 
 def _previous_bundle(job: Job) -> Bundle | None:
-    """The bundle at the output's place; None where there is none, or it is damaged and built again.
-
-    Raises:
-        OutputError: it is a bundle of another model, and nobody has said that it may be replaced.
-    """
+    """The bundle at the output, None if missing or damaged; OutputError if it has another model, without --force."""
     try:
         model = Bundle(job.output, verify=False).manifest.model
         if job.options.force or model.sha256 == sha256_file(job.model):
@@ -156,13 +148,13 @@ def _facts(
     selected: Selection,
     plugins: tuple[PluginPart, ...],
 ) -> dict[str, Any]:
-    """What the options resolve to, by the names that their metadata gives, and what stands for no option."""
+    """Resolved values of options, by the keys in their metadata, and other inputs of the build."""
     plan, histograms, cache = options.plan, options.calibration.histograms, options.calibration.cache
     keep_fp16: Any = plan.keep_fp16
     if isinstance(keep_fp16, Path):
         keep_fp16 = ["plan", json.dumps(asdict(PrecisionPlan.load(keep_fp16)), sort_keys=True)]
     annotated: list[str | None] | None = None
-    if limit_of(plan) is not None and plan.val_images is not None:  # the plan is found by their score
+    if limit_of(plan) is not None and plan.val_images is not None:  # their scores choose the plan
         annotations = sha256_file(plan.annotations) if plan.annotations is not None else None
         annotated = [annotations, content_hash(find_images(plan.val_images))]
     return {
@@ -172,7 +164,7 @@ def _facts(
         "nms": [graph.nms_mode, graph.passes.keep_embedded],
         "backend": [caps.name, caps.version],
         "images": selected.sha256,
-        # Images say it all; without them the given collection does.
+        # The images determine the histograms; without images the file itself counts.
         "histograms": Collection.load(histograms).key if histograms is not None and not selected.paths else None,
         "cache": sha256_file(cache) if cache is not None else None,
         "kept": keep_fp16,
@@ -180,7 +172,7 @@ def _facts(
         "ranked_images": plan.rank_images if plan.ranked else None,
         "tuned": tuned_key(options.tuned) if options.tuned is not None else None,
         "plugins": [part.sha256 for part in plugins],
-        # The GPU decides nothing unless its estimate does.
+        # The GPU matters only where its estimate decides.
         "guard": [options.least_speedup, options.engine.gpu]
         if options.least_speedup is not None or plan.limited
         else None,

@@ -1,6 +1,6 @@
-"""Fourth step of a build: all that INT8 needs -> what precision each convolution runs in.
+"""Fourth step of a build: ranges and corrections -> a precision for each convolution.
 
-A limit on the loss or on the latency is a pick from the optimiser's front, see :mod:`trtdet.plans.front`.
+A limit on accuracy loss or latency chooses one of the optimiser's Pareto-optimal plans, see :mod:`trtdet.plans.front`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from trtdet.quantization.macs import DEPTHWISE, multiply_adds
 from trtdet.runtime.detector import Detector
 
 RANKING = "sensitivity.json"
-"""The file of a bundle that keeps the ranking."""
+"""File of a bundle with the sensitivity ranking."""
 
 
 def check_placement(plan: PlanOptions, graph: PlacedGraph) -> None:
-    """Refuses what a model cannot keep in FP16: unknown names, more convolutions than there are, a foreign plan."""
+    """Refuses unknown layer names, more FP16 layers than the model has, and a plan of another model."""
     if isinstance(plan.keep_fp16, tuple):
         named(graph.plan, [name for name in plan.keep_fp16 if name != DEPTHWISE])
     elif isinstance(plan.keep_fp16, int):
@@ -63,7 +63,7 @@ def check_placement(plan: PlanOptions, graph: PlacedGraph) -> None:
 
 
 def warn_of_nothing(graph: PlacedGraph) -> None:
-    """Says that INT8 has nothing to do in a model whose convolutions all stay in FP16 by default."""
+    """Warns if all convolutions stay in FP16 by default."""
     left = graph.plan.names("fp16")
     if left and not graph.plan.names("int8"):
         example = graph.plan.entries[left[0]].reason
@@ -76,10 +76,10 @@ def warn_of_nothing(graph: PlacedGraph) -> None:
 
 
 def edited_plan(path: Path, placement: QdqPlacement) -> PrecisionPlan:
-    """A plan from a file.
+    """Loads a plan that a user edited.
 
     Raises:
-        ConfigError: it cannot be read, is of another model, or asks for INT8 where that is impossible.
+        ConfigError: it cannot be read, belongs to another model, or has INT8 where the model cannot run it.
     """
     plan = PrecisionPlan.load(path)
     try:
@@ -90,7 +90,7 @@ def edited_plan(path: Path, placement: QdqPlacement) -> PrecisionPlan:
 
 
 def starting_plan(graph: PlacedGraph, options: PlanOptions) -> PrecisionPlan:
-    """What corrections are made for: the graph's plan, with INT8 where an edited plan asks for it."""
+    """The plan that corrections are computed for: the graph's default, with INT8 also where an edited plan has it."""
     entries = dict(graph.plan.entries)
     if isinstance(options.keep_fp16, Path):
         for name in edited_plan(options.keep_fp16, graph.placement).names("int8"):
@@ -99,10 +99,10 @@ def starting_plan(graph: PlacedGraph, options: PlanOptions) -> PrecisionPlan:
 
 
 def check_latency(plain: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent) -> None:
-    """Refuses a time that no plan keeps before corrections are worked out, which make no plan faster."""
+    """Refuses an unreachable latency limit before corrections are computed, as they make no plan faster."""
     limit = options.plan.max_latency
     if limit is None or plan_stopwatch(plain, backend, options, progress=progress) is not None:
-        return  # what is measured says it, of the plan itself
+        return  # the plan itself is measured later
     costs = plan_costs(plain, backend, options, progress=progress)
     if costs is not None:
         check_reachable(costs.unit, plan_problem(plain, costs), limit)
@@ -110,7 +110,7 @@ def check_latency(plain: Prepared, backend: Backend, options: BuildOptions, prog
 
 @dataclass(frozen=True)
 class Planned:
-    """What each convolution runs in, and what that was found by."""
+    """The chosen plan, with the ranking and search results behind it."""
 
     plan: PrecisionPlan
     ranking: Sensitivity | None = None
@@ -126,15 +126,13 @@ def choose_plan(
     dataset: CocoDataset | None = None,
     progress: Progress = silent,
 ) -> Planned:
-    """The plan that the options ask for, with FP32 for what FP16 does not hold.
+    """Chooses the plan by the options, with FP32 where values exceed FP16.
 
-    Args:
-        ranked: gives the ranking; called only where one is needed.
-        backend: builds what costs are estimated from; needed for a limit.
-        dataset: the images for a limit on the loss.
+    ``ranked`` returns the ranking, and is called only if needed. Limits on latency and accuracy loss need a
+    ``backend``; those on loss also need a ``dataset``.
 
     Raises:
-        ConfigError: the options do not fit the model, or no plan keeps the limit.
+        ConfigError: the options do not fit the model, or no plan meets the limit.
     """
     plan_options, plan, trade_off, latency = options.plan, prepared.plan, None, None
     ranked = cache(ranked)
@@ -188,11 +186,10 @@ def ranking(
     rows: Path | None = None,
     progress: Progress = silent,
 ) -> Sensitivity:
-    """The ranking of the convolutions, on calibration images or on the method's annotated images.
+    """Ranks the convolutions on calibration images, or on the method's annotated images.
 
-    Args:
-        previous: a bundle whose ranking is taken where it was made from the same.
-        rows: a file that every finished row is appended to; an existing file is resumed.
+    A ranking in ``previous`` with the same key is reused. Each finished row is appended to ``rows``; an existing
+    file is resumed.
     """
     dataset = None if method.dataset is None else method.dataset.first(options.rank_images)
     subject, method = prepared.subject(options.rank_images, dataset), replace(method, dataset=dataset)
@@ -204,16 +201,16 @@ def ranking(
 
 
 _UNSEEN = 1e-6
-"""The share of the largest error that every convolution in INT8 has at least."""
+"""Smallest error of an INT8 convolution, as a share of the largest error."""
 
 
 def plan_problem(prepared: Prepared, costs: Costs | None, ranked: Sensitivity | None = None) -> Problem:
-    """INT8 or FP16 for every convolution that is in INT8 as long as nothing else is asked for.
+    """Optimisation problem: INT8 or FP16 for each convolution that is in INT8 by default.
 
     Args:
-        costs: of plans; None counts millions of multiply-adds, those in FP16 twice.
-        ranked: the errors; None for none. A convolution that shows no error alone loses detections with others, so each
-            has a millionth of the largest at least, and the least error is that of all in FP16.
+        costs: None counts million multiply-adds, FP16 twice.
+        ranked: the INT8 errors; None sets them to 0. Otherwise each is at least a millionth of the largest: a layer
+            without an error of its own can still lose detections together with others.
     """
     macs = multiply_adds(prepared.model)
     errors = {layer.name: layer.score for layer in ranked.layers} if ranked is not None else {}
@@ -228,7 +225,7 @@ def plan_problem(prepared: Prepared, costs: Costs | None, ranked: Sensitivity | 
 
 
 def cost_unit(costs: Costs | None) -> str:
-    """Of the costs in :func:`plan_problem`."""
+    """Unit of the costs in :func:`plan_problem`."""
     return "million multiply-adds, FP16 twice" if costs is None else costs.unit
 
 
@@ -240,13 +237,9 @@ def search_within(
     figure: LossLimit = MAP,
     progress: Progress = silent,
 ) -> Search:
-    """A search in which one half of the images chooses and the other half verifies.
+    """Search for a plan: one half of the images chooses it, the other half verifies it.
 
-    Args:
-        ranked: gives the ranking; called only where it is needed.
-        costs: of plans, see :func:`plan_problem`.
-        dataset: the images, annotated where mAP is limited.
-        figure: the limited measure.
+    ``ranked`` is called only if needed; for ``costs`` see :func:`plan_problem`. A limit on mAP needs annotated images.
     """
     macs = multiply_adds(prepared.model)
     depthwise = tuple(name for name in prepared.plan.names("int8") if macs[name].depthwise)
@@ -266,7 +259,7 @@ def search_within(
 
 
 class PlanScorer:
-    """Scores plans on images, against the float model on the same; annotated images where mAP is scored."""
+    """Scores plans against the float model on the same images; mAP needs annotated images."""
 
     def __init__(self, prepared: Prepared, figure: LossLimit, dataset: CocoDataset, progress: Progress) -> None:
         self._prepared, self._figure, self._dataset, self._progress = prepared, figure, dataset, progress
@@ -279,11 +272,11 @@ class PlanScorer:
 
     @property
     def reference(self) -> float:
-        """The float model's own score, 0..1."""
+        """The float model's score, 0..1."""
         return self._float.result.map if self._figure is MAP else 1.0
 
     def __call__(self, names: tuple[str, ...]) -> Score:
-        """Of the plan with these convolutions in FP16; measured once."""
+        """Score of the plan with these convolutions in FP16; each plan is measured once."""
         if names in self._scores:
             return self._scores[names]
         prepared, reference = self._prepared, self._float

@@ -1,4 +1,4 @@
-"""Second step of a build: the graph and calibration images -> a histogram and a range for every activation."""
+"""Second step of a build: graph and calibration images -> a histogram and a range of every activation."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import Sources, reach
 
 HISTOGRAMS = "histograms.npz"
-"""The file of a bundle that keeps the histograms."""
+"""File of a bundle with the histograms."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The images that are run, sorted, and the hash of their names and contents.
-
-    Attributes:
-        cache: shared by all passes of a build, over these images and over annotated images.
-    """
+    """Sorted images, and the hash of their names and contents; all passes of a build share the ``cache``."""
 
     paths: tuple[Path, ...] = ()
     sha256: str = content_hash(())
@@ -36,18 +32,14 @@ class Selection:
 
 
 def calibration_images(options: CalibrationOptions) -> list[Path]:
-    """All images that may calibrate, sorted.
-
-    Raises:
-        DataError: the source does not exist, or has no images.
-    """
+    """All images of the options, sorted; raises DataError if the source does not exist or has no images."""
     return [] if options.images is None else sorted(find_images(options.images, options.root))
 
 
 def select_images(options: CalibrationOptions) -> Selection:
-    """The calibration images: evenly spaced over the sorted names, so that all of a video or of a set is covered.
+    """Calibration images at equal steps over the sorted names, so that they cover a whole video or data set.
 
-    Sorted, because the images that judge the corrections are every fourth: the order of a list is to change nothing.
+    Names are sorted because every fourth image judges the corrections: the order of a list must not matter.
 
     Raises:
         DataError: the source does not exist, or has no images.
@@ -68,13 +60,13 @@ def select_images(options: CalibrationOptions) -> Selection:
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """Histograms of a model, and the ranges chosen from them.
+    """Histograms of a model, and ranges from them.
 
     Attributes:
-        ranges: by the rule that was named; by the default rule for ``auto``, which decides with the corrections.
-        paths: calibration images that could be read.
-        reused: the histograms were there already.
-        seen: what the detections on the images look like; None where nobody looked.
+        ranges: by the threshold rule; ``auto`` starts with the default rule and decides with the corrections.
+        paths: the readable calibration images.
+        reused: the histograms come from a file or an earlier bundle.
+        seen: result of the input check; None if it was off.
     """
 
     graph: PlacedGraph
@@ -89,18 +81,18 @@ class Calibrated:
 def check_detections(
     graph: PlacedGraph, options: CalibrationOptions, selected: Selection, progress: Progress = silent
 ) -> Plausibility | None:
-    """Whether the float model looks like a working detector on the images; None without images, or where nobody asks.
+    """Checks that the float model detects plausible objects on the images; None without images, or if it is off.
 
     Warns:
-        ImplausibleDetections: it does not, or does so clearly more with another configuration.
+        ImplausibleDetections: the detections are implausible, or clearly better with another configuration.
     """
     if not (selected.paths and options.check_input):
         return None
     progress("checking the input", 0, 1)
-    seen = examine_model(graph.source, graph.passes, selected.paths)
+    plausibility = examine_model(graph.source, graph.passes, selected.paths)
     progress("checking the input", 1, 1)
-    warn_of(seen.warning)
-    return seen
+    warn_of(plausibility.warning)
+    return plausibility
 
 
 def calibrated(
@@ -112,15 +104,14 @@ def calibrated(
     previous: Bundle | None = None,
     progress: Progress = silent,
 ) -> Calibrated:
-    """Runs the images through a graph, or takes histograms of an earlier run, and applies the rule.
+    """Collects histograms on the images, or reuses those of an earlier run, and applies the threshold rule.
 
     Args:
-        options: the rule; its ``histograms`` are taken instead of running images.
-        implicit: give every tensor a range that TensorRT may quantise by itself, not only those of the Q/DQ pairs.
-        previous: a bundle that may lend its histograms.
+        implicit: choose ranges for every tensor that TensorRT may run in INT8, not only for Q/DQ pairs.
+        previous: a bundle; its histograms are reused if they fit.
 
     Raises:
-        CalibrationError: the histograms are of something else, or an activation is not finite.
+        CalibrationError: histograms of another model, other images or other preprocessing; a non-finite activation.
         DataError: images cannot be read.
         ConfigError: an unknown rule, or a percentile out of range.
     """
@@ -128,7 +119,7 @@ def calibrated(
     reused = True
     if options.histograms is not None:
         collection = Collection.load(options.histograms)
-        # Without images the names of the tensors are all that can be compared.
+        # Without images only the names of the tensors can be compared.
         if set(collection.histograms) != set(tensors) or (selected.paths and collection.key != key):
             raise CalibrationError(
                 f"the histograms '{options.histograms}' were collected from another model, other images or another "
@@ -138,7 +129,7 @@ def calibrated(
     elif previous is not None and previous.manifest.quantization.histograms_key == key:
         collection = Collection.load(previous.file(HISTOGRAMS))
     else:
-        # The detections are computed as well, so that a head that is not finite is noticed.
+        # The detections are computed too, so that NaN or infinity in the head is found.
         head = decoded(graph.nms_mode, graph.config).names
         runner = OnnxRunner(expose(graph.with_own_activations, list(dict.fromkeys([*tensors, *head]))))
         stream = ImageStream(selected.paths, graph.config.input, batch_size=runner.batch or 1, cache=selected.cache)
@@ -147,7 +138,7 @@ def calibrated(
             runner, request, stream, progress=lambda images: progress("calibrating", images, len(selected.paths))
         )
         reused = False
-    # Unreadable images were named when they were met first.
+    # A warning has named the unreadable images already.
     skipped = set(collection.skipped)
     paths = tuple(path for path in selected.paths if path.name not in skipped)
     ranges = Ranges.choose(collection, options.rule_name, options.percentile)
@@ -165,7 +156,6 @@ def calibrated(
 def sources_of(
     graph: PlacedGraph, paths: tuple[Path, ...], cache: ImageCache, progress: Progress, unfinished: Path | None = None
 ) -> Sources:
-    """What runs images through versions of a model."""
     return Sources(
         images=paths,
         preprocess=graph.config.input,
@@ -180,7 +170,7 @@ def sources_of(
 def existing_histograms(
     graph: PlacedGraph, options: CalibrationOptions, selected: Selection, implicit: bool, previous: Bundle | None
 ) -> str:
-    """Where histograms are that serve, so that no image is run for them; empty where they have to be collected."""
+    """Source of histograms that can be reused; empty if they must be collected."""
     if options.histograms is not None:
         return "calibration.histograms"
     if previous is None:
@@ -190,7 +180,7 @@ def existing_histograms(
 
 
 def _histogram_key(graph: PlacedGraph, selected: Selection, implicit: bool) -> tuple[tuple[str, ...], str]:
-    """The tensors that get a range, and the key of their histograms."""
+    """Names of the tensors that get a range, and the key of their histograms."""
     tensors = graph.quantizable.tensors if implicit else graph.placement.activations
     exposed = expose(graph.with_own_activations, tensors)
     return tensors, collection_key(exposed, tensors, selected.sha256, preprocess=graph.config.input.model_dump_json())

@@ -1,4 +1,4 @@
-"""All checks that need no images: a wrong option is an error before anything is decoded, run or written."""
+"""Checks of options: a wrong option is an error before anything is decoded, run or written."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from trtdet.options.fields import rule_percentile
 from trtdet.plans.front import AGREEMENT, MAP, limit_of
 
 FIRST_FP8 = 89
-"""The compute capability that FP8 came with."""
-
+"""First compute capability with FP8."""
 
 _spelled = partial(spelled, BuildOptions)
 _KEEP, _LATENCY = _spelled("plan.keep_fp16"), _spelled("plan.max_latency")
@@ -40,12 +39,12 @@ _VAL_IMAGES, _ANNOTATIONS = _spelled("plan.val_images"), _spelled("plan.annotati
 
 
 def check_build(options: BuildOptions, caps: Capabilities) -> None:
-    """Refuses options that contradict each other or are beyond the backend.
+    """Refuses wrong options of a build.
 
     Raises:
-        ConfigError: two options do not fit together.
-        BackendError: the backend cannot do it.
-        CalibrationError: the given cache or histograms do not exist.
+        ConfigError: two options contradict each other.
+        BackendError: the backend lacks a requested feature.
+        CalibrationError: the calibration cache or the histograms do not exist.
     """
     plan = options.plan
     _check_engine(options, caps)
@@ -105,7 +104,7 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
                 raise ConfigError(f"{option} belongs to --quantization implicit; Q/DQ nodes hold trtdet's own ranges")
     elif not options.int8:
         raise ConfigError(f"--quantization implicit is about INT8; leave it out with --{options.precision}")
-    named_gpu(options)  # refuses a GPU that the table lacks
+    named_gpu(options)  # raises for an unknown GPU
     if options.least_speedup is not None and options.int8 and not caps.makes_engine:
         raise BackendError(
             f"{_spelled('guard')} compares the speed of engines, and {caps.name} makes none; leave it out, or choose "
@@ -114,13 +113,10 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
 
 
 def check_targets(options: BuildOptions | SweepOptions, caps: Capabilities) -> None:
-    """Refuses compute capabilities that cannot be built for, and FP8 where the backend or one of the GPUs has none.
-
-    A backend without engines builds for no GPU; where none are named, those by default count.
-    """
+    """Refuses compute capabilities that the backend cannot build for, and FP8 if the backend or a GPU lacks it."""
     sms = EngineTarget.of(options).sms
     if caps.makes_engine:
-        # Without targets of its own the library builds for the machine's GPU; where there is none, choosing it fails.
+        # Without ``caps.sms`` a backend builds for the local GPU only; without a GPU, choosing it has already failed.
         possible = caps.sms or tuple(device.sm for device in cuda.devices()[:1])
         impossible = [sm for sm in sms if sm not in possible]
         if impossible and possible:
@@ -172,25 +168,25 @@ def _check_implicit(options: BuildOptions, caps: Capabilities) -> None:
 
 
 def _check_plan(plan: PlanOptions, caps: Capabilities) -> None:
-    """Refuses two ways to say what stays in FP16, and a search for a plan that lacks what it measures."""
-    ways = {
+    """Refuses contradicting options for FP16 layers, and a search that lacks its images or layer times."""
+    values = {
         _KEEP: plan.keep_fp16,
         _spelled("plan.fp16_budget"): plan.fp16_budget,
         MAP.option: plan.max_map_drop,
         AGREEMENT.option: plan.max_disagreement,
         _LATENCY: plan.max_latency,
     }
-    asked = [name for name, value in ways.items() if value is not None]
-    if len(asked) > 1:
-        raise ConfigError(f"{asked[0]} and {asked[1]} both say what stays in FP16: give one of them")
+    used = [name for name, value in values.items() if value is not None]
+    if len(used) > 1:
+        raise ConfigError(f"{used[0]} and {used[1]} both say what stays in FP16: give one of them")
     limit, objective = limit_of(plan), _spelled("plan.objective")
     if plan.objective != "latency" and not plan.limited:
         raise ConfigError(
             f"{objective}={plan.objective} says what is cheap within a limit: give {MAP.option} or {AGREEMENT.option}"
         )
-    if _LATENCY in asked and plan.objective == "size":
+    if _LATENCY in used and plan.objective == "size":
         raise ConfigError(f"{_LATENCY} limits milliseconds; leave {objective}=size out")
-    if _LATENCY in asked and not caps.lists_layers:
+    if _LATENCY in used and not caps.lists_layers:
         raise BackendError(
             f"{_LATENCY}: {caps.name} lists no layers that a time could be estimated from; choose another --backend, "
             "such as tensorrt-rtx"
@@ -215,7 +211,7 @@ def check_annotated(plan: PlanOptions) -> None:
 
 
 def check_ray(plan: PlanOptions) -> None:
-    """Refuses Ray where it is asked for and missing."""
+    """Refuses Ray if it is not installed."""
     if plan.ray is not None and importlib.util.find_spec("ray") is None:
         raise BackendError("Ray is not installed here", cluster.PIP)
 
@@ -226,7 +222,7 @@ def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...])
         raise ConfigError("INT8 needs calibration images: a folder or a list of file names with --images")
     if calibration.histograms is not None and not calibration.histograms.is_file():
         raise CalibrationError(f"'{calibration.histograms}' does not exist; make it with 'trtdet calibrate'")
-    # Histograms alone are enough for a rule, not for what is judged on images.
+    # Histograms are enough for a threshold rule, but corrections need images.
     if calibration.images is None and correct:
         raise ConfigError(
             f"corrections are worked out on images: give --images, or build with {_spelled('effort')} none"
@@ -234,7 +230,7 @@ def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...])
 
 
 def warn_of_percentile(*rules: str) -> None:
-    """Warns where one of the rules takes a percentile that looks like a share: up to 1, or under 50."""
+    """Warns if the percentile of a rule is below 50, as the user may have given a share (0..1) instead of percent."""
     percentile = min((rule_percentile(rule) for rule in rules if rule.startswith("percentile")), default=100.0)
     if percentile >= 50:
         return
@@ -248,7 +244,7 @@ def warn_of_percentile(*rules: str) -> None:
 
 
 def check_sweep(options: SweepOptions) -> None:
-    """Refuses a sweep without the images that it needs."""
+    """Refuses a sweep without calibration images or annotated images."""
     _check_images(options.calibration, "a sweep")
     if options.plan.val_images is None or options.plan.annotations is None:
         raise ConfigError(f"a sweep scores its variants on annotated images: give {_VAL_IMAGES} and {_ANNOTATIONS}")
@@ -260,7 +256,7 @@ def _check_images(calibration: CalibrationOptions, subject: str) -> None:
 
 
 def check_tune(options: TuneOptions) -> None:
-    """Refuses a tune that cannot be measured, as far as :func:`check_build` does not."""
+    """Refuses wrong options of a tune that :func:`check_build` accepts."""
     build, plan = options.build, options.build.plan
     if not build.int8 or build.implicit:
         raise ConfigError("a tune is about INT8 with Q/DQ nodes; leave --fp16, --fp32 and --quantization implicit out")
@@ -273,10 +269,10 @@ def check_tune(options: TuneOptions) -> None:
 
 
 def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool = False) -> tuple[PluginPart, ...]:
-    """The libraries that were given, checked: the one place that another source of plugins is added to.
+    """Checks the plugin libraries.
 
     Raises:
-        BackendError: the backend loads none, a file is missing, or two have the same name.
+        BackendError: the backend loads no plugins, a file is missing, or two have the same name.
     """
     if plugins and not caps.loads_plugins:
         raise BackendError(
@@ -294,7 +290,7 @@ def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool =
 
 
 def scored_images(plan: PlanOptions, config: Config) -> CocoDataset | None:
-    """The images that accuracy is measured on, read and checked but not decoded; None where none are given.
+    """The images for measuring accuracy, not decoded yet; None if the options name none.
 
     Raises:
         DataError: there are no images; or the annotations cannot be read, or do not fit the images or the classes.
@@ -307,13 +303,10 @@ def scored_images(plan: PlanOptions, config: Config) -> CocoDataset | None:
 
 
 def bounding_images(plan: PlanOptions, config: Config, calibrating: Collection[Path]) -> CocoDataset | None:
-    """The images of a build that plans are scored on; None where none are given.
-
-    Warns:
-        TrtdetWarning: some are left out under a limit, since ranges and corrections were made from them.
+    """The images that score plans. A limit on accuracy loss excludes calibration images, with a warning.
 
     Raises:
-        DataError: as of :func:`scored_images`, or there are none besides those that calibrate.
+        DataError: see :func:`scored_images`; or all images are calibration images.
     """
     dataset, limit = scored_images(plan, config), limit_of(plan)
     if dataset is None or limit is None:

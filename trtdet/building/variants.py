@@ -1,7 +1,6 @@
-"""The folder of an experiment, as a build reads it: how a variant is built, by its number.
+"""Builds of an experiment's variants, from the files in its folder.
 
-A variant of a search is built from the ranges and corrections that the folder keeps and from its own plan; a variant of
-a grid from the options that its row stores.
+A variant of a search has its own plan; ranges and corrections are shared. A variant of a grid has its own options.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ RANKING_ROWS = "ranking.jsonl"
 ROWS = "rows.jsonl"
 PLANS = "plans"
 EXPERIMENT = "experiment.json"
-"""The files of the folder; ``plans`` is a folder of its own."""
+"""Files of the folder; ``plans`` is a subfolder."""
 
 _WEIGHTS = ("integers", "scales", "bias")
 
@@ -53,14 +52,14 @@ class _SearchOptions:
 
 
 class Overrides(TypedDict):
-    """Sections of the configuration that a variant of a grid changes."""
+    """Changed keys of the configuration in a variant of a grid."""
 
     nms: dict[str, Any]
     head: dict[str, Any]
 
 
 class _BuiltVariant(TypedDict):
-    """The parts of a variant in ``experiment.json`` that a build needs; both are None for a search."""
+    """Keys of a variant in ``experiment.json`` that a build reads; options are None for a search."""
 
     number: int
     build: BuildOptions | None
@@ -73,7 +72,7 @@ class _Experiment(TypedDict):
 
 @dataclass(frozen=True)
 class _Meta:
-    """What ``corrected.npz`` holds beside arrays."""
+    """Metadata of ``corrected.npz``."""
 
     schema: Literal[1]
     key: str
@@ -105,7 +104,7 @@ def _read_options(folder: Path) -> _SearchOptions:
 
 
 def with_absolute_paths(options: BuildOptions) -> BuildOptions:
-    """Options that mean the same in another working directory; histograms of a file are left out."""
+    """Options that are valid in any working directory, without the option for a histogram file."""
     paths: dict[tuple[str, ...], Any] = {}
     for row in rows_of(BuildOptions):
         value = value_of(options, row)
@@ -116,18 +115,13 @@ def with_absolute_paths(options: BuildOptions) -> BuildOptions:
 
 
 def save_options(folder: Path, model: str, key: str, options: BuildOptions) -> None:
-    """Writes ``options.json``: how variants of a search are built, the model's SHA-256, the corrections' key."""
+    """Writes ``options.json``: options of all variants, the model's SHA-256, the key of the corrections."""
     document = _SearchOptions(1, model=model, key=key, options=with_absolute_paths(options))
     write_atomically(folder / OPTIONS, _adapter(_SearchOptions).dump_json(document, indent=1) + b"\n")
 
 
 def variant_options(folder: Path, number: int, config: Config) -> tuple[BuildOptions, Config]:
-    """How a variant of an experiment is built: its options, and the configuration with its settings.
-
-    Args:
-        folder: of a finished experiment.
-        number: of the variant, from 1.
-        config: the configuration of the model.
+    """Build options and configuration of a variant of a finished experiment; ``number`` counts from 1.
 
     Raises:
         ConfigError: the folder has no finished experiment, or no such variant.
@@ -149,9 +143,7 @@ def variant_options(folder: Path, number: int, config: Config) -> tuple[BuildOpt
 
 
 def resolved(options: BuildOptions, config: Config) -> tuple[BuildOptions, Config]:
-    """The options and the configuration of the variant that ``--from`` names, with what was given beside it.
-
-    Options that name no variant are returned as they are.
+    """Options and configuration of the variant of ``--from``, with the user's other options; no change without it.
 
     Raises:
         ConfigError: there is no such variant, or an option contradicts it.
@@ -171,17 +163,17 @@ def resolved(options: BuildOptions, config: Config) -> tuple[BuildOptions, Confi
 
 
 def tuned_key(folder: Path) -> str:
-    """Key of the corrections that the folder of a search keeps."""
+    """Key of the corrections in the folder of a search."""
     return _read_options(folder).key
 
 
 def tuned_ranges(folder: Path) -> Ranges:
-    """The ranges that every variant of a search is built with."""
+    """The ranges of all variants of a search."""
     return _read_corrected(folder / CORRECTED)[0].ranges
 
 
 def check_tuned(folder: Path, model: str, key: str) -> None:
-    """Refuses a variant of a search for another model (its SHA-256) or with a build's other key of the corrections."""
+    """Refuses a search of another model (SHA-256), or one with another key of the corrections."""
     search = _read_options(folder)
     if search.model != model:
         raise ConfigError(f"--from: '{folder}' is of another model; give the model that was tuned, or tune this model")
@@ -193,7 +185,7 @@ def check_tuned(folder: Path, model: str, key: str) -> None:
 
 
 def save_prepared(folder: Path, key: str, prepared: Prepared) -> None:
-    """Writes histograms, ranges and corrections, for a search that is resumed and for builds of its variants."""
+    """Writes histograms, ranges and corrections, to resume a search and to build its variants."""
     prepared.calibrated.collection.save(folder / HISTOGRAMS)
     maps, weights = prepared.corrections.tensors, prepared.corrections.weights
     meta = _Meta(
@@ -218,14 +210,14 @@ def save_prepared(folder: Path, key: str, prepared: Prepared) -> None:
 
 
 def has_corrected(folder: Path, key: str) -> bool:
-    """Whether the folder of a search seems to hold what :func:`save_prepared` wrote for these corrections."""
+    """Whether the folder has the files of :func:`save_prepared` with this key; their content is not checked."""
     return (folder / CORRECTED).exists() and (folder / OPTIONS).exists() and tuned_key(folder) == key
 
 
 def load_prepared(
     folder: Path, key: str, graph: PlacedGraph, options: BuildOptions, selected: Selection, progress: Progress = silent
 ) -> Prepared:
-    """What :func:`save_prepared` wrote; ConfigError where it is missing, damaged, or of another key."""
+    """Reads the files of :func:`save_prepared`; ConfigError if they are missing, damaged, or have another key."""
     calibration = replace(options.calibration, histograms=folder / HISTOGRAMS)
     ranged = calibrated(graph, calibration, selected, progress=progress)
     meta, corrections = _read_corrected(folder / CORRECTED)

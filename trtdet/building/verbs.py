@@ -1,4 +1,4 @@
-"""The verbs: calibrate a model, rank its convolutions, build its bundle. The command line and Python call the same."""
+"""The public functions for Python and the command line: build a bundle, calibrate a model, rank its convolutions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ from trtdet.progress import Expect, Progress, silent, unheard
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A finished bundle.
+    """A finished bundle. If it was up to date, ``audit``, ``trade_off`` and ``within`` are None.
 
     Attributes:
-        audit: of its engine; None where no layers were listed, or the bundle was up to date.
-        up_to_date: an equal bundle was there already.
-        trade_off: plans scored for a limit on the loss.
-        worth: accuracy and speed of INT8 against FP16; None where they were not compared.
-        within: the plan within a latency limit; None without a limit, or where the bundle was up to date.
+        audit: also None if the backend lists no layers.
+        trade_off: plans scored for a limit on accuracy loss.
+        worth: accuracy and speed of INT8 against FP16.
+        within: the plan for a latency limit.
     """
 
     bundle: Bundle
@@ -61,20 +60,19 @@ def build(
 ) -> BuildResult:
     """Builds a bundle from a float ONNX model, and compares INT8 with FP16.
 
-    A bundle at ``output`` that was made from the same model, configuration, images and options is kept as it is; a
-    bundle that differs only in what comes after the histograms lends them. Where INT8 is not faster than FP16 a warning
-    says so; with ``options.least_speedup`` the bundle then has the FP16 engine.
+    A bundle at ``output`` from the same model, configuration, images and options is kept. From another bundle of this
+    model the histograms are reused if they fit. If INT8 is not faster than FP16, a warning says so. If its speed-up is
+    below ``options.least_speedup``, the bundle gets the FP16 engine.
 
     Args:
-        model: float ONNX model.
-        config: its configuration, NMS thresholds included.
+        config: the model's configuration with NMS thresholds.
         output: the bundle's folder.
-        progress: told of every image and every stage.
-        expect: told of the stages to come, once the build is checked.
+        progress: called for every image and stage.
+        expect: called once with the list of stages, after the checks.
 
     Raises:
-        TrtdetError: of the kind that says where it went wrong; the previous content of ``output`` is untouched. Where a
-            builder fails, its messages are kept in a file beside ``output``, which the error names.
+        TrtdetError: a step failed; its subclass names the kind of failure. ``output`` is unchanged. A failing
+            builder's messages are in a file beside ``output``, which the error names.
     """
     job = job_of(model, config, output, options=options)
     options = job.options
@@ -99,7 +97,7 @@ def build(
                 audit = Audit.load(bundle.file(AUDIT)) if AUDIT in bundle.manifest.files else None
                 for warning in audit.warnings if audit is not None else ():
                     warnings.warn(warning, TrtdetWarning, stacklevel=2)
-    # A plan with nothing in INT8 has been warned of.
+    # A plan without INT8 layers has its own warning.
     if worth is not None and worth.warning and bundle.manifest.precision.int8:
         warnings.warn(worth.warning, TrtdetWarning, stacklevel=2)
     trade_off, within = (planned.trade_off, planned.within) if planned is not None else (None, None)
@@ -116,14 +114,13 @@ def calibrate(
     quantization: Literal["explicit", "implicit"] = "explicit",
     attention: bool = False,
 ) -> Calibrated:
-    """Runs calibration images through a model and chooses the range of every activation that INT8 needs.
+    """Runs calibration images through a float ONNX model and chooses the range of each activation for INT8.
 
     Args:
-        model: float ONNX model.
-        progress: told of every image.
-        quantization: ``explicit`` for what Q/DQ nodes read; ``implicit`` for every tensor that TensorRT may run in
-            INT8 by itself, about four times as many.
-        attention: give what the products of two activations read a range as well, for ``int8_attention``.
+        progress: called for every image.
+        quantization: ``explicit`` gives ranges for the inputs of Q/DQ nodes; ``implicit`` for every tensor that
+            TensorRT may run in INT8, about four times as many.
+        attention: include the inputs of products of two activations, for ``int8_attention``.
 
     Raises:
         ModelError, DataError, CalibrationError, ConfigError: see the messages; nothing has been written.
@@ -134,23 +131,21 @@ def calibrate(
     warn_of_percentile(options.rule)
     graph = host_graph(model, config, plan=PlanOptions(int8_attention=attention))
     selected = select_images(options)
-    seen = check_detections(graph, options, selected, progress=progress)
-    selected = replace(selected, cache=ImageCache(0))  # there is no other pass that would read it
+    plausibility = check_detections(graph, options, selected, progress=progress)
+    selected = replace(selected, cache=ImageCache(0))  # no later pass would read it
     ranged = calibrated(graph, options, selected, implicit=quantization == "implicit", progress=progress)
-    # Whatever is put into INT8 later is to find its range here.
+    # Includes ranges for convolutions that only a later plan puts into INT8.
     ranges = prepared(ranged, options, (), progress=progress, plan=graph.placement.plan, share=False).ranges
-    return replace(ranged, ranges=ranges, seen=seen)
+    return replace(ranged, ranges=ranges, seen=plausibility)
 
 
 def sensitivity(
     model: Path, config: Config, options: SensitivityOptions, rows: Path | None = None, progress: Progress = silent
 ) -> Sensitivity:
-    """Ranks the convolutions of a model by what INT8 costs at each.
+    """Ranks the convolutions of a float ONNX model by their accuracy loss in INT8.
 
-    Args:
-        model: float ONNX model.
-        rows: a file that every finished row is appended to; an existing file is resumed.
-        progress: told of every image and row.
+    Each finished row is appended to ``rows``; an existing file is resumed. ``progress`` is called for every image and
+    row.
 
     Raises:
         ModelError, DataError, CalibrationError, ConfigError, BackendError: see the messages.

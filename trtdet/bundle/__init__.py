@@ -1,7 +1,7 @@
-"""The bundle: a folder with an engine and its documentation. The contract with C++.
+"""A bundle: the folder with an engine and its manifest, which Python and C++ programs read.
 
-``manifest.json`` is written last and holds the SHA-256 of every other file, so a folder with a manifest that
-verifies is complete. A bundle appears under its name in one step; an older bundle stays until then.
+The manifest holds the SHA-256 of every other file. It is written last, so a folder with a valid manifest is complete.
+A new bundle replaces an older one in one step.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trtdet.files import FolderWriter, sha256_file, write_atomically
 from trtdet.files.documents import DocumentError, read_document
 
 PORTABLE = "portable.onnx"
-"""The file of a bundle with the model as onnxruntime runs it, where the engine is made from another."""
+"""Model for onnxruntime, in bundles whose engine is built from another model."""
 
 SCHEMA: Literal[1] = 1
 MANIFEST = "manifest.json"
 
 
 class _Part(BaseModel):
-    # Keys whose names say too little, or belong to Python, have other names here than in the file.
+    # Some keys of the file are unclear or are Python keywords; an alias gives those a better name here.
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
@@ -60,11 +60,11 @@ class OutputPart(_Part):
 class NmsPart(_Part):
     mode: NmsMode = Field(alias="where")
     scores: Literal["probabilities", "logits"] = "probabilities"
-    """The values of the output ``scores`` with ``host``; thresholds are probabilities all the same."""
+    """Values of the output ``scores`` with mode ``host``; thresholds are always probabilities."""
     embedded: bool = Field(False, alias="own")
-    """The suppression and its thresholds are the model's, not the configuration's."""
+    """NMS and its thresholds come from the model, not from the configuration."""
     reason: str = ""
-    """How CUDA graphs decided the mode, as part of a sentence; empty where they did not."""
+    """Why CUDA graphs decided the mode, as part of a sentence; empty if they did not."""
     score_threshold: float
     iou_threshold: float
     max_detections: int
@@ -74,15 +74,14 @@ class NmsPart(_Part):
 
     @property
     def thresholds(self) -> NmsConfig:
-        """The thresholds, as a configuration has them."""
+        """As section ``nms`` of a configuration."""
         return NmsConfig.model_validate(self.model_dump(exclude={"mode", "scores", "embedded", "reason"}))
 
 
 class MasksPart(_Part):
-    """Masks of the detections, which a program pastes into the picture, see :mod:`trtdet.detection.masks`.
+    """Masks of the detections, see :mod:`trtdet.detection.masks`.
 
-    ``output`` is float32 (B, K, size, size), the probabilities of each detection's class; a pixel of the object exceeds
-    ``threshold``.
+    ``output`` is float32 (B, K, size, size): probabilities 0..1. Pixels above ``threshold`` belong to the object.
     """
 
     output: str
@@ -94,7 +93,7 @@ class PluginPart(_Part):
     file: str
     sha256: str
     embedded: bool = False
-    """The engine carries the library; a service need not load the file."""
+    """The engine contains the library, so no program has to load the file."""
 
 
 class BackendPart(_Part):
@@ -103,20 +102,20 @@ class BackendPart(_Part):
     sms: tuple[int, ...]
     plugins: tuple[PluginPart, ...] = ()
     version_compatible: bool = False
-    """The engine runs on later versions of the library as well."""
+    """The engine also runs on later versions of the library."""
     hardware_compatible: bool = False
-    """The engine runs on every compute capability from 8.0 on, not on those of ``sms`` alone."""
+    """The engine runs on every compute capability from 8.0 on, not only on ``sms``."""
     tf32: bool = False
-    """The engine may multiply float32 in TF32, where the GPU can."""
+    """The engine may multiply float32 values in TF32."""
 
     @property
     def loose_plugins(self) -> tuple[str, ...]:
-        """Files with plugins that a program must load before the engine."""
+        """Plugin libraries that a program must load before the engine."""
         return tuple(part.file for part in self.plugins if not part.embedded)
 
     @property
     def carries_plugins(self) -> bool:
-        """The engine holds plugins, which are code that runs on the host."""
+        """Whether the engine contains plugins, which are code that runs on the host."""
         return any(part.embedded for part in self.plugins)
 
 
@@ -129,21 +128,21 @@ class ImagesPart(_Part):
 class QuantizationPart(_Part):
     mode: Literal["explicit", "implicit", "none"]
     source: Literal["trtdet", "tensorrt", "cache"] = "trtdet"
-    """Where the ranges come from: trtdet, TensorRT's own calibrator, or a calibration cache that was given."""
+    """Source of the ranges: trtdet, TensorRT's own calibrator, or the user's calibration cache."""
     calibrator: str | None = None
     percentile: float | None = None
     histograms_key: str | None = None
     images: ImagesPart | None = None
     corrections: tuple[str, ...] = ()
     weight_scales: Literal["channel", "tensor"] | None = None
-    """One scale an output channel, or one a tensor with the channels' ratios in a product after the convolution."""
+    """One scale per output channel; or one per tensor, and a Mul after the convolution with the channels' ratios."""
 
 
 class SiluPart(_Part):
     """How SiLU and HardSwish were rewritten.
 
-    ``asked`` and ``done`` are values of ``--silu``; ``rewritten`` counts the rewritten activations, ``read_int8`` and
-    ``write_int8`` those that read and write INT8; ``skipped`` has the reason for each activation that was left.
+    ``asked`` and ``done`` are values of ``--silu``. The numbers count activations: those rewritten, those that read
+    INT8, those that write INT8. ``skipped`` has a reason for each activation that was not rewritten.
     """
 
     asked: str
@@ -167,17 +166,16 @@ class FloatConvPart(_Part):
 
 
 class AuditPart(CountsPart):
-    """Layers as built; those in FP8 are counted apart, where a plan counts them with INT8, whose place they take."""
+    """Layers of the engine by precision. FP8 is counted separately; a plan counts FP8 layers as INT8."""
 
     fp8: int = 0
     float_by_backend: tuple[FloatConvPart, ...] = ()
 
 
 class GuardPart(_Part):
-    """What ``--guard`` decided about a bundle in INT8.
+    """Decision of ``--guard X``, which ships FP16 if INT8 is too slow.
 
-    ``least`` is how many times as fast as FP16 INT8 had to be, ``speedup`` how many times as fast it is, None where
-    that is unknown; ``on`` names the GPU.
+    ``least`` is the smallest allowed ``speedup`` over FP16; ``speedup`` is None if unknown. ``on`` names the GPU.
     """
 
     asked: Literal["int8"] = "int8"
@@ -191,7 +189,7 @@ class GuardPart(_Part):
 
 
 class Manifest(_Part):
-    """The content of ``manifest.json``. Keys are added within schema 1, never removed or given another meaning."""
+    """Content of ``manifest.json``. Schema 1 may get new keys; no key is removed or changes its meaning."""
 
     schema_: Literal[1] = Field(alias="schema")
     trtdet_version: str
@@ -207,34 +205,33 @@ class Manifest(_Part):
     files: dict[str, str]
     command: dict[str, Any]
     portable: str | None = None
-    """The file that onnxruntime runs, and that computes what the engine does; None where INT8 is in the engine alone,
-    and in bundles of the first versions."""
+    """File from which onnxruntime computes the engine's results; None for implicit INT8 and in the oldest bundles."""
     silu: SiluPart | None = None
     input_check: dict[str, Any] | None = None
-    """:meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None where the input was not checked."""
+    """:meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None if the input was not checked."""
     masks: MasksPart | None = None
     guard: GuardPart | None = None
-    """None without ``--guard``, or where INT8 has not been compared yet."""
+    """None without ``--guard X``, or before INT8 is compared."""
     content_hash: str
-    """SHA-256 over everything the engine was made from; equal hashes mean there is nothing to build."""
+    """SHA-256 of all inputs of the build; a build with an equal hash keeps the bundle."""
 
     @property
     def lacks_portable(self) -> bool:
-        """The bundle was made before bundles had a portable model."""
+        """Whether the bundle is older than portable models."""
         return self.portable is None and self.quantization.mode != "implicit"
 
     @property
     def shipped(self) -> Literal["int8", "fp16", "fp32"]:
-        """The precision of the network in the bundle; ``command`` has the precision that was asked for."""
+        """The network's precision, which may differ from the requested one in ``command``."""
         return self.guard.shipped if self.guard else self.command["precision"]
 
     def to_json(self) -> str:
-        """The file's text; bytes of file names that are no UTF-8 become ``\\udcXX``, six characters each."""
+        """Text of the file. Bytes of file names that are not UTF-8 become ``\\udcXX``, six characters each."""
         return json.dumps(_encodable(self.model_dump(mode="json", by_alias=True)), indent=2) + "\n"
 
 
 def _encodable(value: Any) -> Any:
-    """A plain value with each character that UTF-8 cannot hold escaped."""
+    """Escapes each character that UTF-8 cannot encode."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
@@ -243,14 +240,10 @@ def _encodable(value: Any) -> Any:
 
 
 class Bundle:
-    """A finished bundle, read and verified.
-
-    Args:
-        path: the bundle's folder.
-        verify: compare every file with its hash.
+    """Reads a finished bundle from its folder; with ``verify`` compares every file with its hash.
 
     Raises:
-        BundleError: there is no bundle, its manifest is of another schema, or a file is missing or altered.
+        BundleError: there is no bundle, its manifest has another schema, or a file is missing or changed.
     """
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
@@ -279,7 +272,7 @@ class Bundle:
                 )
 
     def file(self, name: str) -> Path:
-        """The path of one of the bundle's files.
+        """Path of a file of the bundle.
 
         Raises:
             BundleError: the bundle has no such file.
@@ -290,7 +283,7 @@ class Bundle:
         return self.path / name
 
     def add(self, name: str, data: bytes) -> None:
-        """Adds a file to the bundle, or replaces it; the bundle is whole at every moment.
+        """Adds or replaces a file; the bundle stays valid at every moment.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -307,10 +300,10 @@ class Bundle:
 
     @property
     def config(self) -> Config:
-        """The configuration that the bundle was built with, thresholds of the command line included.
+        """The configuration of the build, with the thresholds of the command line.
 
         Raises:
-            BundleError: the manifest's ``command`` holds no configuration that this version reads.
+            BundleError: this version cannot read it.
         """
         try:
             return Config.model_validate(self.manifest.command.get("config"))
@@ -321,27 +314,27 @@ class Bundle:
 
     @property
     def model(self) -> Path:
-        """The ONNX model that the engine was built from, Q/DQ and casts included; float with implicit quantisation."""
+        """The ONNX model of the engine, with Q/DQ nodes and casts; a float model for implicit quantisation."""
         return next(self.path / name for name in self.manifest.files if name.endswith(".onnx") and name != PORTABLE)
 
     @property
     def engine(self) -> Path | None:
-        """The engine file, or None where the bundle was built for onnxruntime."""
+        """The engine file; None for onnxruntime."""
         return self.path / "model.engine" if "model.engine" in self.manifest.files else None
 
 
 class BundleWriter(FolderWriter):
-    """Collects the files of a bundle beside its place and puts all of it there in one step.
+    """Writes a bundle into a temporary folder and moves it to ``path`` in one step.
 
     Raises:
-        OutputError: the place holds something that is not a bundle, cannot be written, or the disk is full.
+        OutputError: ``path`` is not a bundle, it cannot be written, or the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, MANIFEST, "a bundle")
 
     def commit(self, fields: Mapping[str, Any]) -> Bundle:
-        """Writes the manifest from ``fields`` (its keys without files and created) and puts the bundle in place."""
+        """Writes the manifest and moves the bundle to its path; ``fields`` lacks only ``files`` and ``created``."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         manifest = Manifest.model_validate({"schema_": SCHEMA, **fields, "created": created, "files": self.files})
         self.put(manifest.to_json().encode())
