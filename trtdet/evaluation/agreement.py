@@ -253,11 +253,7 @@ def evaluator_spread(
 
 
 def check_spread(detector: Detector) -> None:
-    """Checks before a run that :func:`evaluator_spread` supports the detector.
-
-    Raises:
-        ConfigError: the detector runs an engine, whose order of sums is fixed.
-    """
+    """Raises ConfigError if the detector runs an engine, whose order of sums is fixed."""
     if detector.runner.model is None:
         raise ConfigError(
             f"the evaluator's spread is that of models on the CPU, and '{detector.file}' is an engine; leave it out or "

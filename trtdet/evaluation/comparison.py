@@ -197,12 +197,7 @@ def _result(evaluation: Evaluation, of: Literal["boxes", "masks"]) -> CocoResult
 
 
 def check_pair(first: tuple[str, CocoMetric], second: tuple[str, CocoMetric], purpose: str) -> None:
-    """Checks that two metrics, each with its file's name, have the same classes and images.
-
-    Raises:
-        ConfigError: the classes differ.
-        DataError: the images differ.
-    """
+    """Raises ConfigError if two metrics, each with its file's name, differ in classes, DataError if in images."""
     check_classes(*((file, metric.dataset.classes) for file, metric in (first, second)))
     ours, theirs = first[1].image_ids, second[1].image_ids
     if ours != theirs:
@@ -213,11 +208,7 @@ def check_pair(first: tuple[str, CocoMetric], second: tuple[str, CocoMetric], pu
 
 
 def check_classes(target: tuple[str, tuple[str, ...]], reference: tuple[str, tuple[str, ...]]) -> None:
-    """Checks that two files, given by name and classes, have the same classes, in any order.
-
-    Raises:
-        ConfigError: the classes differ.
-    """
+    """Raises ConfigError if two files, each a name and its classes, differ in classes; the order may differ."""
     problems = []
     for (file, classes), (_, others) in ((target, reference), (reference, target)):
         extra = [label for label in classes if label not in others]
@@ -244,11 +235,7 @@ def warn_of_thresholds(evaluation: Evaluation, reference: Evaluation) -> None:
 
 
 def check_score(file: str, engine: str, score: float, got: NDArray[np.float64]) -> None:
-    """Checks that the matches give the evaluator's mAP: ``got`` (1,) is from the matches, ``score`` from the evaluator.
-
-    Raises:
-        DataError: they differ, so that an interval from these matches would be wrong.
-    """
+    """Raises DataError if the mAP of the matches, ``got`` (1,), differs from the evaluator's, ``score``."""
     if abs(got[0] - score) > 1e-6:
         raise DataError(
             f"the matches of '{file}' give mAP {got[0]:.6f} where {engine} computes {score:.6f}; this version of it "

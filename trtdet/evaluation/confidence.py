@@ -36,17 +36,10 @@ def halves(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
 
 
 def images_needed(loss: float, worst: float, images: int, bound: float) -> int | None:
-    """Estimates how many images would bring the interval of a loss within a bound, if the loss stays the same.
+    """Estimates how many images would bring ``worst``, the upper end of a loss's interval, within a bound.
 
-    The width of an interval falls with the square root of the number of images.
-
-    Args:
-        worst: upper end of the loss's interval, in the same unit; at least the loss.
-        images: number of images of the measurement.
-        bound: limit on the upper end.
-
-    Returns:
-        None if no number is enough, because the loss is at least the bound.
+    The loss is assumed to stay the same, and the width of its interval to fall with the square root of the number of
+    images. The unit of the three is the same. None if no number is enough, because the loss is at least the bound.
     """
     if worst <= bound:
         return images
@@ -75,12 +68,9 @@ def apart_from(dataset: CocoDataset, chosen: Collection[Path]) -> CocoDataset:
 
 
 def same_files(files: Sequence[Path], others: Collection[Path]) -> frozenset[Path]:
-    """The files whose bytes equal those of one of the others; only files of equal size are read.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """The files whose bytes equal those of one of the others; raises DataError if a file cannot be read."""
     try:
+        # Only files of equal size are read.
         sizes = {path.stat().st_size for path in others}
         candidates = [path for path in files if path.stat().st_size in sizes]
         sizes = {path.stat().st_size for path in candidates}

@@ -174,11 +174,8 @@ class CocoMetric:
         return self
 
     def update_batch(self, batch: ImageBatch, found: Detections, mask_threshold: float = THRESHOLD) -> CocoMetric:
-        """Adds a batch of detections in pixels of the network's input; masks are added if the data set has masks.
-
-        Raises:
-            DataError: as :meth:`update`.
-        """
+        """Adds detections in pixels of the network's input, with masks if the data set has some; errors as in
+        :meth:`update`."""
         for row, (index, transform) in enumerate(zip(batch.indices, batch.transforms, strict=True)):
             boxes, scores, classes = found.image(row)
             inside, masks = transform.to_image(boxes), None
@@ -191,11 +188,7 @@ class CocoMetric:
         return self
 
     def compute(self) -> CocoResult:
-        """Scores the images given so far.
-
-        Raises:
-            DataError: no image was given.
-        """
+        """Scores the images given so far; raises DataError if there are none."""
         image_ids = self._scored()
         return self._result(self._truth(image_ids), self._detections(image_ids), "bbox")
 
@@ -277,11 +270,7 @@ class CocoMetric:
         return self.dataset.truth.segmentations is not None and self._masks.keys() == self._found.keys()
 
     def class_matches(self, of: Literal["boxes", "masks"] = "boxes") -> dict[str, ClassMatches]:
-        """Matches of every class by name, including classes without a box to find.
-
-        Raises:
-            DataError: no image was given.
-        """
+        """Matches of every class by name, also without a box to find; raises DataError if no image was given."""
         if of in self._matches:
             return self._matches[of]
         image_ids, truth = self._scored(), self.dataset.truth

@@ -185,7 +185,7 @@ class _Subject:
         parts = [self.run(images[start : start + self.batch]) for start in range(0, len(images), self.batch)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def detections(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
+    def found(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
         """Detections of the outputs; None if the scores cannot be probabilities."""
         if self.detector is not None:
             return self.detector.suppressed(outputs, _SUPPRESSION)
@@ -325,7 +325,7 @@ class _Contest:
                 for number, group in enumerate(part):
                     pair = {name: value[2 * number : 2 * number + 2] for name, value in outputs.items()}
                     for reading in group:
-                        detections = self._subject.detections(pair, reading.config)
+                        detections = self._subject.found(pair, reading.config)
                         self._cache[_key(reading), path] = _tally(detections, reading.config.input)
         for reading in readings:
             self.tallies[id(reading)].append(self._cache[_key(reading), path])
