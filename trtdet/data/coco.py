@@ -1,4 +1,4 @@
-"""COCO annotations: images, boxes and categories of an instances file."""
+"""Images, boxes and categories of a COCO instances file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtdet.files.documents import DocumentError, read_document
 
 @dataclass(frozen=True)
 class CocoImage:
-    """An image of a COCO data set; width and height in pixels as the annotations say, 0 without annotations."""
+    """An image of a data set; width and height in pixels are those of the annotations, 0 without annotations."""
 
     id: int
     path: Path
@@ -37,10 +37,10 @@ class GroundTruth:
     boxes: NDArray[np.float64]
     """float64 (M, 4), x y width height in pixels of the image."""
     areas: NDArray[np.float64]
-    """In square pixels. COCO gives the areas of the masks; the area of the box where the file gives none."""
+    """In square pixels: the file's area (in COCO that of the mask), or else that of the box."""
     crowd: NDArray[np.bool_]
     segmentations: NDArray[np.object_] | None = None
-    """The masks as the file has them, polygons or run lengths; None where a box has none."""
+    """Masks as in the file, polygons or run lengths; None if any box has no mask."""
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -51,30 +51,24 @@ class CocoDataset:
     """Images and boxes in COCO's format (Lin et al. 2014, arXiv:1405.0312), with classes matched by name."""
 
     annotations: Path
-    """The instances file; without annotations, where the images are from."""
+    """The instances file; without annotations, the source of the images."""
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
-    """The category id of each class, in the order of ``classes``."""
+    """In the order of ``classes``."""
     images: tuple[CocoImage, ...]
-    """Sorted by id, images without a box included."""
+    """Sorted by id, including images without a box."""
     truth: GroundTruth
 
     @classmethod
     def load(cls, annotations: Path | str, images: Path | str, classes: Sequence[str]) -> CocoDataset:
-        """Reads annotations and checks that they, the image folder and the classes fit together.
+        """Reads a COCO instances file (JSON) and checks that it fits the folder of its images and the classes.
 
-        Every class must be a category of the file, by name. Categories that are no class are left out if no
-        box uses them, and are an error if a box does: a score over a part of the categories is not the data
-        set's score.
-
-        Args:
-            annotations: a COCO instances file (JSON).
-            images: the folder that ``file_name`` is relative to.
-            classes: the class names of the configuration, in the model's order.
+        Every class, in the model's order, must be the name of a category. Other categories are ignored if no box uses
+        them; otherwise they are an error, because a score of only some categories is not the data set's score.
 
         Raises:
-            DataError: the file is no COCO instances file; categories and classes do not match; images are missing,
-                or boxes are on unknown images; there are no boxes.
+            DataError: the file is not a COCO instances file; categories and classes do not match; images are missing;
+                boxes are on unknown images; there are no boxes.
         """
         annotations, images, classes = Path(annotations), Path(images), tuple(classes)
         try:
@@ -113,16 +107,12 @@ class CocoDataset:
 
     @classmethod
     def unannotated(cls, images: Path | str, classes: Sequence[str]) -> CocoDataset:
-        """The images of a folder or a ``.txt`` list without boxes, on which detectors are compared with each other.
-
-        Raises:
-            DataError: there are no images.
-        """
+        """The images of a folder or a ``.txt`` list, without boxes; raises DataError if there are none."""
         return cls.of_files(find_images(images), classes, Path(images))
 
     @classmethod
     def of_files(cls, files: Sequence[Path], classes: Sequence[str], source: Path) -> CocoDataset:
-        """At least one image file without boxes; ``source`` names their folder in messages."""
+        """A data set of image files, at least one, without boxes; messages show ``source`` as their folder."""
         entries = tuple(CocoImage(number, path=path, width=0, height=0) for number, path in enumerate(files, 1))
         none: NDArray[np.int64] = np.zeros(0, np.int64)
         truth = GroundTruth(none, classes=none, boxes=np.zeros((0, 4)), areas=np.zeros(0), crowd=np.zeros(0, bool))
@@ -130,7 +120,6 @@ class CocoDataset:
 
     @property
     def annotated(self) -> bool:
-        """Whether there is a box."""
         return len(self.truth) > 0
 
     @property
@@ -139,18 +128,14 @@ class CocoDataset:
         return self.annotated and self.truth.segmentations is not None
 
     def first(self, count: int) -> CocoDataset:
-        """``count`` of the images, evenly spaced, with their boxes; all images where there are no more.
-
-        Raises:
-            DataError: none of them has a box, so that there is nothing to score.
-        """
+        """At most ``count`` of the images, evenly spaced, with their boxes; errors as in :meth:`of`."""
         return self.of(evenly(self.images, count))
 
     def of(self, images: Sequence[CocoImage]) -> CocoDataset:
-        """These of the images, with their boxes.
+        """The data set of these images and their boxes.
 
         Raises:
-            DataError: others have a box and none of them has, so that there is nothing to score.
+            DataError: none of them has a box, but other images have.
         """
         kept = np.isin(self.truth.image_ids, [image.id for image in images])
         if self.annotated and not kept.any():
@@ -193,7 +178,7 @@ class _Category:
 
 @dataclass(frozen=True)
 class _Document:
-    """What is read of an instances file; all other keys are left unread."""
+    """The keys that are read from an instances file."""
 
     images: list[_Image]
     annotations: list[_Annotation]

@@ -1,4 +1,4 @@
-"""Finding the images of a folder or a list, choosing some of them evenly, and hashing a set of them."""
+"""Finds the images of a folder or a list, selects some of them evenly, and hashes a set of them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from typing import TypeVar
 from trtdet.errors import DataError
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""The suffixes of files that ``find_images`` takes for images, in upper or lower case."""
+"""File suffixes of images, in upper or lower case."""
 
 
 def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Path, ...]:
-    """The images of a folder, or the images that a list names.
+    """The images of a folder, sorted by name and without subfolders, or those of a list, in its order.
 
-    Args:
-        source: a folder, whose own images are taken, sorted by name (folders in it are not entered); or a
-            ``.txt`` list with a file name in each line, kept in its order, in which blank lines and lines starting
-            with ``#`` are skipped.
-        root: the folder that the names of a list are relative to; None is the folder of the list.
+    A list is a ``.txt`` file with a file name a line, relative to ``root`` (None: the folder of the list). Blank lines
+    and lines that start with ``#`` are skipped.
 
     Raises:
         DataError: the source does not exist or has no images, or files of the list are missing.
@@ -76,16 +73,12 @@ def first_names(names: Sequence[object], count: int = 3) -> str:
 
 
 def content_hash(paths: Sequence[Path]) -> str:
-    """SHA-256, in hexadecimal, over the names (without folders) and the bytes of files, in the order given.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """Hexadecimal SHA-256 of names (without folders) and bytes of files in order; DataError if one is unreadable."""
     digest = hashlib.sha256()
     for path in paths:
         try:
             name = path.name.encode("utf-8", "surrogateescape")
-            # Lengths keep two sets apart whose names and bytes only join to the same stream.
+            # The lengths distinguish sets whose names and bytes concatenate to the same stream.
             digest.update(len(name).to_bytes(8, "little") + name + path.stat().st_size.to_bytes(8, "little"))
             with path.open("rb") as file:
                 while chunk := file.read(1 << 20):
@@ -99,6 +92,6 @@ Item = TypeVar("Item")
 
 
 def evenly(items: Sequence[Item], count: int) -> tuple[Item, ...]:
-    """``count`` of the items, evenly spaced over their order; all items where there are no more."""
+    """At most ``count`` of the items, evenly spaced over their order."""
     count = min(count, len(items))
     return tuple(items[index * len(items) // count] for index in range(count))

@@ -1,6 +1,6 @@
-"""Pixels in and boxes out: decode an image, place it in the network's input, and map boxes back.
+"""Decodes images, makes them the network's input, and maps boxes back.
 
-Everything here is defined exactly: calibration, evaluation and the C++ runtime must see the same pixels.
+All results are defined exactly, because calibration, evaluation and the C++ runtime must use the same pixels.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _INTERPOLATION = {
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Where an image lies in the network's input: ``network = image * scale + pad`` on each axis, in pixels.
+    """Position of an image in the network's input: ``network = image * scale + pad`` on each axis, in pixels.
 
-    The scale is exactly that of the pixels, resized size / original size. Sizes are whole numbers,
-    so the two axes can differ a little even where the aspect ratio is kept.
+    The scale is exactly resized size / original size. Sizes are integers, so the scales of the two axes can differ
+    slightly in a letterbox.
     """
 
     scale_x: float
@@ -46,17 +46,15 @@ class ImageTransform:
     height: int
 
     def to_image(self, boxes: ArrayLike) -> NDArray[np.float32]:
-        """Boxes (N, 4), x1 y1 x2 y2 in pixels of the network's input, as float32 in pixels of the original image.
-
-        The result is clipped to the image.
-        """
+        """Converts boxes (N, 4), x1 y1 x2 y2, from pixels of the network's input to float32 in pixels of the original
+        image, clipped to the image."""
         network = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
         scales, pads = self._arrays()
         ends = np.array([self.width, self.height] * 2, np.float32)
         return np.clip((network - pads) / scales, 0, ends)  # type: ignore[no-any-return]
 
     def to_network(self, boxes: ArrayLike) -> NDArray[np.float32]:
-        """Boxes (N, 4), x1 y1 x2 y2 in pixels of the original image, as float32 in pixels of the network's input."""
+        """Converts boxes (N, 4), x1 y1 x2 y2, from pixels of the original image to float32 in those of the input."""
         scales, pads = self._arrays()
         return np.asarray(boxes, dtype=np.float32).reshape(-1, 4) * scales + pads
 
@@ -66,27 +64,23 @@ class ImageTransform:
 
 
 def read_image(path: Path | str) -> NDArray[np.uint8]:
-    """Decodes an image file to 8-bit RGB.
+    """Decodes an image file to contiguous uint8 (H, W, 3), RGB, 0..255.
 
-    Grey, palette, 1-bit, CMYK and images with alpha are converted; alpha is dropped, not blended. 16-bit grey
-    is divided by 257, so that 65535 becomes 255. EXIF orientation is not applied: COCO's annotations, and
-    most tools' labels, count pixels as they are stored. Of an animation the first frame is read.
-
-    Returns:
-        uint8 (H, W, 3), RGB, 0..255, contiguous.
+    All colour modes are converted to RGB; alpha is dropped, not blended. 16-bit grey is divided by 257, so that 65535
+    becomes 255. EXIF orientation is not applied, because COCO's annotations and most labels count pixels as stored. The
+    first frame of an animation is read.
 
     Raises:
-        DataError: the file is missing, is not an image, is truncated or damaged, or is so large once decoded
-            that Pillow takes it for a decompression bomb; the message names the file.
+        DataError: the file is missing, not an image, truncated, damaged, or over Pillow's limit of decoded pixels.
     """
     return _decoded(path, f"image '{path}'", "replace the file or take it out of the set")
 
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
-    """Decodes the content of an image file, as :func:`read_image` does.
+    """Decodes the content of an image file as :func:`read_image` does.
 
     Raises:
-        DataError: the bytes are not an image, are cut off or damaged, or decode to more pixels than Pillow allows.
+        DataError: the bytes are not an image, truncated, damaged, or over Pillow's limit of decoded pixels.
     """
     return _decoded(io.BytesIO(data), "the image", "send a whole image file")
 
@@ -106,21 +100,21 @@ def _decoded(source: Path | str | io.BytesIO, subject: str, hint: str) -> NDArra
                 raise DataError("has floating-point pixels, whose range is unknown; convert it to 8 or 16 bits")
             pixels: Image.Image = image
             if image.mode == "PA" or (image.mode == "P" and "transparency" in image.info):
-                pixels = image.convert("RGBA")  # straight to RGB Pillow would warn about the transparency
+                pixels = image.convert("RGBA")  # Pillow warns about transparency if it converts directly to RGB
             return np.array(pixels if pixels.mode == "RGB" else pixels.convert("RGB"), dtype=np.uint8)
     except FileNotFoundError:
         raise DataError(f"{subject} does not exist; check the path or the list that names it") from None
     except DataError as error:
         raise DataError(f"{subject} {error}") from None
-    except Exception as error:  # damaged files make Pillow's decoders raise nearly anything
-        # Pillow names its source, which is an address where it is no file.
+    except Exception as error:  # Pillow's decoders raise many types for damaged files
+        # Pillow's message contains its source, which for bytes is a memory address.
         reason = re.sub(r" (?:file )?<_io\.BytesIO[^>]*>", "", " ".join(str(error).split()))
         reason = reason.replace(f" {str(source)!r}", "").rstrip(".") or type(error).__name__
         raise DataError(f"{subject} cannot be decoded: {reason}; {hint}") from None
 
 
 def preprocess(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.float32], ImageTransform]:
-    """The network's input, float32 (3, h, w), of an image, uint8 (H, W, 3) RGB, and where the image lies in it.
+    """Converts an image, uint8 (H, W, 3), RGB, to the network's input, float32 (3, h, w), and its position there.
 
     See :func:`resize` and :func:`normalise`.
 
@@ -134,21 +128,16 @@ def preprocess(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[n
 
 
 def resize(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.uint8], ImageTransform]:
-    """An image in the size that it has in the network's input, without the border.
+    """Resizes an image, uint8 (H, W, 3), RGB, 0..255, for the network's input, without the border.
 
-    Both letterboxes resize by the ratio min(h/H, w/W) to whole pixels, rounded with halves to the even
-    number, and fill the rest with ``pad_value``. ``letterbox-topleft`` leaves the border at the right and the
-    bottom, as YOLOX does (Ge et al. 2021, arXiv:2107.08430; its own code cuts where this rounds, so one side
-    can differ by a pixel). ``letterbox-centre`` halves it, an odd pixel going to the right and the bottom, as
-    YOLOv5 does. ``stretch`` resizes each axis by its own ratio.
-
-    Args:
-        image: uint8 (H, W, 3), RGB, 0..255.
-        config: the size and the resize rule.
+    Both letterboxes resize by the ratio min(h/H, w/W) to whole pixels, with halves rounded to even, and fill the rest
+    with ``pad_value``. ``letterbox-topleft`` has its border at the right and the bottom, as YOLOX (Ge et al. 2021,
+    arXiv:2107.08430; its code truncates instead of rounding, so a side can differ by a pixel). ``letterbox-centre`` has
+    half the border on each side, and an odd pixel at the right and the bottom, as YOLOv5. ``stretch`` resizes each axis
+    by its own ratio.
 
     Returns:
-        uint8 (H', W', 3), RGB, 0..255, ``image`` itself where its size is right; and where it lies in the network's
-        input.
+        uint8 (H', W', 3), RGB, 0..255, which is ``image`` itself if its size is right; and its position in the input.
 
     Raises:
         DataError: the array is not uint8 (H, W, 3) or is empty.
@@ -167,8 +156,8 @@ def resize(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.ui
         left, top = (config.width - new_width) // 2, (config.height - new_height) // 2
     resized = image
     if (new_width, new_height) != (width, height):
-        # Intel's IPP, which OpenCV's wheels for x86 have, interpolates cubically to a grey level more or less than
-        # OpenCV itself, on other machines and in C++. The setting is this thread's alone, and takes 0.1 us.
+        # Intel's IPP, in OpenCV's x86 wheels, differs by up to a grey level in cubic interpolation from OpenCV itself
+        # (on other machines and in C++). The setting applies to this thread only, and takes 0.1 us.
         ipp = cv2.ipp.useIPP()
         cv2.ipp.setUseIPP(False)
         try:
@@ -184,17 +173,13 @@ def resize(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.ui
 def normalise(
     resized: NDArray[np.uint8], transform: ImageTransform, config: InputConfig, output: NDArray[np.float32]
 ) -> None:
-    """Writes a resized image and its border into the network's input.
+    """Writes the results of :func:`resize` and the border into ``output``, the network's input.
 
-    Args:
-        resized: uint8 (H', W', 3), RGB, 0..255, as :func:`resize` gives it.
-        transform: where it lies.
-        config: that of :func:`resize`.
-        output: float32 (3, h, w), overwritten: channels in ``config.color`` order, ``(x * scale - mean) / std``.
+    The output is float32 (3, h, w), with channels in ``config.color`` order and values ``(x * scale - mean) / std``.
     """
     height, width = resized.shape[:2]
     bottom, right = transform.pad_y + height, transform.pad_x + width
-    # A table of the 256 possible values makes the normalisation exact in float64 and cheap.
+    # A table of the 256 possible values, computed in float64, makes normalisation exact and fast.
     for channel, table in enumerate(_tables(config)):
         plane = np.ascontiguousarray(resized[:, :, channel if config.color == "rgb" else 2 - channel])
         if (height, width) != config.size:
@@ -204,7 +189,7 @@ def normalise(
 
 @functools.lru_cache(maxsize=32)
 def _tables(config: InputConfig) -> NDArray[np.float32]:
-    """float32 (3, 256): the network's value of each 8-bit value, a channel a row."""
+    """float32 (3, 256): the normalised value of each 8-bit value, one row a channel."""
     values = np.arange(256, dtype=np.float64)
     rows = [(values * config.scale - mean) / std for mean, std in zip(config.mean, config.std, strict=True)]
     return np.array(rows, dtype=np.float32)
@@ -218,18 +203,14 @@ def draw(
     names: Sequence[str],
     masks: Sequence[NDArray[np.bool_]] = (),
 ) -> NDArray[np.uint8]:
-    """A copy of an image with its detections drawn: a box, a class name and a score in per cent.
+    """Draws detections on a copy of an image: box, class name and score in per cent.
 
     Args:
-        image: uint8 (H, W, 3), RGB.
+        image: uint8 (H, W, 3), RGB, as the result.
         boxes: float (N, 4), x1 y1 x2 y2 in pixels of the image.
         scores: float (N,), 0..1.
-        classes: int (N,), indices into ``names``.
-        names: class names. A class has the same colour in every image.
-        masks: bool (H, W) of each detection, whose pixels are coloured; empty where there are none.
-
-    Returns:
-        uint8 (H, W, 3), RGB.
+        classes: int (N,), indices into ``names``. A class has the same colour in every image.
+        masks: bool (H, W) of each detection, whose pixels are coloured; empty without masks.
     """
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
@@ -240,8 +221,8 @@ def draw(
     for i in np.argsort(values, kind="stable"):
         index = int(indices[i])
         name = names[index] if 0 <= index < len(names) else f"class {index}"
-        # Steps of the golden ratio around the hue circle keep neighbouring classes apart, but come close again
-        # after 13, 21, 34 ... of them; a cycle of four tones distinguishes these.
+        # Golden-ratio steps around the hue circle separate neighbouring classes, but hues are close again after 13, 21,
+        # 34 ... steps; a cycle of four tones distinguishes these.
         saturation, value = ((0.9, 1.0), (0.5, 1.0), (0.95, 0.6), (0.4, 0.7))[index % 4]
         tone = colorsys.hsv_to_rgb(index * 0.618033988749895 % 1, saturation, value)
         red, green, blue = (round(part * 255) for part in tone)

@@ -1,4 +1,4 @@
-"""Images in batches, decoded ahead, and a cache of decoded images that several passes over the same files share."""
+"""Batches of images, decoded ahead, and a cache of decoded images for several passes over the same files."""
 
 from __future__ import annotations
 
@@ -21,47 +21,46 @@ from trtdet.data.images import ImageTransform, normalise, read_image, resize
 from trtdet.errors import DataError, TrtdetWarning
 
 _MOST_BAD = 0.1
-"""Share of unreadable images above which a set is refused rather than thinned out."""
+"""Share of unreadable images above which a set is refused."""
 
 _LARGEST, _SHARE = 1 << 30, 0.25
-"""The default budget: this share of the memory that is available, and never more than ``_LARGEST`` bytes."""
+"""Default budget: this share of the available memory, at most ``_LARGEST`` bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class ResizedImage:
-    """An image as 8-bit pixels in the size that it has in the network's input: a quarter of the memory of the floats,
-    which normalisation computes from them exactly."""
+    """A resized image before normalisation, whose 8-bit pixels take a quarter of the memory of floats."""
 
     pixels: NDArray[np.uint8]
     """uint8 (H', W', 3), RGB, without the border."""
     transform: ImageTransform
     low: int
-    """The lowest value of the file's pixels, 0..255."""
+    """Lowest value of the file's pixels, 0..255."""
     high: int
     constant: bool
     """All pixels of the file are equal."""
 
     @classmethod
     def read(cls, path: Path, config: InputConfig) -> ResizedImage:
-        """Decodes and resizes a file; raises DataError where it cannot be read."""
+        """Decodes and resizes a file; raises DataError if it cannot be read."""
         image = read_image(path)
         pixels, transform = resize(image, config)
-        # The first row decides nearly always, so the whole image is rarely compared.
+        # For speed: the whole image is compared only if the first row is constant.
         constant = bool((image[0] == image[0, 0]).all()) and bool((image == image[0, 0]).all())
         return cls(pixels, transform, int(image.min()), high=int(image.max()), constant=constant)
 
 
 class ImageCache:
-    """Images that were decoded, kept for later passes over the same files; each build has a cache of its own.
+    """Decoded images for later passes over the same files; each build has its own cache.
 
-    The first images that fit the budget stay, and all others are decoded again in each pass: passes go through the
-    files in the same order, so that dropping the oldest image would drop every image just before it is needed.
-    A file that changes meanwhile is not read again. Results do not depend on the budget. A pickled cache is empty and
-    stays so: the workers of a machine would each take the budget.
+    The first images that fit the budget are kept; the others are decoded in each pass. No image is evicted: passes read
+    the files in the same order, so evicting the oldest image would always evict the next one to be read. A file that
+    changes is not read again. A pickled cache is empty and stays empty, because each worker of a machine would use the
+    whole budget.
 
     Args:
-        budget: bytes of pixels at most, 0 for none; None for a quarter of the memory that is available when the first
-            image is kept, and 1 GiB at most.
+        budget: maximum bytes of pixels; 0 keeps none. None is a quarter of the memory available when the first image is
+            kept, at most 1 GiB.
     """
 
     def __init__(self, budget: int | None = None) -> None:
@@ -69,7 +68,7 @@ class ImageCache:
         self._limit = budget
         self._images: dict[tuple[Any, ...], ResizedImage] = {}
         self.bytes = 0
-        """How much memory the pixels take."""
+        """Memory of the pixels."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Callable[[int | None], ImageCache], tuple[int]]:
@@ -79,14 +78,13 @@ class ImageCache:
         return len(self._images)
 
     def find(self, path: Path, config: InputConfig) -> ResizedImage | None:
-        """The image of a file, resized as ``config`` says, if it is kept."""
+        """The kept image of a file, resized for ``config``; None if it is not kept."""
         return self._images.get(self._key(path, config))
 
     def read(self, path: Path, config: InputConfig) -> ResizedImage:
-        """The same, decoded where it is not kept, and then kept where it fits. Any thread may call this.
+        """As :meth:`find`, but decodes an image that is not kept, and keeps it if it fits; any thread may call this.
 
-        Raises:
-            DataError: as of :func:`trtdet.data.images.read_image`.
+        Errors are those of :func:`trtdet.data.images.read_image`.
         """
         image = self.find(path, config)
         if image is None:
@@ -103,14 +101,14 @@ class ImageCache:
 
     @staticmethod
     def _key(path: Path, config: InputConfig) -> tuple[Any, ...]:
-        """All that the pixels depend on; normalisation comes later."""
+        """All settings that the pixels depend on; normalisation comes later."""
         return path, config.size, config.resize, config.interpolation
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), control_group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may still take without swapping; 0 where the system does not tell.
+    """Bytes that this process can still use without swapping; 0 if unknown.
 
-    The kernel's estimate (MemAvailable), and within a control group (version 2) no more than its limit leaves.
+    This is the kernel's estimate (MemAvailable), limited by what is free in a control group (version 2).
     """
     try:
         lines = (line.split() for line in meminfo.read_text().splitlines())
@@ -127,12 +125,11 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), control_group: Path 
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch:
-    """Up to ``batch_size`` images as the network takes them; the last batch of a pass may be smaller."""
+    """Up to ``batch_size`` images as network input; the last batch of a pass may be smaller."""
 
     images: NDArray[np.float32]
     """float32 (B, 3, h, w)."""
     transforms: tuple[ImageTransform, ...]
-    """Where each image lies in the network's input."""
     paths: tuple[Path, ...]
     indices: tuple[int, ...]
     """Positions of the images in the stream's ``paths``."""
@@ -142,20 +139,16 @@ class ImageBatch:
 
 
 class ImageStream:
-    """Batches of images, decoded ahead in threads and in the order given; every iteration is a new pass.
+    """Batches of images in the order of ``paths``, decoded ahead in threads; every iteration is a new pass.
 
-    At most ``2 * workers`` images (8-bit, resized) and one batch are in memory, besides the cache. Ending a pass early,
-    by an exception, ``break`` or Ctrl-C, waits only for images that are being decoded at that moment.
+    At most ``2 * workers`` images (8-bit, resized) and one batch are in memory, besides the cache. A pass that ends
+    early (exception, ``break`` or Ctrl-C) waits only for the images that are being decoded.
 
     Args:
-        paths: the images.
-        config: how they become the network's input.
-        batch_size: images a batch.
-        workers: threads that decode; None for as many as there are cores that this process may use.
-        on_bad: ``skip`` leaves an unreadable image out with a TrtdetWarning that names it, unless over 10 %
-            of all are unreadable; ``raise`` stops at the first.
-        cache: the images that earlier passes over the same files decoded; this pass adds its own. None decodes
-            every image and keeps none.
+        workers: decoding threads; None is the number of cores that this process may use.
+        on_bad: ``skip`` leaves out an unreadable image with a TrtdetWarning that names it, unless over 10 % of all are
+            unreadable; ``raise`` stops at the first.
+        cache: kept images of earlier passes over the same files, to which this pass adds; None keeps none.
 
     Raises:
         DataError: (when iterating) an image, or too many images, cannot be read.
@@ -185,29 +178,24 @@ class ImageStream:
 
     def _reset(self) -> None:
         self.skipped: tuple[tuple[Path, str], ...] = ()
-        """The images that the latest pass left out so far, each with the reason."""
+        """Images that the latest pass has skipped so far, each with the reason."""
         self.constant: tuple[Path, ...] = ()
-        """The images that the latest pass has read so far whose pixels are all equal."""
+        """Images read so far in the latest pass whose pixels are all equal."""
         self._read = 0
         self._low, self._high = 255, 0
 
     @property
     def pixel_range(self) -> tuple[int, int]:
-        """The lowest and the highest 8-bit value in all that the latest pass has read so far.
-
-        Raises:
-            DataError: nothing has been read yet.
-        """
+        """Lowest and highest 8-bit value read so far in the latest pass; raises DataError if nothing was read."""
         if not self._read:
             raise DataError("no image has been read yet, so there are no pixel statistics; iterate the stream first")
         return self._low, self._high
 
     def check_pixels(self) -> None:
-        """Checks, after a pass, that the images look like pictures; warns where some are constant.
+        """Checks after a pass that the images look like pictures; warns if some are constant.
 
         Raises:
-            DataError: every image is constant, or no pixel of any image exceeds 1, as where values of 0 to 1
-                were saved; or nothing has been read.
+            DataError: every image is constant, no pixel exceeds 1 (as if values 0..1 were saved), or nothing was read.
         """
         low, high = self.pixel_range
         constant = [path.name for path in self.constant]
@@ -238,7 +226,7 @@ class ImageStream:
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="trtdet-decode")
         try:
             while True:
-                # The length of this queue bounds the memory.
+                # The length of this queue limits the memory.
                 while len(ahead) < 2 * self.workers and (item := next(upcoming, None)) is not None:
                     kept = None if self.cache is None else self.cache.find(item[1], self.config)
                     ahead.append((item[0], kept or pool.submit(read, item[1], self.config)))
@@ -266,7 +254,7 @@ class ImageStream:
                 loaded.append((index, image))
                 if len(loaded) == self.batch_size:
                     batch = self._batch(loaded)
-                    loaded = []  # before the pause, so that the images are not held beside the batch
+                    loaded = []  # before the yield, to free the images while the caller uses the batch
                     yield batch
             if loaded:
                 yield self._batch(loaded)

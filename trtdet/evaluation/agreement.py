@@ -1,4 +1,4 @@
-"""How far a detector's detections agree with those of another, as average precision; no annotations are needed."""
+"""Agreement of two detectors' detections, as average precision; no annotations are needed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from trtdet.evaluation.scoring import Evaluation
 
 @dataclass(frozen=True)
 class AgreementOptions:
-    """What counts as an object that the reference sees.
+    """Settings of an agreement.
 
     Attributes:
-        threshold: detections of the reference with at least this score are the boxes to find, above 0 and below 1.
-        bootstrap: how the images are drawn for the interval.
+        threshold: lowest score of the reference detections that are the boxes to find, above 0 and below 1.
+        bootstrap: settings of the interval.
 
     Raises:
         ConfigError: the threshold is out of range.
@@ -41,20 +41,18 @@ class AgreementOptions:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What :func:`agree` found; fractions, 0..1, and 1 where both detectors find the same in the same order.
+    """Result of :func:`agree`, as fractions 0..1; 1 if both detectors find the same objects in the same order.
 
     Attributes:
-        ap: average precision over IoU 0.50:0.95 of the detections of all classes in one order of score; None where
-            there is none.
-        ap50, ap75: likewise, at one IoU.
-        low, high: the interval of ``ap``.
-        map: the mean over the classes that the reference finds, as in COCO. Few images flatter it: a class with a box
-            or two is found whole more often than not.
+        ap: average precision over IoU 0.50:0.95, with all classes pooled in one order of score; None without a result.
+        ap50, ap75: average precision at one IoU.
+        low, high: interval of ``ap``.
+        map: COCO's mean over the classes that the reference finds. It is too high on few images, where most classes
+            have one or two boxes and are found completely.
         per_class: average precision over IoU 0.50:0.95 of each class that the reference finds.
-        images: how many images both ran on.
-        boxes: how many detections of the reference were the boxes to find.
-        options: how they were chosen, and how the images were drawn.
-        problem: why there is no figure; empty where there is.
+        images: number of images that both ran on.
+        boxes: number of reference detections that were the boxes to find.
+        problem: why there is no result; empty if there is one.
     """
 
     ap: float | None = None
@@ -81,7 +79,7 @@ class Agreement:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; None where there is no figure, and ``problem`` says why."""
+        """Plain values for JSON; figures are None if there is a ``problem``."""
         values = asdict(self)
         options = values.pop("options")
         return {**values, **options.pop("bootstrap"), **options, "problem": self.problem or None}
@@ -93,14 +91,13 @@ def agree(
     options: AgreementOptions = AgreementOptions(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Agreement:
-    """How far one detector's detections agree with those of another on the same images: :func:`agreement_of`.
+    """Agreement of two evaluations on the same images, see :func:`agreement_of`.
 
     Raises:
-        ConfigError, DataError: as there.
+        ConfigError, DataError: as :func:`agreement_of`.
 
     Warns:
-        TrtdetWarning: without annotations, that the thresholds of the suppression differ, so that more than the models
-            is compared.
+        TrtdetWarning: the NMS thresholds differ, so that more than the models is compared (only without annotations).
     """
     check_classes(*((one.file, one.metric.dataset.classes) for one in (evaluation, reference)))
     if not evaluation.metric.dataset.annotated:  # with annotations, trtdet.compare says it
@@ -121,25 +118,20 @@ def agreement_of(
     options: AgreementOptions = AgreementOptions(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Agreement:
-    """The agreement of detections with those of a reference.
+    """Agreement of the detections ``found`` with those of a reference on the same images.
 
-    COCO's average precision with the reference's detections, from a score on, in the place of annotated boxes: a
-    detection is right where it overlaps one of them, of its class, that no better detection has taken, and all
-    detections count, in falling order of score. It is 1 where every box is found exactly and before anything else,
-    whatever the scores themselves are: how far scores are shifted is another question. The classes are taken together,
-    as in the AP pool of Dave et al. 2021 (arXiv:2102.01066), since a mean over classes depends on the number of images:
-    with few boxes a class is found whole or not at all. Boxes without an area are left out. The interval is that of
-    images drawn anew, as in :func:`trtdet.compare`.
+    This is COCO's average precision with the reference's detections as ground truth; annotated boxes are ignored. It
+    depends on the order of the scores, not on their values: it is 1 if every box is found exactly and before any other
+    detection. :func:`trtdet.evaluation.shifted_scores.score_shift` measures the values.
 
-    Args:
-        found: the detections to be judged.
-        reference: the detections that are taken for the truth, of the same images; boxes annotated there play no part.
-        options: which of them, and how the images are drawn for the interval.
-        progress: called with resamples done and in all.
+    Classes are pooled, as in the AP pool of Dave et al. 2021 (arXiv:2102.01066), because a mean over classes depends on
+    the number of images: a class with few boxes is found completely or not at all. Boxes without an area are left out.
+    The interval is a bootstrap over the images, as in :func:`trtdet.compare`; ``progress`` gets the number of resamples
+    scored and their total.
 
     Raises:
         ConfigError: the classes differ.
-        DataError: the images differ, or the installed evaluator matches otherwise than pycocotools.
+        DataError: the images differ, or the installed evaluator matches differently from pycocotools.
     """
     metric, _ = against_detections(found, reference, options.threshold)
     images, boxes = len(metric.image_ids), len(metric.dataset.truth)
@@ -174,10 +166,10 @@ def agreement_of(
 def against_detections(
     found: CocoMetric, reference: CocoMetric, threshold: float
 ) -> tuple[CocoMetric, NDArray[np.float64]]:
-    """The detections of ``found``, to be scored with those of ``reference``, from a score on, as the boxes to find.
+    """Makes a metric of ``found`` whose ground truth is the reference detections with at least the threshold's score.
 
     Returns:
-        The metric, and (M,) the scores of its M boxes to find, 0..1, in the order of its ground truth.
+        The metric, and (M,) the reference's scores, 0..1, of its M ground-truth boxes, in their order.
 
     Raises:
         ConfigError: the classes differ.
@@ -206,7 +198,7 @@ def against_detections(
 
 
 def _certain(found: Found, threshold: float) -> Found:
-    """The detections from a score on; those without an area, which can match nothing, are left out."""
+    """Detections with at least this score; those without an area cannot match and are left out."""
     boxes, scores, classes = found
     kept = (scores >= threshold) & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     return boxes[kept], scores[kept], classes[kept]

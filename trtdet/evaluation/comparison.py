@@ -1,4 +1,4 @@
-"""The difference of two detectors' COCO mAP over the same images, and the interval that these images give it."""
+"""The difference of two detectors' COCO mAP on the same images, with a bootstrap interval."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from trtdet.runtime.detector import Detector, Runtime
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference that :func:`compare` found; mAP over IoU 0.50:0.95 as fractions, 0..1.
+    """Result of :func:`compare`; mAP over IoU 0.50:0.95 as fractions, 0..1.
 
     Attributes:
-        reference: the evaluation compared with.
         difference: mAP of the evaluation minus that of the reference; below 0 is a loss.
-        low, high: the interval of the difference.
-        images: how many images were drawn from.
-        bootstrap: how they were drawn.
-        of: what overlaps are of.
+        low, high: interval of the difference.
+        images: number of images.
+        bootstrap: settings of the interval.
+        of: whether the IoU is that of boxes or of masks.
     """
 
     reference: Evaluation
@@ -45,7 +44,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``a loss`` or ``a gain`` where the interval excludes zero, else ``no loss shown``."""
+        """``a loss`` or ``a gain`` if the interval excludes zero, else ``no loss shown``."""
         if self.high < 0:
             return "a loss"
         return "a gain" if self.low > 0 else "no loss shown"
@@ -84,10 +83,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class MaskScore(TypedDict):
-    """A score of masks, as a row of variants holds it; mAP and differences as fractions, 0..1.
-
-    ``low`` and ``high`` are None of what others are compared with.
-    """
+    """Mask score in a row of variants: mAP and differences as fractions; a reference has no ``low`` and ``high``."""
 
     map: Finite
     difference: Finite
@@ -96,12 +92,12 @@ class MaskScore(TypedDict):
 
 
 def mask_score(evaluation: Evaluation, reference: Evaluation | None) -> MaskScore | None:
-    """The score of masks beside a reference's of the same images; None where detector or annotations have none.
+    """The mask score against a reference on the same images; None if detector or annotations have no masks.
 
-    Without a reference it is the reference itself.
+    Without a reference, the evaluation is the reference.
 
     Raises:
-        ConfigError, DataError: as of :func:`compare`.
+        ConfigError, DataError: as :func:`compare`.
     """
     if evaluation.masks is None:
         return None
@@ -120,12 +116,12 @@ def open_pair(
 ) -> tuple[Detector, Detector]:
     """Opens two detectors, each a bundle's folder or an ONNX file, for a comparison.
 
-    A reference that is an ONNX file is read and suppressed as ``target`` is: by ``config``, or by the configuration in
-    the target's bundle. ``config``, ``nms`` and ``runtime`` are those of :meth:`Detector.open` for ``target``; the
-    engine of a reference bundle is run where that is possible, unless the runtime is ``onnxruntime``.
+    ``config``, ``nms`` and ``runtime`` open ``target`` as in :meth:`Detector.open`. A reference that is an ONNX file
+    uses the configuration and NMS mode of the target. A reference bundle runs its engine if possible, unless the
+    runtime is ``onnxruntime``.
 
     Raises:
-        ConfigError: the two do not have the same classes, or a configuration is missing or too many.
+        ConfigError: the classes differ, or a configuration is missing or superfluous.
         BundleError, ModelError, BackendError: a detector cannot be opened or run.
     """
     detector = Detector.open(target, config, nms, runtime=runtime)
@@ -144,28 +140,21 @@ def compare(
     progress: Callable[[int, int], None] = lambda done, total: None,
     of: Literal["boxes", "masks"] = "boxes",
 ) -> Comparison:
-    """The difference of two scores over the same images, with an interval.
+    """Computes the mAP difference of two evaluations on the same images, with an interval.
 
-    A paired bootstrap: the images are drawn anew with replacement, both detectors are scored on the same draw, and the
-    interval holds the middle part of the differences (the percentile interval of Efron and Tibshirani 1993, An
-    Introduction to the Bootstrap, chapter 13). An image that is drawn twice counts as two images. A class of which a
-    draw has no box is left out of its mean, as everywhere in COCO; a draw that has no box at all is left out itself.
-    The interval speaks of the choice of images alone, not of the choice of calibration images.
-
-    Args:
-        evaluation: the score to be judged.
-        reference: the score it is compared with.
-        bootstrap: how the images are drawn.
-        progress: called with resamples done and in all.
-        of: what overlaps are of; masks where both evaluations have them.
+    The interval is a paired bootstrap: each resample draws images with replacement and scores both detectors on them
+    (percentile interval of Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13). An image drawn
+    twice counts as two images. As in COCO, the mean leaves out classes without a box; a resample without any box is
+    left out too. The interval covers the choice of evaluation images, not that of calibration images. ``progress`` gets
+    the number of resamples scored and their total.
 
     Raises:
         ConfigError: the classes differ.
-        DataError: the images or their boxes differ, there is nothing to find, the installed evaluator matches
-            otherwise than pycocotools, or there are no masks.
+        DataError: the images or their boxes differ, there is no box to find, the installed evaluator matches
+            differently from pycocotools, or there are no masks.
 
     Warns:
-        TrtdetWarning: the thresholds of the suppression differ, so that more than the models is compared.
+        TrtdetWarning: the NMS thresholds differ, so that more than the models is compared.
     """
     first, second = evaluation.metric, reference.metric
     check_pair((evaluation.file, first), (reference.file, second), "a paired comparison")
@@ -208,11 +197,7 @@ def _result(evaluation: Evaluation, of: Literal["boxes", "masks"]) -> CocoResult
 
 
 def check_pair(first: tuple[str, CocoMetric], second: tuple[str, CocoMetric], purpose: str) -> None:
-    """Both are a file's name and its detections.
-
-    Raises:
-        ConfigError, DataError: the classes or the images differ.
-    """
+    """Raises ConfigError if two metrics, each with its file's name, differ in classes, DataError if in images."""
     check_classes(*((file, metric.dataset.classes) for file, metric in (first, second)))
     ours, theirs = first[1].image_ids, second[1].image_ids
     if ours != theirs:
@@ -223,11 +208,7 @@ def check_pair(first: tuple[str, CocoMetric], second: tuple[str, CocoMetric], pu
 
 
 def check_classes(target: tuple[str, tuple[str, ...]], reference: tuple[str, tuple[str, ...]]) -> None:
-    """Both are a file's name and its classes, which may be in another order.
-
-    Raises:
-        ConfigError: the classes differ.
-    """
+    """Raises ConfigError if two files, each a name and its classes, differ in classes; the order may differ."""
     problems = []
     for (file, classes), (_, others) in ((target, reference), (reference, target)):
         extra = [label for label in classes if label not in others]
@@ -254,11 +235,7 @@ def warn_of_thresholds(evaluation: Evaluation, reference: Evaluation) -> None:
 
 
 def check_score(file: str, engine: str, score: float, got: NDArray[np.float64]) -> None:
-    """The interval is worth nothing if matches give another mAP, ``got`` (1,), than the evaluator: the ``score``.
-
-    Raises:
-        DataError: they differ.
-    """
+    """Raises DataError if the mAP of the matches, ``got`` (1,), differs from the evaluator's, ``score``."""
     if abs(got[0] - score) > 1e-6:
         raise DataError(
             f"the matches of '{file}' give mAP {got[0]:.6f} where {engine} computes {score:.6f}; this version of it "

@@ -1,8 +1,8 @@
-"""A bound on the loss that holds with confidence: on images that chose nothing, at the upper end of its interval.
+"""Images for a limit on the accuracy loss that holds with confidence.
 
-A plan that was chosen because it lost least on some images loses more on others: the images that choose and those that
-report are disjoint, told apart by what is in them. And a loss that was measured on few images may be larger: a bound is
-kept where the upper end of the interval keeps it, see :func:`trtdet.evaluation.comparison.compare`.
+A plan that lost least on some images loses more on others, so the images that choose a plan must not score it. A loss
+measured on few images may be larger, so the upper end of its interval must be within the limit, see
+:func:`trtdet.evaluation.comparison.compare`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trtdet.files import sha256_file
 
 
 def halves(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
-    """The images that choose and the images that report, as many of each, or one more to choose.
+    """Splits the images into two halves: the first chooses (one more if odd), the second scores.
 
-    They are dealt out by the SHA-256 of their file names: neither the order of a file nor other images put two that
-    follow each other in a video on the same side, and the same images always fall alike.
+    Images are ordered by the SHA-256 of their file names: the split separates neighbouring frames of a video at random,
+    and is the same whatever the order of the images.
 
     Raises:
         ConfigError: there are fewer than two images.
-        DataError: none of a half has a box.
+        DataError: a half has no box.
     """
     if len(dataset.images) < 2:
         raise ConfigError("a bound on the loss needs annotated images to choose by and others to report on: give more")
@@ -36,32 +36,24 @@ def halves(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
 
 
 def images_needed(loss: float, worst: float, images: int, bound: float) -> int | None:
-    """How many images would show that a loss is within a bound, were it what these images say.
+    """Estimates how many images would bring ``worst``, the upper end of a loss's interval, within a bound.
 
-    The width of an interval falls with the root of the number of images.
-
-    Args:
-        loss: measured.
-        worst: the upper end of its interval, in the same unit; no less than the loss.
-        images: that it was measured on.
-        bound: that the upper end is to keep.
-
-    Returns:
-        None where no number would do: the loss itself is over the bound, or at it.
+    The loss is assumed to stay the same, and the width of its interval to fall with the square root of the number of
+    images. The unit of the three is the same. None if no number is enough, because the loss is at least the bound.
     """
     if worst <= bound:
         return images
     if loss >= bound:
         return None
-    # Rounded first: the last digits of a quotient are no image.
+    # Rounding first prevents one image too many from a floating-point error.
     return math.ceil(round(images * ((worst - loss) / (bound - loss)) ** 2, 6))
 
 
 def apart_from(dataset: CocoDataset, chosen: Collection[Path]) -> CocoDataset:
-    """The images of a data set, annotated or not, that have chosen nothing, by their bytes and not by their names.
+    """Leaves out the images whose bytes equal those of a ``chosen`` file; names do not matter.
 
     Raises:
-        DataError: none is left, or none of those that are left has a box though others have.
+        DataError: no image is left, or only images without a box are left of an annotated set.
     """
     same = same_files([image.path for image in dataset.images], chosen)
     kept = tuple(image for image in dataset.images if image.path not in same)
@@ -76,16 +68,13 @@ def apart_from(dataset: CocoDataset, chosen: Collection[Path]) -> CocoDataset:
 
 
 def same_files(files: Sequence[Path], others: Collection[Path]) -> frozenset[Path]:
-    """Those of the files whose bytes another file has; only files of equal sizes are read.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """The files whose bytes equal those of one of the others; raises DataError if a file cannot be read."""
     try:
+        # Only files of equal size are read.
         sizes = {path.stat().st_size for path in others}
-        near = [path for path in files if path.stat().st_size in sizes]
-        wanted = {path.stat().st_size for path in near}
-        hashes = {sha256_file(path) for path in others if near and path.stat().st_size in wanted}
-        return frozenset(path for path in near if sha256_file(path) in hashes)
+        candidates = [path for path in files if path.stat().st_size in sizes]
+        sizes = {path.stat().st_size for path in candidates}
+        hashes = {sha256_file(path) for path in others if candidates and path.stat().st_size in sizes}
+        return frozenset(path for path in candidates if sha256_file(path) in hashes)
     except OSError as error:
         raise DataError(f"'{error.filename}' cannot be read: {error.strerror or error}; check the file") from None

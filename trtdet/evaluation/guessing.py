@@ -1,8 +1,7 @@
-"""A configuration for an ONNX model that nobody has described: guessed from its shapes and values, tried on images.
+"""Guesses the configuration of an ONNX model from its shapes and output values, and tries it on images.
 
-What shapes say and what outputs show is in :mod:`trtdet.exporter.recognition`; how the pixels are read is found by
-looking at what the detector makes of images and their mirror images (:mod:`trtdet.evaluation.plausibility`). What
-neither can tell is as usual for such heads, and each key says where it is from.
+:mod:`trtdet.exporter.recognition` recognises the head. :mod:`trtdet.evaluation.plausibility` tries pixel settings on
+images and their mirror images. Other keys get the usual value for such heads. Each key has a comment with its origin.
 """
 
 from __future__ import annotations
@@ -22,20 +21,19 @@ from trtdet.exporter import ExportOptions, onnx_file, recognition
 from trtdet.passes import Options, load_model
 
 _PIXELS = ("resize", "color", "scale", "mean", "std")
-"""The keys of ``input`` that detections tell apart."""
+"""Keys of ``input`` that can be tried on images."""
 
 _USUAL = "as usual for such heads"
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A configuration, and where each key of it is from.
+    """A guessed configuration.
 
     Attributes:
-        config: the whole configuration.
-        origins: for each key that is written, by its path such as ``input.color``, where its value is from.
-        unknown: the keys that only the user knows, each with what is in its place.
-        looks: what the detections look like with it; None where no images were given.
+        origins: where the value of each written key is from, by its path such as ``input.color``.
+        unknown: keys that only the user knows, each with a description of its placeholder.
+        looks: plausibility of its detections; None without images.
     """
 
     config: Config
@@ -49,7 +47,7 @@ class Guess:
         lines = ["# Guessed by trtdet init: each key says where it is from.", *self._entry("name", content["name"])]
         names = "coco" if self.config.classes == COCO_CLASSES else content["classes"]
         lines += self._entry("classes", names)
-        # Pixels are written out whole: they are what is looked at first where a detector finds nothing.
+        # All pixel keys are written, defaults too: they are the first to check if a detector finds nothing.
         shown = {
             "input": self.config.input.model_dump(mode="json", exclude={"name"} - set(content["input"])),
             "head": {"decode": self.config.head.decode, **content["head"]},
@@ -65,7 +63,7 @@ class Guess:
 
     def _entry(self, key: str, value: Any, section: str = "") -> list[str]:
         path = f"{section}.{key}" if section else key
-        # Expressions, of which each may name those before it, stay in their order and stand a line each.
+        # Expressions may use those before them, so they keep their order, one a line.
         return _commented(key, value, self.origins.get(path, _USUAL), width=110)
 
 
@@ -76,17 +74,16 @@ def guess_config(
     size: tuple[int, int] | None = None,
     classes: Sequence[str] | None = None,
 ) -> Guess:
-    """Guesses a model's configuration and, where images are given, tries the usual others on them.
+    """Guesses the configuration of an ONNX file; with images, also tries the usual alternatives on them.
 
     Args:
-        model: an ONNX file.
-        images: pictures of what the detector finds, 4 or more; they need no annotations.
-        size: height and width in pixels, for a model that leaves them open.
-        classes: names in the order of the model's classes; None for those in its metadata.
+        images: at least 4 images that show the model's classes; no annotations are needed.
+        size: height and width in pixels, for a model with a dynamic size.
+        classes: names in the model's order; None for those in its metadata.
 
     Raises:
-        ConfigError: the model has not one image as its input, its size is needed, or ``classes`` are of another number.
-        UnknownHead: no head that is known fits its outputs, see :func:`draft`.
+        ConfigError: the model's input is not one image, its size is needed, or the number of ``classes`` is wrong.
+        UnknownHead: its outputs fit no supported head, see :func:`draft`.
         ModelError: the model cannot be read or run.
         DataError: the images cannot be read.
     """
@@ -113,9 +110,9 @@ def guess_config(
 
 
 def draft(known: recognition.Described, problem: str, classes: Sequence[str] | None = None) -> str:
-    """What is known of a model whose head is not, as a YAML file that the user finishes: open keys are comments.
+    """A YAML draft for a model whose head was not recognised; keys that the user must fill in are comments.
 
-    The problem says why the head is not known; classes are names that were given, None for those that the model has.
+    ``problem`` says why the head was not recognised; ``classes`` None takes the names in the model's metadata.
     """
     shapes = {name: ", ".join(["B", *map(str, shape[1:])]) for name, shape in known.shapes.items()}
     outputs = one_line(", ".join(f"'{name}' ({sizes})" for name, sizes in shapes.items()), 2000)
@@ -145,7 +142,7 @@ def draft(known: recognition.Described, problem: str, classes: Sequence[str] | N
 
 
 def _commented(key: str, value: Any, note: str, width: int = 10**6) -> list[str]:
-    """Lines of YAML with a comment: a value of one line has it behind, one of several has it above."""
+    """Lines of YAML with a comment: after a value of one line, above a longer one."""
     flow = None if isinstance(value, list) else False
     text = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False, default_flow_style=flow, width=width)
     lines: list[str] = text.splitlines()
@@ -155,11 +152,10 @@ def _commented(key: str, value: Any, note: str, width: int = 10**6) -> list[str]
 def settled(
     model: onnx.ModelProto, config: Config, images: Sequence[Path]
 ) -> tuple[Config, Plausibility, Plausibility]:
-    """A guess of a float model's configuration with what is clearly better on images in the place of its keys.
+    """Replaces the keys of a float model's configuration for which another value is clearly better on the images.
 
     Returns:
-        The configuration, what the guess looks like, and what the configuration looks like, in which nothing better is
-        looked for any more.
+        The new configuration, the plausibility of the old one, and that of the new one without further suggestions.
     """
     first = examine_model(model, Options(config), images)
     if not first.better:
@@ -173,16 +169,16 @@ def settled(
     return better, first, replace(looks, better={}, better_text="", gain=1.0)
 
 
-def _named(config: Config, given: Sequence[str] | None, described: bool) -> tuple[Config, str, dict[str, str]]:
-    """The configuration with class names, where they are from, and what is unknown of them."""
+def _named(config: Config, names: Sequence[str] | None, described: bool) -> tuple[Config, str, dict[str, str]]:
+    """The configuration with class names, their origin, and the ``unknown`` keys of :class:`Guess`."""
     count = len(config.classes)
-    if given is not None:
-        if len(given) != count:
+    if names is not None:
+        if len(names) != count:
             raise ConfigError(
-                f"--classes names {len(given)}, and the model has {count}",
+                f"--classes names {len(names)}, and the model has {count}",
                 "give a name for each, in the model's order",
             )
-        return Config.model_validate(config.model_dump() | {"classes": tuple(given)}), "given", {}
+        return Config.model_validate(config.model_dump() | {"classes": tuple(names)}), "given", {}
     if described:
         return config, "the model's metadata", {}
     if config.classes == COCO_CLASSES:

@@ -1,8 +1,4 @@
-"""COCO's mean average precision from arrays.
-
-The arithmetic is that of the official evaluators, faster-coco-eval (C++) or pycocotools; here are only their inputs
-and results.
-"""
+"""COCO's mean average precision of arrays, computed by faster-coco-eval (C++) or pycocotools."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth, x
 Engine = Literal["faster-coco-eval", "pycocotools"]
 
 _Kind = Literal["bbox", "segm"]
-"""What overlaps are computed of, as the evaluators call it."""
+"""The evaluators' names of boxes and masks."""
 
 Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 """The detections of an image: boxes (N, 4) x1 y1 x2 y2 in pixels of the image, scores (N,), classes (N,)."""
@@ -45,25 +41,24 @@ _STATS = {
     "ar_medium": ("Recall     (AR)", "0.50:0.95", "medium", 100),
     "ar_large": ("Recall     (AR)", "0.50:0.95", "large", 100),
 }
-"""The evaluators' ``stats`` in their order, by fields of CocoResult: title, IoU, area and limit as they are printed."""
+"""The evaluators' ``stats`` in their order, by field of CocoResult: the printed title, IoU, area and limit."""
 
 _MODULES: dict[Engine, str] = {"faster-coco-eval": "faster_coco_eval", "pycocotools": "pycocotools"}
 
 
 @dataclass(frozen=True)
 class CocoResult:
-    """COCO's scores of boxes or of masks, 0..1; -1, as in pycocotools, where nothing of that size or class is to be
-    found."""
+    """COCO's scores of boxes or of masks, 0..1; -1, as in pycocotools, without objects of that size or class."""
 
     map: float
     """Mean AP over IoU 0.50:0.05:0.95 and the classes."""
     map50: float
     map75: float
     map_small: float
-    """Of objects whose area is below 32 * 32 pixels."""
+    """Objects of less than 32 * 32 pixels."""
     map_medium: float
     map_large: float
-    """Of objects whose area is above 96 * 96 pixels."""
+    """Objects of more than 96 * 96 pixels."""
     ar1: float
     """Mean recall with only the best detection of each class in an image."""
     ar10: float
@@ -72,11 +67,11 @@ class CocoResult:
     ar_medium: float
     ar_large: float
     images: int
-    """How many images were scored."""
+    """Number of images scored."""
     detections: int
-    """How many detections went in, before the limit of 100 a class and image."""
+    """Number of detections, before the limit of 100 a class and image."""
     per_class: Mapping[str, float]
-    """AP over IoU 0.50:0.95 of each class, in the order of the classes."""
+    """AP over IoU 0.50:0.95, in the order of the classes."""
 
     def __str__(self) -> str:
         """The twelve lines of pycocotools' ``summarize``."""
@@ -86,7 +81,7 @@ class CocoResult:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a score of -1, where there is nothing to find, becomes None."""
+        """Plain values for JSON; a score of -1 becomes None."""
 
         def written(values: Mapping[str, float]) -> dict[str, float | None]:
             return {name: None if value < 0 else value for name, value in values.items()}
@@ -98,12 +93,8 @@ class CocoResult:
 class CocoMetric:
     """Collects detections image by image and scores them.
 
-    Only the images given to ``update`` are scored, so an image without detections must be given too, with
-    empty arrays.
-
-    Args:
-        dataset: the annotated boxes.
-        engine: ``auto`` is faster-coco-eval where it is installed and pycocotools otherwise; their results are equal.
+    Only images given to ``update`` are scored, so give images without detections too, with empty arrays. The engine
+    ``auto`` is faster-coco-eval if it is installed, else pycocotools; their results are equal.
 
     Raises:
         DataError: the engine is not installed.
@@ -119,7 +110,7 @@ class CocoMetric:
             raise DataError(f"mAP needs {' or '.join(allowed)}, not installed here; run: pip install {allowed[0]}")
         self.engine: Engine = installed[0]
         self._images = {image.id: image for image in dataset.images}
-        # Kept by image, so that a score over any choice of images needs no second run of the model.
+        # Kept by image, so that any choice of images can be scored without a second run of the model.
         self._found: dict[int, Found] = {}
         self._masks: dict[int, list[dict[str, Any]]] = {}
         self._matches: dict[str, dict[str, ClassMatches]] = {}
@@ -142,8 +133,8 @@ class CocoMetric:
             masks: run lengths of each detection, see :func:`trtdet.detection.masks.run_lengths`; None without masks.
 
         Raises:
-            DataError: the id is unknown or was given before, the shapes do not fit, a value is not finite, or
-                a class is out of range.
+            DataError: the id is unknown or repeated, a shape is wrong, a value is not finite, or a class is out of
+                range.
         """
         if image_id not in self._images:
             raise DataError(
@@ -183,11 +174,8 @@ class CocoMetric:
         return self
 
     def update_batch(self, batch: ImageBatch, found: Detections, mask_threshold: float = THRESHOLD) -> CocoMetric:
-        """Adds the detections of a batch, in pixels of the network's input; masks count where the data set has some.
-
-        Raises:
-            DataError: as of :meth:`update`.
-        """
+        """Adds detections in pixels of the network's input, with masks if the data set has some; errors as in
+        :meth:`update`."""
         for row, (index, transform) in enumerate(zip(batch.indices, batch.transforms, strict=True)):
             boxes, scores, classes = found.image(row)
             inside, masks = transform.to_image(boxes), None
@@ -200,18 +188,14 @@ class CocoMetric:
         return self
 
     def compute(self) -> CocoResult:
-        """Scores the images given so far.
-
-        Raises:
-            DataError: no image was given.
-        """
+        """Scores the images given so far; raises DataError if there are none."""
         image_ids = self._scored()
         return self._result(self._truth(image_ids), self._detections(image_ids), "bbox")
 
     def compute_masks(self) -> CocoResult | None:
-        """Scores the masks of the images given so far; None where the data set or the detections have none.
+        """Scores the masks of the images given so far; None if the data set or the detections have no masks.
 
-        An annotation is small or large as its own area says, a detection as its mask is.
+        The size class of an annotation follows from its ``area``, that of a detection from its mask.
 
         Raises:
             DataError: no image was given, or the segmentations of the annotations cannot be read.
@@ -228,7 +212,7 @@ class CocoMetric:
             detection |= {"segmentation": mask, "area": area}
         try:
             return self._result(truth, found, "segm")
-        except Exception as error:  # whatever the evaluators raise on what is no polygon and no run lengths
+        except Exception as error:  # the evaluators raise many types for invalid segmentations
             raise DataError(
                 f"segmentations of '{self.dataset.annotations}' cannot be read: {one_line(error)}; give polygons or "
                 "run lengths in COCO's format"
@@ -239,7 +223,7 @@ class CocoMetric:
         with contextlib.redirect_stdout(io.StringIO()):
             evaluation.summarize()
         stats = dict(zip(_STATS, (float(value) for value in evaluation.stats[:12]), strict=True))
-        # (IoU threshold, recall, class, area, limit): area "all", limit 100.
+        # Axes (IoU threshold, recall, class, area, limit): area "all", limit 100.
         precision = evaluation.eval["precision"][:, :, :, 0, -1]
         order = {category: k for k, category in enumerate(evaluation.params.catIds)}
         per_class = {}
@@ -252,9 +236,9 @@ class CocoMetric:
         )
 
     def recall(self, *limits: int) -> tuple[float, ...]:
-        """Mean recall over IoU 0.50:0.05:0.95 of boxes of any class, 0..1, by the best so many of each image.
+        """Mean recall over IoU 0.50:0.05:0.95, 0..1, of boxes of any class, for each limit of detections per image.
 
-        pycocotools' AR with ``useCats = 0``; -1 where there is no box to find.
+        This is pycocotools' AR with ``useCats = 0``; -1 if there is no box to find.
 
         Raises:
             DataError: no image was given.
@@ -262,14 +246,14 @@ class CocoMetric:
         image_ids = self._scored()
         truth, detections = self._truth(image_ids), self._detections(image_ids)
         evaluation = _evaluated(self.engine, truth, detections, kind="bbox", limits=limits)
-        # (IoU threshold, class, area, limit): area "all".
-        found = evaluation.eval["recall"][:, 0, 0, :]
-        return tuple(float(values[values > -1].mean()) if (values > -1).any() else -1.0 for values in found.T)
+        # Axes (IoU threshold, class, area, limit): area "all".
+        recalls = evaluation.eval["recall"][:, 0, 0, :]
+        return tuple(float(values[values > -1].mean()) if (values > -1).any() else -1.0 for values in recalls.T)
 
     def matches(self, of: Literal["boxes", "masks"] = "boxes") -> tuple[ClassMatches, ...]:
-        """What each detection was matched to, for every class that has a box to find, in order of category ids.
+        """Matches of every class that has a box to find, in order of category ids.
 
-        The average precision over any choice of the images follows from this without another match.
+        They give the average precision of any choice of the images without another matching.
 
         Raises:
             DataError: no image was given, or the data set or the detections have no masks.
@@ -286,11 +270,7 @@ class CocoMetric:
         return self.dataset.truth.segmentations is not None and self._masks.keys() == self._found.keys()
 
     def class_matches(self, of: Literal["boxes", "masks"] = "boxes") -> dict[str, ClassMatches]:
-        """What each detection was matched to, of every class by name, those with no box to find too.
-
-        Raises:
-            DataError: no image was given.
-        """
+        """Matches of every class by name, also without a box to find; raises DataError if no image was given."""
         if of in self._matches:
             return self._matches[of]
         image_ids, truth = self._scored(), self.dataset.truth
@@ -298,16 +278,16 @@ class CocoMetric:
         rows_of = _rows_by_value(truth.image_ids)
         for position, image_id in enumerate(image_ids):
             boxes, scores, classes = self._found[image_id]
-            found, rows = _rows_by_value(classes), rows_of.get(image_id, np.zeros(0, np.int64))
-            wanted = {index: rows[part] for index, part in _rows_by_value(truth.classes[rows]).items()}
-            for index in sorted(found.keys() | wanted.keys()):
-                part = found.get(index, np.zeros(0, np.int64))
-                here = wanted.get(index, np.zeros(0, np.int64))
+            detected, rows = _rows_by_value(classes), rows_of.get(image_id, np.zeros(0, np.int64))
+            annotated = {index: rows[part] for index, part in _rows_by_value(truth.classes[rows]).items()}
+            for index in sorted(detected.keys() | annotated.keys()):
+                part = detected.get(index, np.zeros(0, np.int64))
+                here = annotated.get(index, np.zeros(0, np.int64))
                 shared = None
                 if of == "masks" and truth.segmentations is not None:
                     image, masks = self._images[image_id], [self._masks[image_id][row] for row in part]
-                    crowd, annotated = truth.crowd[here].tolist(), list(truth.segmentations[here])
-                    shared = overlaps(masks, annotated, crowd, height=image.height, width=image.width)
+                    crowd, segmentations = truth.crowd[here].tolist(), list(truth.segmentations[here])
+                    shared = overlaps(masks, segmentations, crowd, height=image.height, width=image.width)
                 to_find = ImageTruth(truth.boxes[here], areas=truth.areas[here], crowd=truth.crowd[here], rows=here)
                 matchers[index].add(position, xywh(boxes[part]), scores[part], truth=to_find, overlaps=shared)
         self._matches[of] = {
@@ -317,12 +297,12 @@ class CocoMetric:
 
     @property
     def detections(self) -> Mapping[int, Found]:
-        """What was given, by the image's id."""
+        """Detections by image id."""
         return self._found
 
     @property
     def image_ids(self) -> tuple[int, ...]:
-        """The ids of the images that were given so far, rising."""
+        """Ids of the images given so far, ascending."""
         return tuple(sorted(self._found))
 
     def _scored(self) -> list[int]:
@@ -340,10 +320,10 @@ class CocoMetric:
         }
 
     def _truth(self, image_ids: list[int]) -> dict[str, Any]:
-        truth, wanted = self.dataset.truth, set(image_ids)
+        truth, scored_ids = self.dataset.truth, set(image_ids)
         annotations = [
             {
-                # Ids are given anew: the evaluators take 0 for "not matched", and some files start at 0.
+                # New ids from 1: the evaluators read 0 as "not matched", and some files start at 0.
                 "id": i + 1,
                 "image_id": image_id,
                 "category_id": self.dataset.category_ids[truth.classes[i]],
@@ -352,7 +332,7 @@ class CocoMetric:
                 "iscrowd": int(truth.crowd[i]),
             }
             for i, image_id in enumerate(truth.image_ids.tolist())
-            if image_id in wanted
+            if image_id in scored_ids
         ]
         return self._header(image_ids) | {"annotations": annotations}
 
@@ -379,7 +359,7 @@ class CocoMetric:
 def _evaluated(
     engine: Engine, truth: dict[str, Any], found: dict[str, Any], kind: _Kind, limits: Sequence[int] = ()
 ) -> Any:
-    """The evaluator with its figures; limits are those of the best detections of each image, of any class."""
+    """Runs the evaluator; with limits, classes are ignored and each limit is a number of best detections per image."""
     with contextlib.redirect_stdout(io.StringIO()):
         if engine == "faster-coco-eval":
             faster = importlib.import_module("faster_coco_eval")
@@ -402,5 +382,5 @@ def _evaluated(
 def _rows_by_value(values: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
     """The rows of each value, in their order."""
     order = np.argsort(values, kind="stable")
-    found, starts = np.unique(values[order], return_index=True)
-    return dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True)) if len(values) else {}
+    distinct, starts = np.unique(values[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(order, starts[1:]), strict=True)) if len(values) else {}

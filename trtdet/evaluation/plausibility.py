@@ -1,12 +1,11 @@
-"""Whether a detector looks as if it worked on a set of images, without annotations; and which key is likely wrong.
+"""Checks without annotations whether a detector works on a set of images, and which configuration key may be wrong.
 
-A wrong key of the configuration builds like a right one. What tells them apart is that a detector that is read right
-finds in the mirror image of a picture the same objects, mirrored: the figure of an image is the sum, over the pairs of
-detections of a class that lie on each other once one is mirrored back, of the square of the smaller score times
-``2 * IoU - 1``. It is small where scores are low, where boxes are decoded wrong, and where an input out of range makes
-a network confident everywhere. The given reading is compared with the usual others on the same images, pair by pair.
-
-The thresholds were chosen on three published detectors and checked on eight others, see docs/calibration.md.
+A wrong key causes no error in a build, but the detections show it. With a right configuration the mirror image of an
+image gives the same objects, mirrored. The figure of an image is a sum over pairs of overlapping detections of a class,
+one from each image: the cube of the smaller score times ``2 * IoU - 1``, less a quarter of the cubed scores of
+detections without a partner. It is small if scores are low, boxes are decoded wrong, or a wrong input range makes the
+network confident everywhere. The configuration is compared with the usual alternatives on the same images, by a paired
+t-test. The thresholds were chosen on three published detectors and checked on eight others, see docs/calibration.md.
 """
 
 from __future__ import annotations
@@ -42,33 +41,31 @@ MOST_IMAGES = 64
 FEWEST_IMAGES = 4
 
 _LOOKS = {4: None, 8: 0.0, 16: 0.8, 32: 1.8}
-"""After so many images readings that fall behind are given up: under this Student's t, at first under 0.8 times the
-figure of the given reading."""
+"""Alternatives below this Student's t are dropped after this many images (None: below 0.8 times the given figure)."""
 
 _SUPPRESSION = NmsConfig(score_threshold=0.1, iou_threshold=0.5, max_detections=100, pre_nms_topk=1000)
 _CONFIDENT = 0.3
 _CLEARLY = 1.04
-"""The least ratio of two figures that is spoken of."""
+"""Lowest ratio of two figures that is reported."""
 _AGREEMENT = 0.35
-"""A detector that works finds in mirror images at least this share of its score; those seen have 0.6 to 0.85, and a
-network that is confident everywhere 0.00 to 0.22."""
+"""Lowest mirror agreement of a working detector; measured: 0.6 to 0.85, confident everywhere: 0.00 to 0.22."""
 _ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class Plausibility:
-    """What the detections on some images look like.
+    """Result of a check.
 
     Attributes:
-        images: how many were looked at.
-        empty: how many of them have no confident detection.
-        boxes: confident detections an image.
-        agreement: the share of the score that is found in the mirror image too, 0..1.
-        symptoms: what is not as in a detector that works, each a clause.
-        better: keys with which the detections are clearly better, with their values; empty where none are.
-        better_text: the same as it is written into a configuration.
-        gain: how many times the figure with ``better`` is that of the given configuration; infinite where that is 0.
-        obstacle: why nothing could be looked at; empty where something was.
+        images: number of images examined.
+        empty: number of images without a confident detection.
+        boxes: mean number of confident detections per image.
+        agreement: share of the scores that is found in the mirror image too, 0..1.
+        symptoms: signs of a detector that does not work, each a clause.
+        better: keys and values that give clearly better detections.
+        better_text: ``better`` as written in a configuration.
+        gain: figure with ``better`` divided by that of the given configuration; infinite if that is 0.
+        obstacle: error that prevented the check; empty if none did.
     """
 
     images: int = 0
@@ -83,7 +80,7 @@ class Plausibility:
 
     @property
     def warning(self) -> str:
-        """One line for people; empty where the detector looks as if it worked."""
+        """One line for people; empty if the detector seems to work."""
         symptoms = "; ".join(self.symptoms)
         if self.better:
             times = "far more sure" if self.gain > 20 else f"{self.gain:.2f} times as sure"
@@ -116,9 +113,9 @@ class Plausibility:
 
 
 def examine_model(model: onnx.ModelProto, options: Options, paths: Sequence[Path]) -> Plausibility:
-    """Looks at a float model's detections on at most 64 of the images, evenly spaced.
+    """Checks a float model's detections on at most 64 of the images, evenly spaced.
 
-    A failure is said in what was seen and never raised: no work depends on it.
+    An error is never raised but returned as ``obstacle``, because no other step depends on this check.
     """
 
     def work() -> Plausibility:
@@ -130,15 +127,15 @@ def examine_model(model: onnx.ModelProto, options: Options, paths: Sequence[Path
 
 
 def examine_detector(detector: Detector, config: Config, paths: Sequence[Path]) -> Plausibility:
-    """The same for a detector whose head is decoded already: only its input is read in other ways."""
+    """Checks a detector, which decodes its head already: only its input keys can be varied."""
     subject = _Subject(detector.runner, config, detector.batch, detector=detector)
     return _guarded(lambda: _examined(subject, paths))
 
 
 def examine_target(target: Path, detector: Detector, config: Config | None, paths: Sequence[Path]) -> dict[str, Any]:
-    """The same, as plain values, for what is evaluated: a bundle's folder, or an ONNX file with its configuration.
+    """Checks a bundle's folder, or an ONNX file with its configuration, and returns plain values.
 
-    A bundle that was looked at when it was built says what was seen then.
+    For a bundle that was checked when it was built, this is the result in its manifest.
 
     Warns:
         ImplausibleDetections: the configuration looks wrong.
@@ -153,10 +150,10 @@ def examine_target(target: Path, detector: Detector, config: Config | None, path
     return check
 
 
-def warn_of(said: str) -> None:
-    """Says what was seen, where there is something to say."""
-    if said:
-        warnings.warn(said, ImplausibleDetections, stacklevel=3)
+def warn_of(text: str) -> None:
+    """Warns if the text is not empty."""
+    if text:
+        warnings.warn(text, ImplausibleDetections, stacklevel=3)
 
 
 def _guarded(work: Callable[[], Plausibility]) -> Plausibility:
@@ -170,13 +167,13 @@ def _guarded(work: Callable[[], Plausibility]) -> Plausibility:
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """A detector whose pixels, and up to its raw outputs whose head, can be read in several ways.
+    """The model or detector under test.
 
     Attributes:
-        run: gives all outputs of images float32 (B, 3, H, W), each with B rows.
+        run: computes all outputs of images float32 (B, 3, H, W), each with B rows.
         config: the given configuration.
-        batch: how many images are best given at a time.
-        detector: whose head is decoded already; None where the outputs are raw, so that another head can be tried.
+        batch: best number of images at a time.
+        detector: decodes the head; None if the outputs are raw, so that other heads can be tried.
     """
 
     run: Callable[[Float], Mapping[str, NDArray[Any]]]
@@ -185,12 +182,11 @@ class _Subject:
     detector: Detector | None = None
 
     def outputs(self, images: Float) -> dict[str, NDArray[Any]]:
-        """All outputs, run in batches."""
         parts = [self.run(images[start : start + self.batch]) for start in range(0, len(images), self.batch)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def found(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
-        """The detections in outputs; None where the scores cannot be probabilities."""
+        """Detections of the outputs; None if the scores cannot be probabilities."""
         if self.detector is not None:
             return self.detector.suppressed(outputs, _SUPPRESSION)
         boxes, scores = decode(outputs, config)
@@ -198,18 +194,18 @@ class _Subject:
         if not np.isfinite(scores).all():
             return None
         if scores.size:
-            given = sigmoid(scores) if logits else scores
-            if given.min() < -1e-3 or given.max() > 1 + 1e-3:
+            probabilities = sigmoid(scores) if logits else scores
+            if probabilities.min() < -1e-3 or probabilities.max() > 1 + 1e-3:
                 return None
-            # Most boxes have low scores; the sigmoid of a probability is at least 0.5, the product of two 0.25.
-            if given.shape[1] >= 100 and given.max(axis=2).min() >= 0.2:
+            # Most boxes have low scores. The sigmoid of a probability is at least 0.5, the product of two 0.25.
+            if probabilities.shape[1] >= 100 and probabilities.max(axis=2).min() >= 0.2:
                 return None
         return non_max_suppression(boxes, scores, _SUPPRESSION, logits=logits)
 
 
 @dataclass(frozen=True)
 class _Tally:
-    """What one image shows in one reading."""
+    """Measurements of one image with one reading."""
 
     figure: float = 0.0
     score: float = 0.0
@@ -220,13 +216,13 @@ class _Tally:
     improbable: bool = False
 
 
-def _tally(found: Detections | None, config: InputConfig) -> _Tally:
-    """Compares the detections of an image with those of its mirror image, the two rows of ``found``."""
-    if found is None:
+def _tally(detections: Detections | None, config: InputConfig) -> _Tally:
+    """Compares the detections of an image (row 0) with those of its mirror image (row 1)."""
+    if detections is None:
         return _Tally(improbable=True)
 
     def kept(row: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        boxes, scores, classes = found.image(row)
+        boxes, scores, classes = detections.image(row)
         rows = np.flatnonzero(scores > _SUPPRESSION.score_threshold)[: _SUPPRESSION.max_detections]
         finite = np.nan_to_num(boxes[rows].astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
         return finite, scores[rows].astype(np.float64), classes[rows].astype(np.int64)
@@ -262,45 +258,45 @@ def _tally(found: Detections | None, config: InputConfig) -> _Tally:
 
 
 def _key(reading: Reading) -> str:
-    """What an image shows depends on."""
+    """Identifies all settings that a tally depends on."""
     return reading.config.input.model_dump_json() + reading.config.head.model_dump_json()
 
 
 class _Contest:
-    """A reading against others, image by image; those that fall behind are given up on the way.
+    """Compares a reading with others, image by image, and drops others that fall behind.
 
-    ``known`` is what contests of the same subject have seen, by configuration and image; it is added to.
+    ``cache`` holds tallies by configuration and image; contests of one subject share it and add to it.
     """
 
     def __init__(
-        self, subject: _Subject, given: Reading, others: Iterable[Reading], known: dict[tuple[str, Path], _Tally]
+        self, subject: _Subject, given: Reading, others: Iterable[Reading], cache: dict[tuple[str, Path], _Tally]
     ) -> None:
         self._subject = subject
-        self._known = known
+        self._cache = cache
         self.given = given
         self._live = list(others)
         self.tallies: dict[int, list[_Tally]] = {id(given): []}
         self.tallies |= {id(other): [] for other in self._live}
 
     def run(self, paths: Sequence[Path]) -> Reading | None:
-        """The best of those that are clearly better than the given reading; None where none is."""
+        """The best of the readings that are clearly better than the given one; None if none is."""
         for path in paths:
             try:
                 self._look_at(path)
             except DataError:
-                continue  # whoever runs all images says so
-            seen = len(self.tallies[id(self.given)])
-            if seen in _LOOKS:
-                least = _LOOKS[seen]
+                continue  # code that runs all images reports unreadable ones
+            count = len(self.tallies[id(self.given)])
+            if count in _LOOKS:
+                least = _LOOKS[count]
                 self._live = [
                     other
                     for other in self._live
                     if (self.gain(other) > 0.8 if least is None else self._t(other) > least)
                 ]
-                winner = self._winner(1.3, 1.0) if seen >= 8 else None
-                # Where the given reading finds enough, more images need not be looked at.
-                enough = sum(tally.confident > 0 for tally in self.tallies[id(self.given)]) > seen / 2
-                if winner is not None or (seen >= 8 and not self._live and enough):
+                winner = self._winner(1.3, 1.0) if count >= 8 else None
+                # No more images are needed if the given reading detects enough.
+                enough = sum(tally.confident > 0 for tally in self.tallies[id(self.given)]) > count / 2
+                if winner is not None or (count >= 8 and not self._live and enough):
                     return winner
         return self._winner(_CLEARLY, 0.0)
 
@@ -308,18 +304,18 @@ class _Contest:
         return np.array([tally.figure for tally in self.tallies[id(reading)]])
 
     def gain(self, reading: Reading) -> float:
-        """How many times the figure of the given reading it has, on the same images."""
+        """Figure of a reading divided by that of the given one, on the same images."""
         ours, theirs = self.figures(self.given).sum(), self.figures(reading).sum()
         return float(theirs / ours) if ours > 1e-9 else (math.inf if theirs > 1e-9 else 1.0)
 
     def _look_at(self, path: Path) -> None:
         readings = [self.given, *self._live]
-        missing = [reading for reading in readings if (_key(reading), path) not in self._known]
+        missing = [reading for reading in readings if (_key(reading), path) not in self._cache]
         if missing:
             image = read_image(path)
             missing.sort(key=lambda reading: reading.config.input.model_dump_json())
             groups = [list(group) for _, group in groupby(missing, key=lambda reading: reading.config.input)]
-            # As many pairs of an image and its mirror image at a time as fill a batch, and no more are in memory.
+            # As many pairs of image and mirror image at a time as fill a batch, to save memory.
             size = max(1, self._subject.batch // 2)
             for start in range(0, len(groups), size):
                 part = groups[start : start + size]
@@ -329,17 +325,17 @@ class _Contest:
                 for number, group in enumerate(part):
                     pair = {name: value[2 * number : 2 * number + 2] for name, value in outputs.items()}
                     for reading in group:
-                        found = self._subject.found(pair, reading.config)
-                        self._known[_key(reading), path] = _tally(found, reading.config.input)
+                        detections = self._subject.found(pair, reading.config)
+                        self._cache[_key(reading), path] = _tally(detections, reading.config.input)
         for reading in readings:
-            self.tallies[id(reading)].append(self._known[_key(reading), path])
+            self.tallies[id(reading)].append(self._cache[_key(reading), path])
 
     def _winner(self, ratio: float, margin: float) -> Reading | None:
-        seen = len(self.figures(self.given))
-        if seen < FEWEST_IMAGES:
+        count = len(self.figures(self.given))
+        if count < FEWEST_IMAGES:
             return None
-        # Few images need more: the bound is about the one-sided 0.2 % of Student's t.
-        bound = 3 + 8 / seen + margin
+        # The bound is higher for few images: about the one-sided 0.2 % quantile of Student's t.
+        bound = 3 + 8 / count + margin
         better = [one for one in self._live if self._t(one) >= bound and self.gain(one) >= ratio]
         return max(better, key=lambda one: float(self.figures(one).sum()), default=None)
 
@@ -353,20 +349,20 @@ class _Contest:
 def _examined(subject: _Subject, paths: Sequence[Path]) -> Plausibility:
     chosen = evenly(paths, MOST_IMAGES)
     given = best = Reading(subject.config, subject.config)
-    known: dict[tuple[str, Path], _Tally] = {}
-    first = contest = _Contest(subject, given=given, others=_singles(subject, given), known=known)
+    cache: dict[tuple[str, Path], _Tally] = {}
+    first = contest = _Contest(subject, given=given, others=_singles(subject, given), cache=cache)
     winner = contest.run(chosen)
     if winner is None and subject.detector is None and contest.figures(given).sum() <= 1e-3:
-        # With a head and pixels both wrong neither alone shows anything.
+        # If head and pixels are both wrong, correcting only one detects nothing.
         pairs = (pair for head in _fitting(subject, head_readings(given)) for pair in input_readings(head))
-        contest = _Contest(subject, given=given, others=pairs, known=known)
+        contest = _Contest(subject, given=given, others=pairs, cache=cache)
         winner = contest.run(chosen)
     gain = 1.0
     for _ in range(_ROUNDS):
         if winner is None:
             break
         gain, best = gain * contest.gain(winner), winner
-        contest = _Contest(subject, given=best, others=_singles(subject, best), known=known)
+        contest = _Contest(subject, given=best, others=_singles(subject, best), cache=cache)
         winner = contest.run(chosen)
     tallies = first.tallies[id(given)]
     score = sum(tally.score for tally in tallies)
@@ -388,7 +384,7 @@ def _singles(subject: _Subject, reading: Reading) -> list[Reading]:
 
 
 def _fitting(subject: _Subject, readings: Iterable[Reading]) -> list[Reading]:
-    """Those whose rule the outputs fit."""
+    """The readings that can decode the outputs."""
     source = subject.config.input
     outputs = subject.outputs(np.zeros((1, 3, source.height, source.width), np.float32))
     fitting = []
@@ -402,25 +398,25 @@ def _fitting(subject: _Subject, readings: Iterable[Reading]) -> list[Reading]:
 
 
 def _symptoms(tallies: Sequence[_Tally], config: Config) -> Iterable[str]:
-    seen, total = len(tallies), sum(tally.confident for tally in tallies)
-    if seen < FEWEST_IMAGES:
+    images, total = len(tallies), sum(tally.confident for tally in tallies)
+    if images < FEWEST_IMAGES:
         return
-    if sum(tally.improbable for tally in tallies) > seen / 2:
+    if sum(tally.improbable for tally in tallies) > images / 2:
         yield f"the scores are not 0 to 1 and mostly low, as those of objects are (head.scores is {config.head.scores})"
         return
     empty = sum(tally.confident == 0 for tally in tallies)
     full = sum(tally.confident >= _SUPPRESSION.max_detections for tally in tallies)
     score = sum(tally.score for tally in tallies)
     agreement = sum(tally.agreed for tally in tallies) / score if score else 1.0
-    if empty > 0.9 * seen:
-        yield f"no box over {_CONFIDENT} in {empty} of {seen} images"
+    if empty > 0.9 * images:
+        yield f"no box over {_CONFIDENT} in {empty} of {images} images"
         return
     if sum(tally.misplaced for tally in tallies) > total / 2:
         yield "most boxes over 0.3 have no area or lie outside the image"
     if agreement < _AGREEMENT:
         yield f"in mirror images it finds {agreement:.0%} of the same"
-        if full > seen / 2:
-            yield f"over {_SUPPRESSION.max_detections} boxes over {_CONFIDENT} in {full} of {seen} images"
+        if full > images / 2:
+            yield f"over {_SUPPRESSION.max_detections} boxes over {_CONFIDENT} in {full} of {images} images"
     classes = frozenset().union(*(tally.classes for tally in tallies))
-    if len(classes) == 1 and len(config.classes) > 1 and total > 20 * seen:
+    if len(classes) == 1 and len(config.classes) > 1 and total > 20 * images:
         yield f"every box is '{config.classes[next(iter(classes))]}'"

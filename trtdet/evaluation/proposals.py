@@ -1,4 +1,4 @@
-"""How many of the objects the first stage of a detector finds: the recall of its proposals."""
+"""Recall of the proposals of a two-stage detector."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trtdet.passes.two_stage import BOXES, REAL, up_to_proposals
 
 @dataclass(frozen=True)
 class ProposalRecall:
-    """The proposals that enter the second stage against the annotated boxes of any class.
+    """Recall of the proposals that enter the second stage, against the annotated boxes of any class.
 
     Attributes:
         ar100: mean recall over IoU 0.50:0.05:0.95 of the best 100 proposals of each image, 0..1; -1 without boxes.
-        ar1000: the same of the best 1000.
-        proposals: mean number of proposals of an image.
+        ar1000: the same for the best 1000.
+        proposals: mean number of proposals per image.
     """
 
     ar100: float
@@ -38,15 +38,12 @@ def proposal_recall(
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache: ImageCache | None = None,
 ) -> ProposalRecall:
-    """Runs the first stage of a rewritten model over a data set, with onnxruntime, as it is written.
+    """Runs the first stage of a two-stage model on a data set, with onnxruntime without optimisations.
 
-    Args:
-        model: a two-stage model as :func:`trtdet.passes.rewrite` leaves it, float or with Q/DQ nodes; not changed.
-        progress: called with images done and in all.
-        cache: shared by several passes over the same images.
+    The model is a result of :func:`trtdet.passes.rewrite`, float or with Q/DQ nodes; it is not changed.
 
     Raises:
-        ModelError: its proposals were not found.
+        ModelError: the model's proposals were not found.
         DataError: an image cannot be read.
     """
     part = up_to_proposals(model)
@@ -58,7 +55,7 @@ def proposal_recall(
     for batch in ImageStream(paths, preprocess, on_bad="raise", cache=cache):
         outputs = runner.feed({runner.input: batch.images})
         boxes = outputs[BOXES][outputs[REAL]] if REAL in outputs else outputs[BOXES]
-        # The best come first; what their scores are makes no difference.
+        # The best come first; only the order of the scores matters.
         scores = -np.arange(len(boxes), dtype=np.float64)
         (index,), (transform,) = batch.indices, batch.transforms
         metric.update(dataset.images[index].id, transform.to_image(boxes), scores, np.zeros(len(boxes), np.int64))

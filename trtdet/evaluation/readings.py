@@ -1,4 +1,4 @@
-"""How a model could be read other than configured: the usual mistakes in a configuration, each turned round."""
+"""Alternatives to a configuration: each reverses one of the usual mistakes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trtdet.config import Config, InputConfig
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation of ImageNet's pixels, red, green, blue, of 0..1: those of torchvision."""
+"""torchvision's mean and standard deviation of ImageNet, RGB, for pixels 0..1."""
 
 _GREY = (0.5, 0.5, 0.5)
 _ZERO, _ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
@@ -25,28 +25,22 @@ NORMALISATIONS: tuple[tuple[float, tuple[float, ...], tuple[float, ...]], ...] =
     (_UNIT, _GREY, _GREY),
     (1.0, (123.675, 116.28, 103.53), _ONE),
 )
-"""Scale, mean and standard deviation (red, green, blue) that detectors are trained with: 0..255; 0..1; ImageNet's;
--1..1; and ImageNet's mean alone, as in Caffe."""
+"""Scale, mean and standard deviation (RGB) in common use: 0..255; 0..1; ImageNet's; -1..1; Caffe's ImageNet mean."""
 
 _SAME = 0.05
-"""Two normalisations are one where no pixel differs by more than this share of the range of values."""
+"""Two normalisations are the same if no pixel differs by more than this share of the range of values."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A configuration, and how it differs from the given one.
-
-    Attributes:
-        config: the whole configuration.
-        given: the configuration that it began as.
-    """
+    """A configuration, and the ``given`` one that it is an alternative to."""
 
     config: Config
     given: Config
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """The keys that differ, by their path such as ``input.color``, each with its value; plain values."""
+        """Plain values of the keys that differ, by path such as ``input.color``."""
         changes: dict[str, Any] = {}
         for section in ("input", "head"):
             old, new = (getattr(config, section).model_dump(mode="json") for config in (self.given, self.config))
@@ -60,14 +54,14 @@ class Reading:
 
     @property
     def text(self) -> str:
-        """``input.color: bgr, input.scale: 1`` -- the changed keys as they are written into a configuration."""
+        """The changed keys as in a configuration file, such as ``input.color: bgr, input.scale: 1``."""
         return ", ".join(f"{key}: {_plain(value)}" for key, value in self.changes.items())
 
 
 def input_readings(reading: Reading) -> Iterator[Reading]:
-    """The same head with other pixels: channels swapped, another normalisation, another place in the input."""
+    """Alternatives with the same head: swapped channels, another resize rule, another normalisation."""
     given = reading.config.input
-    # Mean and standard deviation stay: they are written in the order of the right channels as often as not.
+    # Mean and standard deviation are not swapped: in a wrong configuration they are as often in the right order as not.
     yield reading.other("input", color="bgr" if given.color == "rgb" else "rgb")
     for resize in ("letterbox-centre", "letterbox-topleft", "stretch"):
         if resize != given.resize:
@@ -81,7 +75,7 @@ def input_readings(reading: Reading) -> Iterator[Reading]:
 
 
 def head_readings(reading: Reading) -> Iterator[Reading]:
-    """The same pixels with other meanings of the outputs, as far as outputs of the same shape can have them."""
+    """Alternatives with the same input: other meanings of outputs of the same shape."""
     head = reading.config.head
     same_shape = {"yolox": "yolov5", "yolov5": "yolox"}
     if head.decode in same_shape:
@@ -98,7 +92,7 @@ def head_readings(reading: Reading) -> Iterator[Reading]:
 
 
 def _values(config: InputConfig) -> NDArray[np.float64]:
-    """float64 (3, 2): what each channel, red, green, blue, makes of 0 and of 255."""
+    """float64 (3, 2): normalised values of 0 and 255 in each channel, RGB."""
     order = 1 if config.color == "rgb" else -1
     mean, std = np.array(config.mean[::order]), np.array(config.std[::order])
     return np.stack([(pixel * config.scale - mean) / std for pixel in (0, 255)], axis=1)

@@ -1,4 +1,4 @@
-"""Images drawn anew, and COCO's mAP over every draw from one matching."""
+"""Bootstrap over images: COCO's mAP of every resample from one matching."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from trtdet.errors import ConfigError
 from trtdet.evaluation.matching import ClassMatches
 
 RECALLS = np.linspace(0.0, 1.0, 101)
-"""COCO's recall points, to the bit."""
+"""Bit-identical to COCO's recall points."""
 
 _DRAWN = 100
-"""How many resamples are scored at a time, between two reports of progress."""
+"""Resamples scored between two reports of progress."""
 
 _HELD = 4_000_000
-"""How many detections of a class, over several resamples, are held at a time: 32 MB an array."""
+"""Detections times resamples in memory at a time: 32 MB an array."""
 
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How often the images are drawn anew.
+    """Settings of a bootstrap interval.
 
     Attributes:
         resamples: at least 100.
-        confidence: the part of the resamples that the interval holds, above 0 and below 1.
-        seed: of the draws; the same seed gives the same interval.
+        confidence: share of the resamples within the interval, above 0 and below 1.
+        seed: the same seed gives the same interval.
 
     Raises:
         ConfigError: a value is out of range.
@@ -48,7 +48,7 @@ class Bootstrap:
             raise ConfigError(f"confidence must be above 0 and below 1, got {self.confidence}")
 
     def interval(self, values: NDArray[np.float64]) -> tuple[float, float]:
-        """The percentile interval of (B,) values, one for each resample; NaN where it has none."""
+        """Percentile interval of (B,) values, one a resample; NaN values are left out."""
         tail = 50 * (1 - self.confidence)
         low, high = np.nanpercentile(values, [tail, 100 - tail])
         return float(low), float(high)
@@ -59,7 +59,7 @@ class Bootstrap:
         images: int,
         progress: Callable[[int, int], None],
     ) -> tuple[float, float]:
-        """The interval of a figure, (B,) of (B, I) weights, over draws of so many images."""
+        """Interval of a ``figure``, which computes (B,) values from (B, I) weights of I images."""
         values: list[NDArray[np.float64]] = []
         for weights in draws(images, self):
             values.append(figure(weights))
@@ -68,15 +68,14 @@ class Bootstrap:
 
 
 def mean_average_precision(matches: Sequence[ClassMatches], weights: NDArray[np.int32]) -> NDArray[np.float64]:
-    """COCO's mAP over choices of images, from the matches.
+    """COCO's mAP of several resamples of the images, from the matches of all classes that have a box to find.
 
     Args:
-        matches: of every class that has a box to find; C of them.
-        weights: (B, I), how often each of B choices holds each of I images.
+        weights: (B, I), how often each of B resamples contains each of I images.
 
     Returns:
-        (B,), 0..1: the mean over IoU thresholds, recall points and the classes that have a box in the choice; NaN where
-        no class has. With every weight 1 it is the evaluators' mAP.
+        (B,), 0..1: mean over IoU thresholds, recall points and the classes that have a box in the resample; NaN if none
+        has. If all weights are 1, it is the evaluators' mAP.
     """
     total, classes = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
     for of_class in matches:
@@ -94,35 +93,35 @@ def mean_average_precision(matches: Sequence[ClassMatches], weights: NDArray[np.
 def _average_precision(
     matches: ClassMatches, weights: NDArray[np.int32], truths: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """A class's average precision over (B, I) weights that hold (B,) boxes, none of them zero; (B,)."""
+    """Average precision, (B,), of a class for (B, I) weights; ``truths`` (B,) are the numbers of boxes, all above 0."""
 
     def cumulative(chosen: Any) -> NDArray[np.int64]:
-        """How many of the chosen detections there are up to and with each, in falling order of score."""
+        """Cumulative number of the chosen detections, in descending order of score."""
         return np.cumsum(np.take(weights, matches.images[chosen], axis=1), axis=1, dtype=np.int64)
 
-    # Precision is highest, and recall rises, only where a detection hits: all sums are needed just there.
-    found = cumulative(slice(None))
+    # Recall and the precision envelope change only at hits, so only the sums at hits are used.
+    detected = cumulative(slice(None))
     result: NDArray[np.float64] = np.zeros(len(weights))
     for hit, ignored in zip(matches.hits, matches.ignored, strict=True):
         hits, skipped = np.flatnonzero(hit), np.flatnonzero(ignored)
         if not hits.size:
             continue
         right = cumulative(hits)
-        counted = found[:, hits]
+        counted = detected[:, hits]
         if skipped.size:
             before = np.pad(cumulative(skipped), ((0, 0), (1, 0)))
             counted = counted - before[:, np.searchsorted(skipped, hits)]
-        # The evaluators add this to keep from dividing by zero.
+        # The evaluators add this too, against division by zero.
         precision = right / (counted + np.spacing(1))
         envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        # Each hit carries its precision to the recall points that are reached there first.
+        # Each hit contributes its precision at the recall points that are first reached there.
         reached = np.searchsorted(RECALLS, right / truths[:, None], side="right")
         result += np.einsum("bh,bh->b", np.diff(reached, axis=1, prepend=0), envelope)
     return result / (len(RECALLS) * len(matches.hits))
 
 
 def draws(images: int, bootstrap: Bootstrap) -> Iterator[NDArray[np.int32]]:
-    """How often each resample holds each image: (B, I) weights a block, all blocks together holding every resample."""
+    """Yields the resamples in blocks of (B, I) weights: how often each resample contains each image."""
     generator = np.random.default_rng(bootstrap.seed)
     for start in range(0, bootstrap.resamples, _DRAWN):
         size = min(_DRAWN, bootstrap.resamples - start)

@@ -17,17 +17,16 @@ from trtdet.runtime.detector import Detector
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A score, and how it came about.
+    """Result of :func:`evaluate`.
 
     Attributes:
-        result: COCO's figures.
-        metric: the detections behind them, so that two evaluations can be compared image by image.
-        ms_per_image: wall time of inference and suppression, without decoding the image file, in milliseconds.
-        file: the file that ran.
-        run_info: where it ran.
-        nms: where the suppression ran.
-        thresholds: those of the suppression.
-        masks: COCO's figures of masks; None where the detector or the annotations have none.
+        metric: the detections, so that two evaluations can be compared image by image.
+        ms_per_image: wall time of inference and NMS, without decoding the image file, in milliseconds.
+        file: engine or ONNX file that ran.
+        run_info: device and library that ran it.
+        nms: where NMS ran.
+        thresholds: NMS thresholds.
+        masks: mask scores; None if the detector or the annotations have no masks.
     """
 
     result: CocoResult
@@ -57,13 +56,12 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache: ImageCache | None = None,
 ) -> Evaluation:
-    """Runs a detector over a data set: :func:`evaluate_each` with the detector's own suppression.
+    """Runs a detector on a data set with its own NMS thresholds, see :func:`evaluate_each`.
 
-    Without annotations there is no score, and the detections are for :func:`trtdet.agree`.
+    Without annotations there is no score; the detections are for :func:`trtdet.agree`.
 
     Raises:
-        DataError: an image cannot be read: a score over the others would not be comparable. Without annotations, over
-            10 % of the images cannot be read; up to there they are left out with a warning.
+        DataError: an image cannot be read. Without annotations, up to 10 % of the images are skipped with a warning.
     """
     return evaluate_each(detector, dataset, (detector.nms,), progress=progress, cache=cache)[0]
 
@@ -75,18 +73,17 @@ def evaluate_each(
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache: ImageCache | None = None,
 ) -> list[Evaluation]:
-    """Scores one detector with several suppressions, from one pass over the images.
+    """Scores one detector with several NMS thresholds in one pass over the images.
 
     Args:
-        detector: the detector to score.
-        dataset: images and boxes; its classes are the detector's.
-        thresholds: of each suppression; a suppression in the graph has only its own.
-        progress: called with images done and in all.
-        cache: shared by several passes over the same images.
+        dataset: images and boxes, with the detector's classes.
+        thresholds: thresholds of each evaluation; NMS in the graph allows only the detector's own.
+        progress: called with the number of images run and their total.
+        cache: decoded images, shared by several passes.
 
     Raises:
         DataError: an image cannot be read, or, without annotations, over 10 % of them.
-        ConfigError: other thresholds than its own for a detector that suppresses in the graph.
+        ConfigError: NMS is in the graph, and other thresholds are given.
     """
     if detector.nms_mode != "host" and tuple(thresholds) != (detector.nms,):
         raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
@@ -96,27 +93,27 @@ def evaluate_each(
         [image.path for image in dataset.images],
         detector.input,
         batch_size=detector.batch,
-        # A score over a part of the annotated images is not that of the set; detections alone say which they are of.
+        # A score of only some annotated images would not be comparable with other scores of the set.
         on_bad="raise" if dataset.annotated else "skip",
         cache=cache,
     )
-    seconds, done = [0.0] * len(metrics), 0
+    seconds, image_count = [0.0] * len(metrics), 0
     for batch in stream:
         started = time.perf_counter()
         outputs = runner(batch.images)
         shared = time.perf_counter() - started
         for number, (metric, nms) in enumerate(zip(metrics, thresholds, strict=True)):
             started = time.perf_counter()
-            found = detector.suppressed(outputs, nms)
+            detections = detector.suppressed(outputs, nms)
             seconds[number] += shared + time.perf_counter() - started
-            metric.update_batch(batch, found, detector.mask_threshold)
-        done += len(batch)
-        progress(done, len(dataset.images))
+            metric.update_batch(batch, detections, detector.mask_threshold)
+        image_count += len(batch)
+        progress(image_count, len(dataset.images))
     return [
         Evaluation(
             result=metric.compute(),
             metric=metric,
-            ms_per_image=1000 * spent / done,
+            ms_per_image=1000 * spent / image_count,
             file=str(detector.file),
             run_info=detector.runner.run_info,
             nms=detector.nms_mode,

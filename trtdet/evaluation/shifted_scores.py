@@ -1,4 +1,4 @@
-"""How far a detector's scores are shifted against those of another: the thresholds that serve as the other's did."""
+"""Score shift between two detectors: the thresholds of one that correspond to thresholds of the other."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from trtdet.evaluation.scoring import Evaluation
 from trtdet.tables import Column, Table
 
 THRESHOLDS = (0.25, 0.5)
-"""The reference's thresholds: what demos draw, and what services take."""
+"""Thresholds of the reference: usual in demos, and usual in services."""
 
 LOWEST = 0.05
-"""Scores below it are not looked at: nobody sets a threshold there."""
+"""Lower scores are ignored, because nobody sets a threshold there."""
 
 FEWEST = 20
-"""With fewer detections a precision has a standard error of up to 0.11, and a threshold says nothing."""
+"""Fewer detections give no threshold: the standard error of their precision can exceed 0.11."""
 
 _HELD = 2_000_000
-"""How many detections, over several resamples, are held at a time: 16 MB an array."""
+"""Detections times resamples in memory at a time: 16 MB an array."""
 
 Basis = Literal["precision", "detections"]
-"""What the two thresholds have in common: precision against annotations, or, without any, how much is detected."""
+"""What two equal thresholds have in common: precision or, without annotations, the number of detections."""
 
 Weights = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -37,15 +37,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EqualThreshold:
-    """A threshold of the reference, and the detector's own that serves as well.
+    """A threshold of the reference, and the detector's equal threshold.
 
     Attributes:
-        reference: the threshold of the reference; detections with at least this score are taken.
-        detections: how many the reference has there.
-        precision: of these, the part that is right, 0..1; None without annotations.
-        threshold: of the detector; None where there is none.
-        low, high: the interval of ``threshold``.
-        problem: why there is none; empty where there is.
+        reference: threshold of the reference; it keeps detections with at least this score.
+        detections: number of detections that the reference keeps.
+        precision: their precision, 0..1; None without annotations.
+        threshold: equal threshold of the detector; None if there is none.
+        low, high: interval of ``threshold``.
+        problem: why there is no threshold; empty if there is one.
     """
 
     reference: float
@@ -62,18 +62,18 @@ class EqualThreshold:
         return f"{self.threshold:.3f} ({self.low:.3f} .. {self.high:.3f})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; None where there is no threshold, and ``problem`` says why."""
+        """Plain values for JSON; an empty ``problem`` is None."""
         return {**asdict(self), "problem": self.problem or None}
 
 
 @dataclass(frozen=True)
 class ScoreRatio:
-    """The scores of objects that both find, as parts of the reference's.
+    """Ratios of the detector's scores to the reference's, for objects that both find.
 
     Attributes:
-        median: of the ratios; None where no object is found by both.
-        low, high: the interval of the median.
-        pairs: how many objects, of those that the reference gives a score of at least 0.25.
+        median: median ratio; None if both find no common object.
+        low, high: interval of the median.
+        pairs: number of common objects, among those with a reference score of at least 0.25.
     """
 
     median: float | None
@@ -92,14 +92,12 @@ class ScoreRatio:
 
 @dataclass(frozen=True)
 class ScoreShift:
-    """What :func:`score_shift` found.
+    """Result of :func:`score_shift`.
 
     Attributes:
-        basis: what the thresholds have in common.
-        overall: for one threshold for all classes, at each of :data:`THRESHOLDS`.
-        per_class: likewise, for a threshold of each class.
-        ratio: the scores of objects that both find.
-        bootstrap: how the images were drawn for the intervals.
+        overall: for each of :data:`THRESHOLDS`, one equal threshold for all classes.
+        per_class: the same for each class on its own.
+        bootstrap: settings of the intervals.
     """
 
     basis: Basis
@@ -109,7 +107,7 @@ class ScoreShift:
     bootstrap: Bootstrap
 
     def __str__(self) -> str:
-        """A table of the classes that have a threshold, and a line on the rest."""
+        """A table of the classes that have a threshold, with a note on the others."""
         equal = {
             "precision": "precision (against the annotations, IoU 0.50)",
             "detections": "number of detections (precision needs annotations)",
@@ -130,7 +128,7 @@ class ScoreShift:
         return {
             "basis": self.basis,
             "overall": [entry.as_dict() for entry in self.overall],
-            "per_class": {name: [entry.as_dict() for entry in found] for name, found in self.per_class.items()},
+            "per_class": {name: [entry.as_dict() for entry in entries] for name, entries in self.per_class.items()},
             "score_ratio": asdict(self.ratio),
             **asdict(self.bootstrap),
         }
@@ -142,21 +140,14 @@ def score_shift(
     bootstrap: Bootstrap = Bootstrap(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ScoreShift:
-    """At which thresholds a detector serves as the reference does at 0.25 and at 0.5.
+    """Finds the detector's thresholds that equal 0.25 and 0.5 of a reference on the same images and annotations.
 
-    With annotations the thresholds have equal precision: of the detections with at least that score, the same part is
-    right. Precision at a threshold is interpolated as in PASCAL VOC and COCO (Everingham et al. 2010, section 4.2), the
-    highest at it or at a lower one, so that it rises with the threshold. Without annotations both thresholds give as
-    many detections (the equipercentile method of Kolen and Brennan 2014, Test Equating, chapter 2): where precision
-    falls with the number of detections as the reference's does, the two are the same threshold. Where several serve
-    equally, the nearest to the reference's is taken, so that a detector has its own thresholds. The intervals are those
-    of images drawn anew, as in :func:`trtdet.compare`.
-
-    Args:
-        evaluation: the detector's detections.
-        reference: the reference's, of the same images and annotations.
-        bootstrap: how the images are drawn.
-        progress: called with classes done and in all.
+    With annotations, equal thresholds have equal precision. The precision at a threshold is interpolated as in PASCAL
+    VOC and COCO (Everingham et al. 2010, section 4.2): the highest at this or a lower threshold, so that it rises with
+    the threshold. Without annotations, equal thresholds give the same number of detections (equipercentile method of
+    Kolen and Brennan 2014, Test Equating, chapter 2). Of several equal thresholds, the nearest to the reference's is
+    chosen, so that a detector compared with itself gets the same thresholds. The intervals are a bootstrap over the
+    images, as in :func:`trtdet.compare`. ``progress`` gets the number of classes searched and their total.
 
     Raises:
         ConfigError: the classes differ.
@@ -185,14 +176,14 @@ def score_shift(
 
 @dataclass(frozen=True, eq=False)
 class _Scores:
-    """N detections of one or more classes in falling order of score."""
+    """N detections of one or more classes in descending order of score."""
 
     images: NDArray[np.int64]
     scores: Floats
     right: NDArray[np.bool_]
     """Matched at IoU 0.50."""
     counted: NDArray[np.bool_]
-    """Right or wrong; the others are on a crowd."""
+    """Right or wrong, not on a crowd."""
 
     @staticmethod
     def of(matches: ClassMatches) -> _Scores:
@@ -206,13 +197,15 @@ class _Scores:
 
     @property
     def distinct(self) -> tuple[Floats, NDArray[np.int64]]:
-        """(K,) scores, falling, and the position of the last detection with each."""
+        """(K,) distinct scores, descending, and the position of the last detection with each."""
         ends = np.flatnonzero(np.append(self.scores[1:] != self.scores[:-1], True)[: len(self.scores)])
         return self.scores[ends], ends
 
     def levels(self, basis: Basis, weights: Weights) -> Floats:
-        """What a threshold at each distinct score gives on (B, I) weights: (B, K), nowhere rising from a score to a
-        lower one: interpolated precision, or minus the number of detections."""
+        """(B, K): interpolated precision, or minus the number of detections, at each distinct score for (B, I) weights.
+
+        Levels never rise from a score to a lower one.
+        """
         ends = self.distinct[1]
         drawn = weights[:, self.images]
         if basis == "detections":
@@ -230,13 +223,13 @@ class _Search:
 
     basis: Basis
     floors: tuple[float, float]
-    """The scores that the suppressions of both leave out, up to and with them."""
+    """NMS score thresholds of detector and reference: no detection has this or a lower score."""
     bootstrap: Bootstrap
     weights: Weights
-    """(B, I), the resamples."""
+    """(B, I), how often each resample contains each image."""
 
     def thresholds(self, ours: _Scores, theirs: _Scores) -> tuple[EqualThreshold, ...]:
-        """At each of :data:`THRESHOLDS` of the reference: the threshold, or the reason why there is none."""
+        """The equal threshold, or the reason why there is none, for each of :data:`THRESHOLDS`."""
         counts = [int(np.count_nonzero(theirs.scores >= threshold)) for threshold in THRESHOLDS]
         few = [
             EqualThreshold(reference, count, None, problem=f"{count} detections, under {FEWEST}")
@@ -269,50 +262,44 @@ class _Search:
         return tuple(equal)
 
     def _equal_at(self, ours: _Scores, theirs: _Scores, weights: Weights) -> tuple[Floats, Floats]:
-        """(R, B) thresholds for each of R of the reference, and (R, B) its levels there."""
+        """(R, B) equal thresholds for R thresholds of the reference, and (R, B) levels of the reference there."""
         own, others = (scores.levels(self.basis, weights) for scores in (ours, theirs))
         ends = [int(np.count_nonzero(theirs.distinct[0] >= threshold)) - 1 for threshold in THRESHOLDS]
-        wanted = [others[:, end] if end >= 0 else np.zeros(len(weights)) for end in ends]
+        targets = [others[:, end] if end >= 0 else np.zeros(len(weights)) for end in ends]
         equal = [
-            _equal(ours.distinct[0], own, level, near=near) for level, near in zip(wanted, THRESHOLDS, strict=True)
+            _equal(ours.distinct[0], own, target, near=near) for target, near in zip(targets, THRESHOLDS, strict=True)
         ]
-        return np.stack(equal), np.stack(wanted)
+        return np.stack(equal), np.stack(targets)
 
 
-def _equal(scores: Floats, levels: Floats, wanted: Floats, near: float) -> Floats:
-    """The thresholds whose level is the one wanted, for each resample the nearest to ``near``.
+def _equal(scores: Floats, levels: Floats, target: Floats, near: float) -> Floats:
+    """(B,) thresholds, one a resample: the nearest to ``near`` with the level ``target``, (B,).
 
-    Args:
-        scores: (K,), distinct, falling.
-        levels: (B, K), see :meth:`_Scores.levels`.
-        wanted: (B,).
-        near: a threshold.
-
-    Returns:
-        (B,); infinite where the level is above all of ``levels``, minus infinite where it is below all.
+    ``scores``, (K,), are distinct and descending; ``levels``, (B, K), are those of :meth:`_Scores.levels`. The result
+    is infinite if the target is above all levels, minus infinite if it is below all.
     """
     if not len(scores):
-        return np.full(len(wanted), -np.inf)
-    # Between a score and the next lower one, every threshold takes the same detections.
-    reached = np.count_nonzero(levels >= wanted[:, None], axis=1)
-    above = np.count_nonzero(levels > wanted[:, None], axis=1)
+        return np.full(len(target), -np.inf)
+    # Between a score and the next lower one, every threshold keeps the same detections.
+    reached = np.count_nonzero(levels >= target[:, None], axis=1)
+    above = np.count_nonzero(levels > target[:, None], axis=1)
     highest = scores[np.minimum(above, np.maximum(reached - 1, 0))]
     lowest = np.append(scores, 0.0)[reached]
-    found: Floats = np.clip(near, lowest, highest)
-    found[reached == 0] = np.inf
-    found[above == len(scores)] = -np.inf
-    return found
+    thresholds: Floats = np.clip(near, lowest, highest)
+    thresholds[reached == 0] = np.inf
+    thresholds[above == len(scores)] = -np.inf
+    return thresholds
 
 
 def _ratio(evaluation: Evaluation, reference: Evaluation, bootstrap: Bootstrap, weights: Weights) -> ScoreRatio:
     metric, scores = against_detections(evaluation.metric, reference.metric, THRESHOLDS[0])
     matches = pooled(metric.class_matches().values())
-    found = matches.boxes >= 0
-    ratios = matches.scores[found] / scores[matches.boxes[found]]
+    paired = matches.boxes >= 0
+    ratios = matches.scores[paired] / scores[matches.boxes[paired]]
     if not len(ratios):
         return ScoreRatio(None, low=None, high=None, pairs=0)
     order = np.argsort(ratios, kind="stable")
-    ratios, images = ratios[order], matches.images[found][order]
+    ratios, images = ratios[order], matches.images[paired][order]
     until = np.cumsum(weights[:, images], axis=1)
     drawn = until[:, -1] > 0
     middle = np.count_nonzero(2 * until[drawn] < until[drawn, -1:], axis=1)

@@ -1,4 +1,4 @@
-"""Writing that survives being stopped: whole files and folders, journals that are resumed, work on a Ray cluster."""
+"""Atomic files and folders, journals that resume, typed JSON, and tasks on a Ray cluster."""
 
 from __future__ import annotations
 

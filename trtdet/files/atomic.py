@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, whatever ends the program meanwhile.
+"""Files and folders that appear complete or not at all, even if the program is killed.
 
-A temporary lies beside its target and is called ``.TARGET.XXXXXXXX.trtdet``. Its writer holds a lock on it (flock),
-which ends with the process, however that ends: a temporary whose lock can be taken is stale, and the next writer
-removes it. On a file system without locks no temporary is removed.
+A temporary is in its target's folder, with the name ``.TARGET.XXXXXXXX.trtdet``. Its writer holds a lock on it (flock),
+which ends with the process. A temporary without a lock is therefore stale, and the next writer removes it. On a file
+system without locks, no temporary is removed.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 SUFFIX = ".trtdet"
 OLD = ".old"
-"""Follows the name of a temporary folder: where the folder that it replaces waits if the two cannot be exchanged."""
+"""Name suffix of a replaced folder, moved aside because the file system cannot exchange it with the new one."""
 GONE = ".gone"
-"""Follows the same name while the replaced folder is removed, so that no other writer puts back the rest of it."""
+"""Name suffix of a replaced folder during its removal, so that no other writer restores what remains of it."""
 
 _SPECIAL = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
-"""What the kernel answers where the system, the file system or a sandbox cannot exchange two names."""
+"""Error codes if the system, the file system or a sandbox cannot exchange two names."""
 
 _ATTEMPTS = 20
-"""How often a writer that meets others at the same place tries again."""
+"""Attempts of a writer while others write to the same place."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an operating system error inside its block into an OutputError that names ``path``."""
+    """Converts an operating system error in its block to an OutputError that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -57,34 +57,34 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_target(path: Path, *, folder: bool = False) -> None:
-    """Refuses a place that holds no regular file (with ``folder``, no folder), which a rename would replace silently.
+    """Refuses a path to anything but a regular file (or a folder, with ``folder``), which a rename would replace.
 
-    Links are followed. A path where nothing is yet passes.
+    Links are followed. A path that does not exist is allowed.
 
     Raises:
-        OutputError: ``path`` is a device, a pipe, a socket, or a folder where a file is to be written.
+        OutputError: ``path`` is a device, a pipe, a socket, or a folder in the place of a file.
     """
     try:
         mode = path.stat().st_mode
-    except OSError:  # nothing there; or it cannot be reached, which writing will explain
+    except OSError:  # the path does not exist; or it cannot be reached, which the write will report
         return
     kind = _SPECIAL.get(stat.S_IFMT(mode))
     if kind is None and path.is_symlink() and path.parent.resolve() == Path("/dev"):
-        kind = "a link of the system"  # such as /dev/stdout, which leads to a regular file now and then
+        kind = "a link of the system"  # such as /dev/stdout, which may lead to a regular file
     if kind is None and stat.S_ISDIR(mode) and not folder:
         kind = "a folder"
     if kind is not None:
-        wanted = "a folder" if folder else "a regular file"
+        allowed = "a folder" if folder else "a regular file"
         raise OutputError(
-            f"'{path}' cannot be written: it is {kind}, and only {wanted} is replaced", "choose another place with -o"
+            f"'{path}' cannot be written: it is {kind}, and only {allowed} is replaced", "choose another place with -o"
         )
 
 
 def prepare_target(path: Path) -> None:
-    """Checks that a file can take its place at ``path`` and creates its folder, before the work that fills it.
+    """Calls :func:`check_target` and creates the folder of a file, before the work for the file starts.
 
     Raises:
-        OutputError: as of :func:`check_target`, or the folder cannot be created.
+        OutputError: as :func:`check_target`, or the folder cannot be created.
     """
     check_target(path)
     with writing(path):
@@ -92,13 +92,11 @@ def prepare_target(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes ``data`` beside ``path``, flushes it to the disk and renames it over ``path``.
-
-    Temporaries that killed writers of ``path`` have left are removed.
+    """Writes a temporary file, flushes it to disk and renames it to ``path``; removes temporaries of killed writers.
 
     Raises:
-        OutputError: the folder cannot be written, the disk is full, or ``path`` is no regular file; the old content
-            is untouched.
+        OutputError: the folder cannot be written, the disk is full, or ``path`` is not a regular file. The old content
+            is unchanged.
     """
     with writing_atomically(path) as stream:
         stream.write(data)
@@ -106,10 +104,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def writing_atomically(path: Path) -> Iterator[BinaryIO]:
-    """The same for data written in pieces: the file takes its place when the block ends, and only if it ends well.
+    """As :func:`write_atomically`, for data in pieces: ``path`` is replaced when the block ends without an error.
 
     Raises:
-        OutputError: as of :func:`write_atomically`.
+        OutputError: as :func:`write_atomically`.
     """
     prepare_target(path)
     with writing(path):
@@ -134,7 +132,7 @@ def _flush(stream: BinaryIO) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file as hexadecimal digits, read in pieces."""
+    """Hexadecimal SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):
@@ -143,33 +141,32 @@ def sha256_file(path: Path) -> str:
 
 
 class FolderWriter:
-    """Collects the files of a folder beside its place and puts all of it there in one step.
+    """Writes a temporary folder and moves it to ``path`` in one step.
 
-    An existing folder is exchanged with the new one (renameat2 with RENAME_EXCHANGE), so that a process killed at any
-    moment leaves the old or the new folder in its place, whole. Where the file system cannot exchange, the old folder
-    is moved aside and the new folder takes its place; killed between the two, the place is empty until the next writer
-    puts the old folder back.
+    An existing folder is exchanged with the new one (renameat2 with RENAME_EXCHANGE), so a process killed at any moment
+    leaves the old or the new folder complete. If the file system cannot exchange, the old folder is first moved aside.
+    If the process is killed before the second move, the next writer restores the old folder.
 
     Args:
-        path: the folder's place. An empty folder, or a folder of the same kind, is replaced; nothing else is.
-        marker: the file by which a folder of this kind is known; it is written last.
-        kind: the name of this kind of folder in messages.
+        path: where only an empty folder, or a folder of the same kind, is replaced.
+        marker: file that identifies a folder of this kind; it is written last.
+        kind: name of this kind of folder in messages.
 
     Raises:
-        OutputError: the place holds something of another kind, cannot be written, or the disk is full.
+        OutputError: ``path`` has other content or cannot be written, or the disk is full.
     """
 
     def __init__(self, path: Path, marker: str, kind: str) -> None:
         self.path = path
         self.files: dict[str, str] = {}
-        """SHA-256 by the names of the files added."""
+        """SHA-256 of the added files by name."""
         self._marker = marker
         self._kind = kind
         self._temporary: Temporary | None = None
 
     def __enter__(self) -> Self:
         with writing(self.path):
-            # A folder that a killed writer moved aside is put back before the place is judged.
+            # Restores a folder that a killed writer moved aside, before the check.
             remove_stale(self.path)
             self._check_place()
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +190,7 @@ class FolderWriter:
         while (names := _names_in(self.path)) is not None:
             if not names or self._marker in names:
                 return
-            # Another writer may have put its folder in place while this folder was read.
+            # Another writer may have replaced the folder while it was read.
             if names == _names_in(self.path):
                 raise OutputError(
                     f"'{self.path}' exists and is not {self._kind}; choose another place with -o or remove it"
@@ -206,11 +203,11 @@ class FolderWriter:
 
     @property
     def _old(self) -> Path:
-        """Where the folder that is being replaced waits until the new folder is in place, without an exchange."""
+        """Temporary place of the old folder if the two cannot be exchanged."""
         return self._folder.with_name(self._folder.name + OLD)
 
     def add(self, name: str, data: bytes) -> None:
-        """Writes one file, in a folder within the folder where ``name`` says so, and notes its hash."""
+        """Writes one file and records its hash; ``name`` may contain folders."""
         with writing(self.path):
             place = self._folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +215,7 @@ class FolderWriter:
         self.files[name] = hashlib.sha256(data).hexdigest()
 
     def put(self, marker: bytes) -> None:
-        """Writes the marker and puts the folder in place."""
+        """Writes the marker and moves the folder to its place."""
         with writing(self.path):
             _write_flushed(self._folder / self._marker, marker)
             self._check_place()
@@ -226,7 +223,7 @@ class FolderWriter:
         self._discard()
 
     def _take_place(self) -> None:
-        """Exchange, or a rename where nothing is at the place; tried again where another writer comes between."""
+        """Exchanges the folders, or renames the new one if there is no old one; retries if other writers interfere."""
         for attempt in range(_ATTEMPTS):
             try:
                 return exchange(self._folder, self.path)
@@ -248,18 +245,18 @@ class FolderWriter:
         return None
 
     def _discard(self) -> None:
-        """Removes the replaced folder, or the new folder if it was not put in place."""
+        """Removes the replaced folder, or the new folder if it was not moved to its place."""
         remove(self._folder)
         if os.path.lexists(self.path):
             remove_old(self._old)
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Gives each of two folders the name of the other in one step.
+    """Exchanges the names of two folders in one step.
 
     Raises:
-        OSError: nothing was changed: a folder does not exist (ENOENT), this system cannot exchange names (ENOSYS,
-            EINVAL, ...), or the kernel refused for another reason.
+        OSError: a folder does not exist (ENOENT), the system cannot exchange names (ENOSYS, EINVAL, ...), or the kernel
+            refused for another reason. Nothing was changed.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
@@ -276,7 +273,7 @@ def _write_flushed(path: Path, data: bytes) -> None:
 
 
 def _names_in(folder: Path) -> set[str] | None:
-    """The names in one folder, though another takes its place meanwhile; a file's own name; None where nothing is."""
+    """Names in a folder, even if it is replaced meanwhile; the name of a file; None if the path does not exist."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -293,11 +290,9 @@ def _names_in(folder: Path) -> set[str] | None:
 
 
 class Temporary:
-    """A new temporary file or folder beside ``target``, locked until ``release`` or the end of the process.
+    """A new temporary file or folder in the target's folder, locked until ``release`` or the end of the process.
 
-    Attributes:
-        path: where it is, in the target's folder.
-        descriptor: of the file, open for writing; of the folder, open for reading. It carries the lock.
+    The descriptor has the lock. A file is open for writing, a folder for reading.
 
     Raises:
         OSError: the target's folder cannot be written.
@@ -310,26 +305,26 @@ class Temporary:
                 self.path = Path(tempfile.mkdtemp(suffix=SUFFIX, prefix=prefix, dir=target.parent))
                 try:
                     self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                except FileNotFoundError:  # taken for stale already
+                except FileNotFoundError:  # removed as stale by another writer
                     continue
             else:
                 self.descriptor, name = tempfile.mkstemp(suffix=SUFFIX, prefix=prefix, dir=target.parent)
                 self.path = Path(name)
-            # Between creation and lock another writer may have taken it for stale.
+            # Another writer may have removed it as stale between creation and lock.
             if _lock(self.descriptor) is not False and _is_open_at(self.path, self.descriptor):
                 return
             self.release()
             remove(self.path)
 
     def release(self) -> None:
-        """Closes the descriptor, and thereby ends the lock."""
+        """Closes the descriptor, which ends the lock."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a folder with all in it; nothing happens where there is nothing, or it cannot be."""
+    """Removes a file, a link or a folder with its content; ignores errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -338,18 +333,18 @@ def remove(path: Path) -> None:
 
 
 def remove_old(old: Path) -> None:
-    """Removes a folder that was moved aside; no other writer puts back what is left of it meanwhile."""
+    """Removes a folder that was moved aside, so that no other writer restores a part of it."""
     gone = old.with_suffix(GONE)
-    with contextlib.suppress(OSError):  # another writer has put it back or removes it
+    with contextlib.suppress(OSError):  # another writer has restored it or is removing it
         old.rename(gone)
     remove(gone)
 
 
 def remove_stale(target: Path) -> None:
-    """Removes the temporaries of ``target`` whose writers were killed, and puts back a folder that was moved aside.
+    """Removes the temporaries of ``target`` whose writers were killed, and restores a folder that was moved aside.
 
-    A writer that cannot exchange two folders moves the old folder aside first. Killed at that moment, it leaves no
-    target and the old folder beside its place: the next writer puts it back before it does anything else.
+    A writer that cannot exchange two folders moves the old folder aside first. If it is killed then, the target does
+    not exist, and the next writer restores the old folder before anything else.
     """
     pattern = re.compile(re.escape(f".{target.name}.") + "[a-z0-9_]{8}" + re.escape(SUFFIX))
     try:
@@ -375,11 +370,11 @@ def remove_stale(target: Path) -> None:
 
 
 def _remove_if_stale(path: Path) -> bool:
-    """Removes a temporary whose lock is free; returns whether it was."""
+    """Removes a temporary whose lock is free; returns whether it is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        # A link to the folder that was replaced is not locked by anyone; anything else is gone, or another user's.
+        # A link in the place of the replaced folder has no lock. Anything else is gone, or belongs to another user.
         if path.is_symlink():
             remove(path)
         return not os.path.lexists(path)
@@ -393,7 +388,7 @@ def _remove_if_stale(path: Path) -> bool:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Takes the lock: True where it was free, False where another holds it, None where there are no locks."""
+    """Takes the lock: True if it was free, False if another process has it, None if there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

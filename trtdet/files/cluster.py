@@ -17,17 +17,11 @@ PIP = "pip install 'trtdet[ray]'"
 def run(
     function: Callable[[Common, Task], Result], common: Common, tasks: Sequence[Task], address: str
 ) -> Iterator[Result]:
-    """Calls ``function(common, task)`` for every task on a Ray cluster.
+    """Calls ``function(common, task)`` for every task on a Ray cluster, and yields the results as they become ready.
 
-    Args:
-        function: of a module, so that a worker can import it.
-        common: sent once to every worker.
-        tasks: the second argument of each call.
-        address: ``local`` for workers on this machine; else a cluster's address, whose machines see the same files
-            under the same names. A task whose worker dies is given to another.
-
-    Returns:
-        Results as they become ready.
+    Workers import the function from its module, and get ``common`` once. If a worker dies, another one gets its task.
+    The address ``local`` starts workers on this machine; the machines of any other cluster must see the same files
+    under the same paths.
 
     Raises:
         BackendError: Ray is not installed, or the cluster cannot be reached.

@@ -1,4 +1,4 @@
-"""JSON files with a type: what does not fit is one line, however the file is broken."""
+"""Typed JSON files, with errors of one line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trtdet.errors import ConfigError, one_line
 
 _T = TypeVar("_T")
 _SHOWN = 60
-"""Characters of a key path and of a wrong value that a message shows."""
+"""Most characters of a key path or a wrong value in a message."""
 
 
 class DocumentError(ValueError):
-    """A document that does not fit its type.
+    """A document does not fit its type.
 
     Attributes:
-        place: of the first value that does not fit, keys joined by dots; empty for the document itself.
+        place: keys of the first wrong value, joined by dots; empty for the document itself.
         kind: pydantic's name of the problem, such as ``missing``.
     """
 
@@ -39,10 +39,10 @@ def read_document(path: Path, adapter: TypeAdapter[_T]) -> _T:
 
 
 def read_result(path: Path, kind: type[_T], hint: str) -> _T:
-    """Reads what a command left behind, a JSON file; ``hint`` says what to do where it cannot be read.
+    """Reads a command's result, a JSON file.
 
     Raises:
-        ConfigError: it cannot be read, or is of another kind.
+        ConfigError: it cannot be read, or is of another kind; the message ends with ``hint``.
     """
     try:
         return read_document(path, TypeAdapter(kind))
@@ -51,12 +51,9 @@ def read_result(path: Path, kind: type[_T], hint: str) -> _T:
 
 
 def parse_document(text: bytes, adapter: TypeAdapter[_T], *, strict: bool | None = None) -> _T:
-    """JSON as the adapter's type.
+    """Parses JSON as the adapter's type.
 
-    Args:
-        text: the JSON document.
-        adapter: the type.
-        strict: whether to refuse values that have to be converted, such as numbers in strings; None: as the type says.
+    ``strict`` refuses values that must be converted, such as numbers in strings; None is the type's own setting.
 
     Raises:
         DocumentError: it is not JSON, nested too deeply, or not of the type.
@@ -68,11 +65,7 @@ def parse_document(text: bytes, adapter: TypeAdapter[_T], *, strict: bool | None
 
 
 def check_value(value: object, adapter: TypeAdapter[Any]) -> None:
-    """Checks what was read from JSON before.
-
-    Raises:
-        DocumentError: it is not of the adapter's type.
-    """
+    """Raises DocumentError if a value that was parsed from JSON is not of the adapter's type."""
     try:
         adapter.validate_python(value)
     except ValidationError as error:
@@ -81,7 +74,7 @@ def check_value(value: object, adapter: TypeAdapter[Any]) -> None:
 
 def _first(error: ValidationError) -> DocumentError:
     problems = error.errors(include_url=False, include_context=False)
-    # Of another schema nothing else need fit.
+    # A wrong schema explains all other problems.
     first = next((problem for problem in problems if problem["loc"] == ("schema",)), problems[0])
     place = one_line(".".join(map(str, first["loc"])), _SHOWN)
     message = one_line(first["msg"])

@@ -1,4 +1,4 @@
-"""Rows of JSON that are appended one at a time, so that work that was killed resumes where it stopped."""
+"""A file of JSON rows, appended one at a time, so that killed work resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from trtdet.files.atomic import prepare_target, write_atomically, writing
 
 
 class Rows:
-    """A file with a header line that names the work its rows belong to, and then one row a line.
+    """A file with one row a line, after a header line with the key of the work; an existing file is resumed.
 
     Args:
-        path: the file; an existing file is resumed.
-        key: identifies the work. A file with another key is left alone.
-        name: the field that tells rows apart, a text.
-        valid: whether a row of a resumed file can be used; any other is dropped, as a damaged line is.
+        key: identifies the work; a file with another key is not changed.
+        name: text field that identifies a row.
+        valid: whether a row of a resumed file can be used; other rows and damaged lines are dropped.
 
     Attributes:
-        found: rows by name, including the rows of the resumed file. Damaged lines are dropped.
+        found: rows by name, including those of the resumed file.
 
     Raises:
         ConfigError: the file has another key, or no header line.
-        OutputError: it cannot be read or written, or is no regular file.
+        OutputError: it cannot be read or written, or is not a regular file.
     """
 
     def __init__(
@@ -44,15 +43,15 @@ class Rows:
         lines = [json.dumps(row) for row in ({"key": key}, *self.found.values())]
         write_atomically(path, ("\n".join(lines) + "\n").encode())
         with writing(path):
-            # Without a buffer, closing after a failed write does not write again.
+            # Without a buffer, close() does not repeat a failed write.
             self._file = path.open("ab", buffering=0)
             self._length = self._file.tell()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Adds a row for good: it is on disk when this returns. A row whose name is known already is not added.
+        """Adds a row, which is on disk when this returns; a row with the name of an earlier one is not added.
 
         Raises:
-            OutputError: it cannot be written; the file holds the rows before it.
+            OutputError: it cannot be written; the file keeps the earlier rows.
         """
         if row[self._name] in self.found:
             return
@@ -60,7 +59,7 @@ class Rows:
         with writing(self.path):
             try:
                 written = 0
-                while written < len(line):  # a disk that fills up takes a part first
+                while written < len(line):  # a disk that becomes full writes only a part
                     written += self._file.write(line[written:])
                 os.fsync(self._file.fileno())
             except OSError:
@@ -79,16 +78,16 @@ class Rows:
 
 
 def names_in(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]) -> frozenset[str]:
-    """The names of the rows that :class:`Rows` of the same would find; nothing is written.
+    """The names of the rows that :class:`Rows` would resume; nothing is written.
 
     Raises:
-        ConfigError, OutputError: as of :class:`Rows`.
+        ConfigError, OutputError: as :class:`Rows`.
     """
     return frozenset(_rows(path, key, name, valid=valid))
 
 
 def _rows(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:
-    """The rows of an existing file that can be used, by name."""
+    """The valid rows of an existing file by name."""
     with writing(path):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     if lines and _parsed(lines[0]).get("key") != key:

@@ -1,4 +1,4 @@
-"""Standard output kept from what native libraries print, which would stand between the lines of a command's JSON."""
+"""Suppresses the prints of native libraries, which would mix with a command's JSON on standard output."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def without_native_output() -> Iterator[None]:
-    """What is written to file descriptor 1 within the block is lost; Python's own output before it is not.
-
-    Not for blocks in which another thread prints.
-    """
+    """Discards what its block writes to file descriptor 1; do not use it while another thread prints."""
     with suppress(AttributeError, OSError, ValueError):  # there may be no standard output, or it is closed
         sys.stdout.flush()
     try:
@@ -35,6 +32,6 @@ def without_native_output() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """C's standard output, whose buffers would be written when the block has ended."""
+    """Flushes C's standard output, whose buffers would otherwise be written after the block."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).fflush(None)

@@ -1,1 +1,1 @@
-"""A detector that runs: a bundle or a model, and its pictures."""
+"""Runs a bundle or a model as a detector, and draws its detections."""

@@ -1,4 +1,4 @@
-"""A detector: a bundle, or a model with its configuration, that turns images into detections."""
+"""A detector of images: a bundle, or a model with its configuration."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from trtdet.errors import BackendError, ConfigError
 from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
 
 Runtime = Literal["auto", "engine", "onnxruntime"]
-"""What of a bundle is run: its engine where that is possible and else its model, only its engine, or only its model."""
+"""The file of a bundle to run: the engine if possible, else the model (``auto``); only the engine; only the model."""
 
 
 @dataclass(frozen=True)
 class Detector:
-    """A runner with the pre-processing that its input needs and the suppression that its outputs need.
+    """A runner with its pre-processing and NMS.
 
     Attributes:
-        file: the engine or the ONNX file that is run.
-        runner: runs it; its ``run_info`` has the device, and why it is not the engine that runs.
-        nms_mode: what does the suppression: a part of the graph, or the host.
-        input: the pre-processing.
-        nms: the thresholds.
-        logits: with ``host``, whether the model's scores still lack their sigmoid.
+        file: engine or ONNX file that runs.
+        runner: runs the file; its ``run_info`` has the device, and the reason if the engine does not run.
+        nms_mode: what runs NMS: a part of the graph, or the host.
+        input: pre-processing.
+        nms: NMS thresholds.
+        logits: with ``host``, whether the model's scores are logits.
         classes: names by class index.
-        batch: how many images it is best given at a time.
-        mask_threshold: probability that a pixel of a mask exceeds, where there are masks.
+        batch: best number of images at a time.
+        mask_threshold: probability above which a pixel belongs to a mask.
     """
 
     file: Path
@@ -57,22 +57,20 @@ class Detector:
         nms: NmsMode | Literal["auto"] = "auto",
         runtime: Runtime = "auto",
     ) -> Detector:
-        """Opens a bundle's folder, or an ONNX file together with a configuration.
+        """Opens a bundle's folder, or an ONNX file with its configuration.
 
-        A bundle's engine needs a GPU it was built for and the library it was built with; the ONNX model that the engine
-        was built from computes the same on the CPU.
+        An engine runs on a GPU that it was built for, with the library that built it. The bundle's ONNX model, the
+        source of the engine, computes the same on the CPU.
 
         Args:
-            target: a bundle's folder or an ONNX file.
-            config: needed for an ONNX file; a bundle carries its own.
-            nms: for an ONNX file, what does the suppression; ``auto`` leaves the model's embedded NMS as it is, and
-                is ``host`` where it has none.
-            runtime: for a bundle, what is run: ``auto`` is the engine where it can be run, else the model, and
-                ``runner.run_info`` has the reason. An engine that can be run and then fails is an error; the model
-                never takes its place.
+            config: required for an ONNX file, not allowed for a bundle, which has its own.
+            nms: what runs the NMS of an ONNX file; ``auto`` keeps NMS in the model if it has one, else is ``host``.
+            runtime: which file of a bundle runs; ``auto`` is the engine if it can run, else the model, with the reason
+                in ``runner.run_info``. If an engine fails while it runs, that is an error: the model does not replace
+                it.
 
         Raises:
-            BundleError, ModelError, ConfigError, BackendError: it cannot be opened or run.
+            BundleError, ModelError, ConfigError, BackendError: the target cannot be opened or run.
         """
         target = Path(target)
         if target.is_dir():
@@ -95,7 +93,7 @@ class Detector:
     def running(
         model: onnx.ModelProto | Runner, config: Config, nms_mode: NmsMode, file: Path = Path("model")
     ) -> Detector:
-        """The detector of a rewritten model in memory, or of a runner, with the outputs that ``nms_mode`` gives."""
+        """The detector of a rewritten model in memory, or of a runner, with the outputs of ``nms_mode``."""
         runner = OnnxRunner(model) if isinstance(model, onnx.ModelProto) else model
         return Detector(
             file=file,
@@ -110,26 +108,21 @@ class Detector:
 
     @property
     def has_masks(self) -> bool:
-        """Whether its detections have masks."""
         return MASKS in self.runner.outputs
 
     def as_written(self) -> Detector:
-        """The detector whose scores count: a model on the CPU is computed node by node, an engine runs as it is.
+        """The detector for scores, which runs a model on the CPU node by node; see :func:`trtdet.backends.for_scores`.
 
-        See :func:`trtdet.backends.for_scores`.
+        An engine is not changed.
         """
         return replace(self, runner=for_scores(self.runner))
 
     def __call__(self, images: NDArray[np.float32]) -> Detections:
-        """Detects on one batch.
-
-        Args:
-            images: float32 (B, 3, H, W), pre-processed as ``input`` says.
-        """
+        """Detects on a batch, float32 (B, 3, H, W), pre-processed as ``input`` says."""
         return self.suppressed(self.runner(images), self.nms)
 
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
-        """The detections in the model's outputs; ``nms`` is used with ``host`` alone, as a graph has its own."""
+        """Detections of the model's outputs; ``nms`` applies to ``host`` only, because a graph has its own."""
         masks = outputs.get(MASKS)
         if self.nms_mode == "host":
             return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits, masks=masks)
@@ -180,7 +173,7 @@ def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
         nms=manifest.nms.thresholds,
         logits=manifest.nms.scores == "logits",
         classes=manifest.model.classes,
-        # With a dynamic batch, an engine is fastest at the size it was optimised for; on the CPU all are alike.
+        # With a dynamic batch, an engine is fastest at the size it was optimised for; the CPU has no preference.
         batch=runner.batch or (manifest.input.shape.opt[0] if file == bundle.engine else 1),
         mask_threshold=manifest.masks.threshold if manifest.masks is not None else THRESHOLD,
     )

@@ -1,4 +1,4 @@
-"""Pictures with boxes and masks, and both as JSON."""
+"""Writes detections as pictures and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtdet.runtime.detector import Detector
 
 @dataclass(frozen=True)
 class Pictures:
-    """The files that :func:`infer` wrote."""
+    """Files written by :func:`infer`."""
 
     folder: Path
     json: Path
@@ -37,15 +37,10 @@ def infer(
     score_threshold: float = 0.3,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Pictures:
-    """Detects on images and writes a picture for each and one ``detections.json``.
+    """Detects on image files, and writes a picture of each and one ``detections.json`` to the folder.
 
-    A mask is listed in COCO's compressed form, see :func:`trtdet.detection.masks.run_lengths`.
-
-    Args:
-        detector: what to run.
-        images: image files.
-        folder: where to write; made if missing.
-        score_threshold: detections below it are neither drawn nor listed, 0 to 1.
+    Detections with a score below the threshold, 0..1, are neither drawn nor listed. Masks are listed in COCO's
+    compressed form, see :func:`trtdet.detection.masks.run_lengths`.
 
     Raises:
         DataError: an image cannot be read.
