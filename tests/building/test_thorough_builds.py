@@ -11,7 +11,7 @@ from models import SMALL_MODEL
 from trtdet import build, load_config
 from trtdet.demo import shapes
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, changed
-from trtdet.quantization import EFFORTS
+from trtdet.options.fields import EFFORTS
 from trtdet.quantization.gradients import reconstruction
 from trtdet.quantization.gradients.reconstruction import Schedule
 

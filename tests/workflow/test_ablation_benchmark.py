@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtdet.quantization import EFFORTS
+from trtdet.options.fields import EFFORTS
 
 pytestmark = pytest.mark.benchmark
 

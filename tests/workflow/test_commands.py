@@ -22,8 +22,9 @@ from trtdet.calibration import Ranges
 from trtdet.config import load_config
 from trtdet.data import ImageStream, find_images
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
+from trtdet.options.fields import EFFORTS
 from trtdet.passes import Options, load_model, rewrite
-from trtdet.quantization import EFFORTS, PrecisionPlan, insert_qdq, lint, place, quantized_joins
+from trtdet.quantization import PrecisionPlan, insert_qdq, lint, place, quantized_joins
 from trtdet.runtime.detector import Detector
 
 needs_rtx = pytest.mark.skipif(

@@ -17,6 +17,7 @@ from PIL import Image
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Ranges
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
+from trtdet.options.fields import EFFORTS
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import (
     CORRECTIONS,
@@ -50,7 +51,7 @@ def test_the_names_are_those_of_the_registry():
     assert CORRECTIONS == ("range", "smooth", "round", "bias", "reconstruct")
     assert tuple(correction.name for correction in corrections.REGISTRY) == CORRECTIONS
     assert tuple(name for name in CORRECTIONS if name != "reconstruct") == DEFAULT_CORRECTIONS
-    assert corrections.EFFORTS["thorough"] == CORRECTIONS
+    assert EFFORTS["thorough"] == CORRECTIONS
 
 
 def test_a_planted_outlier_is_put_right(model, case, distance):
