@@ -1,4 +1,4 @@
-"""What fills the file of an engine, as far as its bytes and the list of its layers show."""
+"""Contents of an engine file by size, from its bytes and the list of its layers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ _TEXT = re.compile(rb"[\t\n\r\x1d-\x7e]{256,}")
 _ZEROS = re.compile(rb"\x00{256,}")
 _SOURCE = b"__global__"
 _SHOWN = 3
-"""Constants that are named."""
+"""Number of constants listed by name."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant that layers read: the first layer that does, data type, sizes, and bytes of memory.
-
-    How many bytes it takes of the file is not known.
-    """
+    """A constant with the first layer that reads it; ``bytes`` are of memory, its size in the file is unknown."""
 
     layer: str
     type: str
@@ -33,16 +30,15 @@ class Constant:
 
 @dataclass(frozen=True)
 class EngineFile:
-    """What fills an engine's file.
+    """Parts of an engine file, in bytes.
 
     Attributes:
-        bytes: of the file.
-        source: bytes of CUDA source text: TensorRT-RTX keeps the source of each kernel that it generates, which is
-            compiled on the machine that runs it.
-        kernels: how many such texts there are.
-        records: bytes of other text, such as TensorRT-RTX's list of what to run.
-        zeros: bytes in runs of at least 256 zeros, such as the constants that fill channels up.
-        constants: that layers read, the largest first; a constant that several layers read is listed once.
+        bytes: of the whole file.
+        source: CUDA source text. TensorRT-RTX stores the source of its ``kernels`` generated kernels and compiles them
+            on the target machine.
+        records: other text, such as TensorRT-RTX's list of what to run.
+        zeros: runs of at least 256 zeros, such as constants that pad channels.
+        constants: constants that layers read, the largest first, each listed once.
     """
 
     bytes: int
@@ -54,11 +50,11 @@ class EngineFile:
 
     @property
     def rest(self) -> int:
-        """Bytes of everything else: weights, and kernels that are compiled already."""
+        """Bytes of everything else: weights and compiled kernels."""
         return self.bytes - self.source - self.records - self.zeros
 
     def table(self) -> Table:
-        """The parts, and below them the constants by data type and the largest of them."""
+        """The parts, then the constants by data type, then the largest constants."""
         parts = (
             (self.source, f"CUDA source of {self.kernels} generated kernels"),
             (self.records, "other text of the builder"),
@@ -79,19 +75,17 @@ class EngineFile:
         return Table(columns, rows, title=f"what fills the engine file ({self.bytes / 1e6:.2f} MB):", notes=notes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return {**asdict(self), "rest": self.rest}
 
 
 def parts_of(engine: bytes, layers: Sequence[Layer]) -> EngineFile:
-    """The parts of an engine's file and the constants that these layers of it read."""
     texts = _TEXT.findall(engine)
     sources = [len(text) for text in texts if _SOURCE in text]
     constants: dict[tuple[str, tuple[int, ...], str], Constant] = {}
     for layer in layers:
         for tensor in layer.constants:
             constant = Constant(layer.name, type=tensor.type, dims=tensor.dims, bytes=tensor.bytes)
-            # TensorRT 8.6 and 10 name none: each layer has weights of its own.
+            # TensorRT 8.6 and 10 do not name constants, so each layer counts as having its own weights.
             owner = layer.name if tensor.name in ("Weights", "Bias") else ""
             constants.setdefault((tensor.name + owner, tensor.dims, tensor.type), constant)
     return EngineFile(
