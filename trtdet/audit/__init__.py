@@ -30,12 +30,8 @@ def audit(
     """Compares an engine with its plan, and finds what makes INT8 slower or less exact.
 
     A convolution counts in the type of its first input: an INT8 kernel may read INT8 and write float, which a
-    pointwise kernel then scales and quantises again.
-
-    Args:
-        model: the model that the engine was built from, with its Q/DQ pairs and casts.
-        times: measured milliseconds by layer name.
-        silu: the values of ``--silu`` that the engine's backend supports.
+    pointwise kernel then scales and quantises again. ``model`` is what the engine was built from, with Q/DQ pairs.
+    ``times`` are measured milliseconds by layer name; ``silu`` has the values of ``--silu`` that the backend supports.
 
     Raises:
         BackendError: there are no layers.

@@ -19,11 +19,9 @@ _SQUARE = 256
 
 @dataclass(frozen=True)
 class Advice:
-    """An option of ``trtdet build`` to try, with its value and its effect.
+    """An option of ``trtdet build`` with its effect and the estimated bytes saved per run, also as a share, 0..1.
 
-    Attributes:
-        bytes: estimated bytes saved per run.
-        share: the same as a share of all bytes, 0..1. The shares of several options do not add up.
+    The shares of several options do not add up.
     """
 
     option: str

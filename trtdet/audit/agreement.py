@@ -35,12 +35,9 @@ differs where a value lies between two steps. 20 dB is an error of a tenth of th
 
 @dataclass(frozen=True)
 class TensorAgreement:
-    """Comparison of one tensor; ``tensor`` and ``node`` are names in the ONNX model.
+    """Comparison of one tensor of the ONNX model; ``departs`` means that ``snr`` is below the limit.
 
-    Attributes:
-        snr: signal-to-noise ratio of the engine against onnxruntime in decibels, mean over the images; infinite for
-            equal tensors.
-        departs: whether ``snr`` is below the limit.
+    ``snr`` is the signal-to-noise ratio in decibels, the mean over the images; infinite for equal tensors.
     """
 
     tensor: str
@@ -96,9 +93,8 @@ def compare_layers(
 ) -> LayerAgreement:
     """Builds a bundle's engine again with its inner tensors as outputs and compares them with onnxruntime's.
 
-    Args:
-        images: a folder or a list of file names; ``count`` of them are run, evenly spaced.
-        limit: in decibels; None takes the limit of the engine's precision from ``LIMITS``.
+    ``images`` is a folder or a list of file names, of which ``count`` are run, evenly spaced. ``limit`` is in decibels;
+    None takes the limit of the engine's precision from ``LIMITS``.
 
     Raises:
         BackendError: the bundle has no engine, or it cannot be run here or built with these outputs.
@@ -172,12 +168,9 @@ def agreement(
     limit: float,
     progress: Progress = silent,
 ) -> LayerAgreement:
-    """Compares an engine with its ONNX model; both have the same outputs.
+    """Compares an engine with its ONNX model; ``tensors`` are the outputs of both, each with its node, in order.
 
-    Args:
-        tensors: the outputs, each with the node that computes it, in order.
-        batches: pre-processed images, float32 (B, 3, H, W); each batch is dropped after its run.
-        limit: in decibels.
+    ``batches`` are pre-processed images, float32 (B, 3, H, W); ``limit`` is in decibels.
 
     Raises:
         BackendError: Polygraphy is not installed.

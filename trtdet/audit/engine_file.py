@@ -34,8 +34,7 @@ class EngineFile:
 
     Attributes:
         bytes: of the whole file.
-        source: CUDA source text. TensorRT-RTX stores the source of its ``kernels`` generated kernels and compiles them
-            on the target machine.
+        source: CUDA source of the ``kernels`` generated kernels, which TensorRT-RTX compiles on the target machine.
         records: other text, such as TensorRT-RTX's list of what to run.
         zeros: runs of at least 256 zeros, such as constants that pad channels.
         constants: constants that layers read, the largest first, each listed once.

@@ -52,11 +52,9 @@ class Finding:
         kind: one of ``KINDS``.
         layer: name of the layer; of several layers, the one that moves most bytes.
         nodes: names of the convolutions or other ONNX nodes concerned.
-        cause: the work of the layer, its producer and consumer, and the reason.
-        bytes: estimated bytes moved per run.
+        bytes: estimated bytes moved per run; ``parts`` has them by layer name.
         share: share of the engine's measured time, or of its bytes without measurements; 0..1.
         ms: measured milliseconds; None if not measured.
-        parts: bytes of this finding by layer name.
     """
 
     kind: str

@@ -16,13 +16,9 @@ _FUSES = frozenset((*ACTIVATION_FUNCTIONS, *TYPE_CHANGES)) | frozenset(
 
 @dataclass(frozen=True)
 class Moved:
-    """Memory traffic of a layer per run, for the batch of the engine.
+    """Bytes that a layer moves per run, for the batch of the engine; ``type`` is the data type that it reads.
 
-    Attributes:
-        activations: bytes of activations read and written.
-        constants: bytes of weights and other constants.
-        kernels: kernel launches: 0 if fused into a convolution or not needed, 2 if a separate cast follows.
-        type: data type that it reads.
+    ``kernels`` are its launches: 0 if fused into a convolution or not needed, 2 if a separate cast follows.
     """
 
     activations: int

@@ -85,11 +85,10 @@ _ROWS = (
 )
 
 GPUS: Mapping[str, Gpu] = {row[0]: Gpu(*row) for row in _ROWS}
-"""GPUs by name."""
 
 
 def gpu_named(name: str) -> Gpu:
-    """The GPU of this name, in any case, with or without spaces, hyphens and the prefix ``RTX`` or ``Jetson AGX``.
+    """The GPU of this name; case, spaces and hyphens do not count, and ``RTX`` or ``Jetson AGX`` may be left out.
 
     Raises:
         ConfigError: the name is unknown; the message lists all names.

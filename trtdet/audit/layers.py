@@ -43,13 +43,10 @@ _MULTIPLE = re.compile(r"channel % (\d+) == 0")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that a layer reads or writes, in the builder's words.
+    """A tensor of a layer, in the builder's words; two tensors with the same name use the same memory.
 
-    Attributes:
-        name: two layers with the same tensor name use the same memory.
-        type: data type, such as ``Int8``, ``Half`` or ``Float``.
-        dims: size of the part that the layer reads or writes, (N, C, H, W) for feature maps; -1 for dynamic sizes.
-        format: memory layout; empty if unknown.
+    ``type`` is such as ``Int8``, ``Half`` or ``Float``; ``format`` is the memory layout, empty if unknown. ``dims`` are
+    the sizes of the part that the layer uses, (N, C, H, W) for feature maps; -1 for dynamic sizes.
     """
 
     name: str
@@ -162,7 +159,7 @@ def parse_inspector(text: str) -> tuple[Layer, ...]:
     format``, or just ``Half`` for layers that their compiler generated. TensorRT 11 has separate ``Datatype`` and
     ``Format`` and lists ``Constants``.
 
-    Sources: NVIDIA/TensorRT, branch release/10.16, folder ``tools/experimental/trt-engine-explorer`` (sample engines);
+    Sources: NVIDIA/TensorRT, branch release/10.16, ``tools/experimental/trt-engine-explorer`` (sample engines);
     branch release/11.1, ``analyze-data.schema.json``; NVIDIA, "Migrating IEngineInspector Usage from TensorRT 10.x to
     11.x", TensorRT 11 documentation.
 

@@ -46,13 +46,11 @@ class Joint:
 class Costs:
     """The cost of an engine: ``fixed`` plus a sum of tables.
 
-    The sum is exact if each kernel has at most eight convolutions around it; with more, it is exact for at most two of
-    them in FP16.
+    The sum is exact for kernels with at most eight convolutions around them, and else for at most two of these in FP16.
 
     Attributes:
         convs: the convolutions that may run in FP16, in the order of the engine.
         fixed: the cost that does not depend on the plan.
-        unit: unit of the cost, in words.
         gpu: GPU the times refer to; empty for other costs.
     """
 
@@ -100,12 +98,8 @@ def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[MeasuredPa
 
     The estimate of a layer is scaled by its measured time over its estimated time, taken from the INT8 or the FP16
     engine by the precision of its convolutions. For both engines the cost is then the measured time. For plans between
-    them the estimate gives the cost of precision boundaries.
-
-    Args:
-        flow: an engine with every allowed convolution in INT8.
-        roofline: estimates of this engine, for the measured GPU or a similar one.
-        measured: all layers of both engines.
+    them the estimate gives the cost of precision boundaries. ``flow`` is as in :func:`time_costs`, ``measured`` has all
+    layers of both engines, and ``roofline`` is for the measured GPU or a similar one.
 
     Raises:
         BackendError: no measured layer is in the flow.

@@ -43,12 +43,8 @@ class Departure:
 class Audit:
     """Number of convolutions by precision as built, and what makes INT8 slower or less exact.
 
-    Attributes:
-        departures: convolutions whose precision is not the planned one.
-        warnings: one sentence each, with one for every departure.
-        findings: the costliest first.
-        advice: options to try, the largest saving first.
-        ms: measured milliseconds of all layers; None if shares are of estimated memory traffic.
+    ``warnings`` has a sentence for every departure, among others. ``findings`` and ``advice`` have the largest first.
+    ``ms`` are measured milliseconds of all layers; None if shares are of estimated memory traffic.
     """
 
     int8: int

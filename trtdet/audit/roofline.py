@@ -9,7 +9,7 @@ A layer that starts a kernel takes the longest of three times, plus the cost of 
 
 This is a roofline (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52(4), 2009): a lower bound, as no kernel reaches all peak rates. A tensor that stays in the L2
-cache costs less than counted here; ``Estimate.cached`` gives the bytes that may.
+cache costs less than counted here; ``Estimate.cached`` is the upper limit of such bytes.
 """
 
 from __future__ import annotations
@@ -39,18 +39,15 @@ BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 GRAPH_LAUNCH_US = 0.55
 """Microseconds between two kernels of a CUDA graph.
-
 Source: NVIDIA technical blog, "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements",
 11 September 2024: a graph of 1025 empty kernels in a line runs 567 us on the device (CUDA 12.6, Ampere)."""
 
 LAUNCH_US = 3.0
 """Microseconds that the host takes to launch a kernel, so the shortest time between two kernels without a graph.
-
 Source: Zhang, Wahib and Matsuoka, "Understanding the overheads of launching CUDA kernels", ICPP 2019 poster: 2 to 4."""
 
 _VECTOR = 16
 """Bytes that a row of a tensor-core operand is padded to: 8 channels in FP16, 16 in INT8.
-
 Source: NVIDIA, "Deep Learning Performance: Convolutional Layers User's Guide", section "Channels In And Out"."""
 
 _SHOWN = 8
@@ -59,15 +56,11 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class LayerEstimate:
-    """Estimate of one layer for the whole batch; ``name`` and ``type`` are the builder's.
+    """Estimate of one layer for the whole batch; ``precision`` is the data type that it reads.
 
     Attributes:
         about: names of its convolutions, else of its other ONNX nodes, else its own.
-        precision: data type that it reads.
-        bytes: bytes moved.
-        operations: operations of convolutions and matrix products; a multiply-add is two.
-        memory_ms: time of the bytes at the GPU's bandwidth.
-        arithmetic_ms: time of the operations at the GPU's rates.
+        operations: of convolutions and matrix products; a multiply-add is two.
         launch_ms: launch cost; without a CUDA graph, only the part that the layer's own work does not hide.
     """
 
@@ -95,13 +88,11 @@ class LayerEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated minimum time of an engine on a GPU; not a measurement.
+    """Estimated minimum time of an engine on a GPU, not a measurement; ``graph`` means launched as a CUDA graph.
 
     Attributes:
         layers: the layers that start a kernel, in the order of the builder.
-        graph: whether the kernels are launched as one CUDA graph.
-        cached: the part of ``bytes`` in tensors small enough to stay in the L2 cache between their writer and reader;
-            if all stay there, memory time falls by this share.
+        cached: the part of ``bytes`` in tensors that fit into the L2 cache; memory time may fall by this share.
     """
 
     gpu: Gpu
@@ -153,17 +144,12 @@ class Estimate:
 def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True, fp16: Collection[str] = ()) -> Estimate:
     """Estimates the time of an engine on a GPU, which need not be the GPU it was built for.
 
-    With ``fp16`` the result is for an engine that was not built, predicted by :class:`trtdet.audit.fp16.InFp16`. For 14
-    plans each of YOLOX-nano and YOLOv5n, it differed by at most 4.3 % from the estimate of the engine that TensorRT-RTX
-    1.7 built, and ranked the plans alike (Spearman 0.99; L4, batch 1).
+    ``fp16`` names INT8 convolutions to estimate in FP16, see :class:`trtdet.audit.fp16.InFp16`. For 14 plans each of
+    YOLOX-nano and YOLOv5n, the result differed by at most 4.3 % from the estimate of the engine that TensorRT-RTX 1.7
+    built, and ranked the plans alike (Spearman 0.99; L4, batch 1).
 
     Activation bytes and operations scale with the batch, constants do not. A builder might choose other kernels for
-    another batch; the estimate ignores that.
-
-    Args:
-        batch: images per run, 1 or more.
-        graph: launch as one CUDA graph rather than kernel by kernel.
-        fp16: INT8 convolutions of the engine to estimate in FP16.
+    another batch; the estimate ignores that. ``graph`` launches all kernels as one CUDA graph.
 
     Raises:
         ConfigError: the batch is below 1.
@@ -191,7 +177,6 @@ _SPECIAL_STEPS: Mapping[str, int] = {
     **dict.fromkeys(("Div", "Exp", "Reciprocal", "Sqrt", "Pow", "Erf"), 1),
 }
 """Exponentials, reciprocals and type conversions per value of an operator; 0 for others.
-
 A sigmoid is an exponential and a reciprocal; a quantisation rounds to an integer, a dequantisation makes it a float."""
 
 _STEPS: Mapping[str, int] = {"QuantizeLinear": 3, "DequantizeLinear": 1, **dict.fromkeys(ACTIVATION_FUNCTIONS, 2)}
@@ -305,9 +290,7 @@ def _filled(channels: int, step: int) -> float:
 def estimate_tables(estimates: Sequence[Estimate], alone: Sequence[Estimate], everything: bool = False) -> Tables:
     """A table of all batches, and for each batch a table of its slowest eight layers or of all.
 
-    Args:
-        estimates: for one engine on one GPU, launched as a CUDA graph, one per batch.
-        alone: the same with each kernel launched on its own.
+    ``estimates`` has one entry per batch, launched as a CUDA graph; ``alone`` has the same launched kernel by kernel.
     """
     gpu = estimates[0].gpu
     rows = [

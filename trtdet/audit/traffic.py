@@ -42,9 +42,7 @@ _Value = TypeVar("_Value")
 class Convolution:
     """A convolution of the plan, or a matrix product with weights, and the index of the layer that runs it.
 
-    Attributes:
-        channels: number of input channels, from the shape of the weights.
-        product: a matrix product; its kernels pad no channels.
+    ``channels`` are input channels, from the shape of the weights. Kernels of a ``product`` pad no channels.
     """
 
     name: str

@@ -68,7 +68,7 @@ class ExportOptions:
     """Options of an export.
 
     Attributes:
-        weights: a state dict saved with ``torch.save``, either bare or under the key ``model``. ``yolox-*`` needs it;
+        weights: a state dict saved with ``torch.save``, bare or under the key ``model``. ``yolox-*`` needs it;
             ``shapes`` has its own weights, and a factory may load them itself.
         config: input size and name, classes and head. The default is the published configuration of a built-in source
             or the one in the checkpoint. A factory needs it.
@@ -79,10 +79,9 @@ class ExportOptions:
         random_weights: export a ``yolox-*`` or ``torchvision:`` source without a checkpoint, for tests and timing.
         size: height and width of the input in pixels; overrides the configuration and the checkpoint.
         one_to_many: if the network also has a one-to-one head, export the other head, which needs NMS.
-        exporter: torch's exporter: ``torchscript`` traces, ``dynamo`` reads the program, ``auto`` tries both in this
-            order.
-        images: a folder or a list of images for the comparison, of which a few are used. None generates images, on
-            which most detectors find nothing.
+        exporter: torch's exporter: ``torchscript`` traces, ``dynamo`` reads the program, ``auto`` tries both in turn.
+        images: a folder or a list of images, a few of which are compared on. None generates images, on which most
+            detectors find nothing.
     """
 
     weights: Path | str | None = None
@@ -108,12 +107,11 @@ class Confirmed:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityComparison:
-    """Difference between an exported model and its source.
+    """Difference between an exported model and its source; ``notes`` are on the export, for the user.
 
     Attributes:
         detections: final detections; None if the outputs do not fit the configuration.
-        undetected: why final detections were not compared; empty if they were.
-        notes: notes on the export for the user.
+        undetected: why the comparison of final detections says nothing; otherwise empty.
         exporter: torch's exporter, ``torchscript`` or ``dynamo``; empty for ONNX sources.
         confirmed: confidence in a guessed configuration; None if nothing was guessed or there were no images.
     """
@@ -136,11 +134,8 @@ class ParityComparison:
 class ExportReport(ParityComparison):
     """The written files, and the difference between the model and its source.
 
-    Attributes:
-        sha256: of the model, hexadecimal.
-        config: the written configuration; None if the options have one.
-        parity: the JSON file of this report.
-        external_data: the file with the weights of a model over 2 GB.
+    ``sha256`` is that of the model, hexadecimal. ``config`` is None if the options have a configuration, ``parity`` is
+    the JSON file of this report, and ``external_data`` has the weights of a model over 2 GB.
     """
 
     path: Path

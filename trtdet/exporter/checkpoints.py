@@ -58,11 +58,7 @@ class Record:
         return modules if isinstance(modules, dict) else {}
 
     def walk(self) -> Iterator[tuple[str, Record]]:
-        """This module and all modules in it, with their dotted paths.
-
-        Raises:
-            ModelError: there are too many, as when a module contains itself.
-        """
+        """This module and all in it, with dotted paths; a ModelError for too many, as if a module contains itself."""
         waiting: list[tuple[str, Record]] = [("", self)]
         for count, (path, module) in enumerate(waiting):
             if count >= _MOST_MODULES:
@@ -88,8 +84,6 @@ class Record:
 
 def read(path: Path, packages: tuple[str, ...], option: str) -> Any:
     """The content of a ``torch.save`` file, with a Record for each object of ``torch.nn`` and of these packages.
-
-    Messages name ``option`` as the option with the path.
 
     Raises:
         ModelError: the file is missing, is no checkpoint, or names something that no network needs.
@@ -177,11 +171,7 @@ def load_state(
 
 
 def network_of(path: Path, content: Any, advice: str) -> Record:
-    """The trained network: with averaged weights if the file has them, because its package runs these.
-
-    Raises:
-        ModelError: the file has no network.
-    """
+    """The trained network, with averaged weights if the file has them; a ModelError if the file has no network."""
     for key in ("ema", "model"):
         network = content.get(key) if isinstance(content, dict) else None
         if isinstance(network, Record):
@@ -226,13 +216,10 @@ def trained_size(*arguments: Any) -> tuple[int, int]:
 def check_same(
     path: Path, model: nn.Module, network: Record, ignored: frozenset[str], builder: str, advice: str
 ) -> None:
-    """Compares a model that ``builder`` built with the network that a checkpoint stores.
+    """Raises a ModelError if the model that ``builder`` built differs from the network that a checkpoint stores.
 
     The class of every module, by its last name, and every number attribute must match. Attributes in ``ignored``,
     ``training`` and ``momentum`` may differ.
-
-    Raises:
-        ModelError: there is a difference.
     """
     records = dict(network.walk())
     for name, module in model.named_modules():
@@ -252,11 +239,7 @@ def check_same(
 
 
 def fuse_batch_norm(model: nn.Module) -> None:
-    """Folds each batch normalisation ``bn`` into the convolution ``conv`` of the same module, in place.
-
-    Raises:
-        ModelError: the model is in training mode.
-    """
+    """Folds each batch normalisation ``bn`` into the ``conv`` beside it, in place; a ModelError in training mode."""
     if model.training:
         raise ModelError("batch normalisation can only be folded in evaluation mode; call model.eval() first")
     for module in model.modules():

@@ -122,10 +122,7 @@ def _call_factory(source: str) -> nn.Module:
 def _written(
     detector: SourceModel, example: Tensor, names: tuple[str, ...], options: ExportOptions
 ) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
-    """The ONNX model, the exporter that wrote it, and notes on failed exporters and on the opset.
-
-    ``names`` are the names of the input and of each output.
-    """
+    """The ONNX model with these names of input and outputs, its exporter, and notes on failures and on the opset."""
     failures: list[str] = []
     for exporter in tuple(_EXPORTERS) if options.exporter == "auto" else (options.exporter,):
         try:
@@ -172,7 +169,10 @@ def to_onnx(
 
 
 def _in_single(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Changes float64 to float32, in place: a trace makes Python numbers float64, which TensorRT does not support."""
+    """Changes float64 to float32, in place.
+
+    A trace makes Python numbers float64, which TensorRT and GridSample of onnxruntime do not support.
+    """
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
     for graph in graphs(model.graph):
         attributes = [attribute for node in graph.node for attribute in node.attribute]
@@ -256,11 +256,7 @@ def _output_names(detector: SourceModel, example: Tensor) -> tuple[str, ...]:
 
 
 def tensors(outputs: Any) -> dict[str, Tensor]:
-    """The outputs of a module by name; a name that starts with a colon is a position.
-
-    Raises:
-        ModelError: there is no output, or one is not a tensor.
-    """
+    """The outputs of a module by name, or by colon and position; a ModelError if one is no tensor or there is none."""
     outputs = [outputs] if isinstance(outputs, Tensor) else outputs
     named: dict[str, Any]
     if isinstance(outputs, Mapping):

@@ -162,10 +162,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _keep_positions(source: str, model: nn.Module, input_config: InputConfig) -> None:
-    """Stores the position embeddings that a vision transformer resizes to its input, in place.
-
-    A trace would contain the resizing, with a filter that ONNX has only since opset 18.
-    """
+    """Stores resized position embeddings in the model: a trace of the resizing needs a filter of opset 18."""
     resizing = [module for module in model.modules() if hasattr(module, "interpolate_pos_encoding")]
     for module in resizing:
         # The result depends only on the input size, so it is computed once.

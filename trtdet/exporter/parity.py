@@ -30,12 +30,9 @@ _NEAR_SCORE = 1e-6
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """Comparison of one output with torch's.
+    """Comparison of one output with torch's; ``shape`` is for a batch of 1.
 
-    Attributes:
-        shape: for a batch of 1.
-        max_abs: largest absolute error over all inputs.
-        mean_abs: mean absolute error of the input with the largest error.
+    ``max_abs`` is the largest absolute error over all inputs, ``mean_abs`` the mean for the input that has it.
     """
 
     name: str
@@ -100,11 +97,8 @@ def compare_selection(
 ) -> DetectionCheck:
     """Matches the selections of torch and of the written model from the same candidates.
 
-    Args:
-        source: the source and what is selected, for messages.
-        pairs: ``boxes`` (n, 4) in pixels, ``scores`` (n,) and ``labels`` (n,) of torch and of the model, per image.
-        nms: the thresholds of both; with None every detection of one side alone is a tie.
-        score, corner: allowed difference of scores, and of corners in pixels.
+    ``pairs`` are ``boxes`` (n, 4) in pixels, ``scores`` (n,) and ``labels`` (n,) of both, per image. ``score`` and
+    ``corner`` are the allowed differences, of corners in pixels. Without ``nms`` every unpaired detection is a tie.
 
     Raises:
         ModelError: a detection of one side alone is not a tie.
@@ -117,11 +111,7 @@ def compare_selection(
 def compare_outputs(
     source: str, pairs: Sequence[tuple[Outputs, Outputs]], tolerance: float, reference: str = "torch"
 ) -> tuple[OutputCheck, ...]:
-    """Compares each output over all batches; ``source`` and ``reference`` are for messages.
-
-    Args:
-        pairs: torch's outputs and the model's for each batch, with the same names; the first batch is of size 1.
-        tolerance: see ``trtdet.exporter.ExportOptions``.
+    """Compares each output of torch and of the model over all batches, the first of them with one image.
 
     Raises:
         ModelError: an output has another shape, is not finite, or differs too much.
@@ -202,10 +192,7 @@ def _total(checks: Sequence[DetectionCheck]) -> DetectionCheck:
 
 
 def _match(names: tuple[str, str], ours: _Side, theirs: _Side, nms: NmsConfig | None, reach: _Reach) -> DetectionCheck:
-    """Pairs the detections of one image; each unpaired one must be a tie, unless ``nms`` is None.
-
-    ``names`` are the source and its reference.
-    """
+    """Pairs the detections of one image; each unpaired one must be a tie, unless ``nms`` is None."""
     score = np.abs(ours.scores[:, None] - theirs.scores[None, :])
     box = np.abs(ours.boxes[:, None, :] - theirs.boxes[None, :, :]).max(axis=2, initial=0.0)
     near = (ours.classes[:, None] == theirs.classes[None, :]) & (score <= reach.score) & (box <= reach.box)

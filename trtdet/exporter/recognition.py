@@ -92,11 +92,7 @@ def placeholders(count: int) -> tuple[str, ...]:
 def guessed(
     outputs: Arrays, size: tuple[int, int], name: str, input_name: str, classes: tuple[str, ...] | None
 ) -> tuple[Config, str]:
-    """The configuration whose head fits the outputs, given by name with the batch first, and how it was guessed.
-
-    Raises:
-        UnknownHead: no head fits, or the values are ambiguous.
-    """
+    """The configuration whose head fits the outputs, and how it was guessed; an UnknownHead if none fits clearly."""
     shapes = {key: array.shape for key, array in outputs.items()}
     described = Described(name, input_name=input_name, size=size, classes=classes, shapes=shapes)
     try:

@@ -310,10 +310,8 @@ def two_stage_source(source: str, model: Any, config: Config, columns: Sequence[
 
 @contextlib.contextmanager
 def _one_suppression(longer: int) -> Iterator[None]:
-    """Makes torchvision always run one NMS with the groups moved apart; ``longer`` is the longer image side in pixels.
-
-    Otherwise torchvision decides by the number of boxes, which an exported graph cannot do.
-    """
+    """Makes torchvision run a single NMS with the groups moved apart; ``longer`` is the longer image side in pixels.
+    Otherwise it decides by the number of boxes, which an exported graph cannot do."""
     boxes: Any = importlib.import_module("torchvision.ops.boxes")
     own = boxes.batched_nms
     boxes.batched_nms = lambda corners, scores, groups, overlap: boxes.nms(
@@ -334,12 +332,9 @@ def compare_stages(
 ) -> ParityComparison:
     """Compares each stage of torch, run on the written model's values of the stage before, on one image each.
 
-    Numbers must agree row by row. Torch selects proposals and detections from the model's numbers, because rounding
-    changes the selection among nearly equal scores and so all later stages. ``columns`` are the columns of torch's
-    model that the written model has; None for all.
-
-    Raises:
-        ModelError: a stage differs.
+    Numbers must agree row by row, else a ModelError is raised. Torch selects proposals and detections from the model's
+    numbers, because rounding changes the selection among nearly equal scores and so all later stages. ``columns`` are
+    the columns of torch's model that the written model has; None for all.
     """
     source, model = detector.source, cast(TwoStageModel, detector.traced or detector.reference)
     numbers, proposals, detections, whole = [], [], [], []

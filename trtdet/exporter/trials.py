@@ -50,7 +50,7 @@ class SourceModel:
         traced: an equivalent module for the export, such as with folded batch normalisation; None for ``reference``.
         compare_stages: compares inputs and outputs within a tolerance, for detectors that select boxes before the end;
             None compares the outputs.
-        unordered: rounding may change the order of the rows, so the order does not count.
+        unordered: whether rounding may change the order of the rows, which then does not count.
         for_dynamo: context in which torch's newer exporter reads the module.
     """
 
@@ -113,11 +113,7 @@ def picture(config: InputConfig, seed: int) -> Float:
 def run(
     source: str, model: onnx.ModelProto, names: Sequence[str], input_name: str, inputs: Sequence[Float]
 ) -> list[dict[str, NDArray[Any]]]:
-    """The outputs of a model in onnxruntime for each batch.
-
-    Raises:
-        ModelError: onnxruntime cannot load the model or run a batch.
-    """
+    """The outputs of a model in onnxruntime for each batch; a ModelError if it cannot be loaded or run."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
@@ -154,10 +150,7 @@ def is_large(model: onnx.ModelProto) -> bool:
 def write(model: onnx.ModelProto, path: Path) -> tuple[str, Path | None]:
     """Writes a model atomically, and before it the weights of a large model to ``path`` + ``.data``.
 
-    Returns the SHA-256 of the file at ``path`` in hexadecimal, and the file of weights or None.
-
-    Raises:
-        OutputError: a file cannot be written.
+    Returns the SHA-256 of ``path`` in hexadecimal, and the file of weights or None. Raises an OutputError on failure.
     """
     if not is_large(model):
         content = model.SerializeToString()
@@ -197,7 +190,7 @@ def first_line(error: BaseException) -> str:
 
 
 def resized(config: Config, size: tuple[int, int] | None, multiple: int = 1) -> Config:
-    """The configuration with another input size (height, width), rounded up to a multiple; None keeps the size.
+    """The configuration with this input size (height, width), rounded up to a multiple; None keeps the size.
 
     Raises:
         ConfigError: the strides do not divide the size.

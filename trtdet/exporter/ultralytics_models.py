@@ -34,10 +34,8 @@ _NOT_COMPARED = frozenset(("inplace", "export", "dynamic", "format", "np", "i", 
 
 
 def load(place: str, options: ExportOptions) -> SourceModel:
-    """The network of a checkpoint up to its decoded boxes and scores; the selection of the best follows outside.
-
-    A network with two heads gets the one-to-one head, which needs no NMS, or with ``one_to_many`` the other.
-    """
+    """The network of a checkpoint up to its decoded boxes and scores, without the selection of the best.
+    Of two heads it has the one-to-one head, which needs no NMS, or with ``one_to_many`` the other."""
     path = Path(place)
     content = checkpoints.read(path, ("ultralytics",), "ultralytics:")
     network = checkpoints.network_of(path, content, "expected a file that ultralytics' trainer wrote, such as best.pt")
@@ -55,9 +53,7 @@ def load(place: str, options: ExportOptions) -> SourceModel:
 
 class _Raw(nn.Module):
     """Returns ``output0`` (B, 4 + C, N): centre, width and height in pixels, and probabilities.
-
-    A one-to-one head returns ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities.
-    """
+    A one-to-one head returns ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -111,10 +111,8 @@ class Concat(nn.Module):
 
 
 class Detect(nn.Module):
-    """The head: (B, N, 5 + C) with centre, width and height in pixels, objectness and classes as probabilities.
-
-    The N boxes are ordered by level, anchor and row. ``anchors`` (L, A, 2) are in strides.
-    """
+    """The head; returns (B, N, 5 + C): centre, width and height in pixels, objectness and classes as probabilities.
+    The N boxes are ordered by level, anchor and row. ``anchors`` (L, A, 2) are in strides."""
 
     anchors: Tensor
 

@@ -27,13 +27,10 @@ STRIDES = (8, 16, 32)
 
 @dataclass(frozen=True)
 class YoloxVariant:
-    """Dimensions of a model of the family.
+    """Dimensions of a model of the family; ``input_size`` is the published height and width in pixels.
 
-    Attributes:
-        depth: factor of the number of bottlenecks in a stage.
-        width: factor of the number of channels; 1.0 has 64 after the stem.
-        depthwise, depthwise_head: depthwise separable instead of 3x3 convolutions in backbone and neck, in the head.
-        input_size: height and width in pixels of the published network's input.
+    ``depth`` scales the bottlenecks per stage, ``width`` the channels (1.0 has 64 after the stem). ``depthwise`` and
+    ``depthwise_head`` replace 3x3 by depthwise separable convolutions in backbone and neck, and in the head.
     """
 
     depth: float
@@ -239,11 +236,10 @@ class YOLOXHead(nn.Module):
 
 
 class YOLOX(nn.Module):
-    """A YOLOX detector.
+    """A YOLOX detector; takes float32 (B, 3, H, W), H and W multiples of 32; published weights expect BGR in 0..255.
 
-    ``forward`` takes float32 (B, 3, H, W), H and W multiples of 32; published weights expect BGR in 0..255. It returns
-    float32 (B, N, 5 + C), not decoded, for the N cells of strides 8, 16 and 32, row by row: x and y offset from the
-    cell in strides, logarithm of width and height in strides, objectness, classes. Objectness and classes are
+    It returns float32 (B, N, 5 + C), not decoded, for the N cells of strides 8, 16 and 32, row by row: x and y offset
+    from the cell in strides, logarithm of width and height in strides, objectness, classes. Objectness and classes are
     probabilities in evaluation mode and logits in training.
     """
 
