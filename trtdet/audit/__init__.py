@@ -1,4 +1,4 @@
-"""What the builder made of the plan: the precision of each convolution, and what gets in the way of INT8."""
+"""Compares a built engine with its precision plan and reports what makes INT8 slower or less exact."""
 
 from __future__ import annotations
 
@@ -27,21 +27,15 @@ def audit(
     times: Mapping[str, float] | None = None,
     silu: Collection[SiluForm] = (),
 ) -> Audit:
-    """Compares an engine with its plan, and finds what gets in the way of INT8.
+    """Compares an engine with its plan, and finds what makes INT8 slower or less exact.
 
-    A convolution runs in the type of its first input: INT8 kernels may take INT8 there and give float, which a
-    pointwise kernel scales and quantises again.
-
-    Args:
-        layers: of the engine, as :func:`layers_of` gives them.
-        plan: the planned precision of each convolution.
-        model: that the engine was built from, Q/DQ and casts included.
-        times: milliseconds by layer name, where they were measured.
-        silu: the values of ``--silu`` that the engine's backend takes.
+    A convolution counts in the type of its first input: an INT8 kernel may read INT8 and write float, which a
+    pointwise kernel then scales and quantises again. ``model`` is what the engine was built from, with Q/DQ pairs.
+    ``times`` are measured milliseconds by layer name; ``silu`` has the values of ``--silu`` that the backend supports.
 
     Raises:
         BackendError: there are no layers.
-        ConfigError: the times are of another engine.
+        ConfigError: the times belong to another engine.
     """
     if not layers:
         raise BackendError("the engine lists no layers, so its convolutions' precisions are unknown")
@@ -67,7 +61,7 @@ def audit(
 
 
 def _departures(flow: Flow) -> tuple[Departure, ...]:
-    """The convolutions that depart from the plan, and why as far as it can be known."""
+    """The convolutions whose precision differs from the plan, with the reason as far as it is known."""
     problems = {problem.node: problem.problem for problem in lint(flow.model)}
     departures = []
     for name, entry in flow.plan.entries.items():

@@ -1,4 +1,4 @@
-"""Options of the command line that would help an engine, where their condition is met, with their estimated saving."""
+"""Command-line options that would make an engine move fewer bytes, with their estimated saving."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from trtdet.audit.traffic import Flow
 from trtdet.config import SiluForm
 
 _WORTH = 0.01
-"""Advice that saves less than this share of all bytes is left out."""
+"""Smallest saving, as a share of all bytes, that is reported."""
 
 _SQUARE = 256
-"""A square matrix of at least so many rows in the suppression compares all candidates with all."""
+"""A square matrix in the NMS with at least this many rows compares every candidate with every other."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """An option to try.
+    """An option of ``trtdet build`` with its effect and the estimated bytes saved per run, also as a share, 0..1.
 
-    Attributes:
-        option: of ``trtdet build``, with its value.
-        text: its effect, and why it helps here.
-        bytes: how many fewer the engine would move, a run; an estimate from its layers as they are.
-        share: of all bytes, 0..1. The shares of several pieces of advice do not add up.
+    The shares of several options do not add up.
     """
 
     option: str
@@ -38,7 +34,7 @@ class Advice:
 
 
 def advise(flow: Flow, findings: Sequence[Finding], silu: Collection[SiluForm]) -> tuple[Advice, ...]:
-    """Advice for an engine whose backend takes these values of ``--silu``, the largest saving first."""
+    """Options to try, the largest saving first; ``silu`` holds the values of ``--silu`` that the backend supports."""
     total = max(flow.bytes, 1)
     options = (*_precision(flow, findings), *_plugin(flow, findings, silu), *_suppression(flow, findings))
     advice = [Advice(option, text=text, bytes=saved, share=saved / total) for option, text, saved in options]
@@ -91,7 +87,7 @@ def _precision(flow: Flow, findings: Sequence[Finding]) -> Iterator[tuple[str, s
 
 
 def _keeping(flow: Flow, names: Sequence[str], in_fp16: Sequence[str]) -> str:
-    """The option that keeps these convolutions in FP16 besides those that the plan already keeps."""
+    """The option that keeps these convolutions in FP16 and also those that the plan already keeps."""
     all_depthwise = {name for name, convolution in flow.convolutions.items() if convolution.depthwise}
     before = [name for name in in_fp16 if name not in all_depthwise or "depthwise" not in names]
     if all_depthwise and all_depthwise <= set(before):
@@ -100,7 +96,6 @@ def _keeping(flow: Flow, names: Sequence[str], in_fp16: Sequence[str]) -> str:
 
 
 def _plugin(flow: Flow, findings: Sequence[Finding], silu: Collection[SiluForm]) -> Iterator[tuple[str, str, int]]:
-    """Where the backend takes the plugin, it reads and writes INT8 between INT8 convolutions."""
     if "plugin" not in silu:
         return
     layers, saved, count = {layer.name: layer for layer in flow.layers}, 0, 0

@@ -1,10 +1,9 @@
-"""Where an engine departs from the model it was built from: each tensor against onnxruntime, the first that differs.
+"""Compares an engine's tensors with onnxruntime's, and finds the first tensor that differs.
 
-An engine's inner tensors cannot be read, so a second engine is built whose outputs are the tensors to compare. They are
-tensors that the engine holds anyway: the inputs of convolutions, before they are quantised, and the model's own
-outputs. A tensor between a convolution and its activation would have to be written only to be compared, which changes
-what is fused. Source of the method: Polygraphy, "Debugging TensorRT Accuracy Issues" (``polygraphy run --trt-outputs
-mark all --onnx-outputs mark all``); the measure and the comparison are Polygraphy's.
+The inner tensors of an engine cannot be read, so a second engine is built that has them as outputs. Compared are the
+inputs of convolutions before quantisation and the model's outputs, because an engine writes these anyway. Reading a
+tensor between a convolution and its activation would change what the builder fuses. Source of the method, the measure
+and the comparison: Polygraphy, "Debugging TensorRT Accuracy Issues" (``--trt-outputs mark all``).
 """
 
 from __future__ import annotations
@@ -30,20 +29,15 @@ from trtdet.quantization import CONVOLUTIONS, PRODUCTS, PrecisionPlan, quantizab
 from trtdet.tables import Column, Table
 
 LIMITS = {"int8": 20.0, "fp16": 35.0, "fp32": 50.0}
-"""The least signal-to-noise ratio, in decibels, by the lowest precision of the engine. Two INT8 computations of the
-same network differ where a value lies between two steps; 20 dB is an error of a tenth of the signal's amplitude."""
+"""Lowest accepted signal-to-noise ratio in decibels, by the engine's lowest precision. INT8 needs room: rounding
+differs where a value lies between two steps. 20 dB is an error of a tenth of the signal's amplitude."""
 
 
 @dataclass(frozen=True)
 class TensorAgreement:
-    """How far a tensor of the engine agrees with the model's.
+    """Comparison of one tensor of the ONNX model; ``departs`` means that ``snr`` is below the limit.
 
-    Attributes:
-        tensor: its name in the ONNX model.
-        node: the ONNX node that gives it.
-        snr: mean over the images of the signal-to-noise ratio of the engine against onnxruntime, in decibels; infinite
-            where they are equal.
-        departs: it is below the limit.
+    ``snr`` is the signal-to-noise ratio in decibels, the mean over the images; infinite for equal tensors.
     """
 
     tensor: str
@@ -54,13 +48,7 @@ class TensorAgreement:
 
 @dataclass(frozen=True)
 class LayerAgreement:
-    """How far an engine's tensors agree with the model's, in the order in which the model computes them.
-
-    Attributes:
-        limit: in decibels.
-        images: how many were run.
-        run_info: where the engine ran.
-    """
+    """Comparison of all tensors, in the order of the model; ``limit`` is in decibels."""
 
     tensors: tuple[TensorAgreement, ...]
     limit: float
@@ -69,7 +57,7 @@ class LayerAgreement:
 
     @property
     def first(self) -> TensorAgreement | None:
-        """The first tensor below the limit: the cause lies in its node, or between it and the tensors before it."""
+        """The first tensor below the limit: the cause is its node, or lies between it and the tensors before."""
         return next((tensor for tensor in self.tensors if tensor.departs), None)
 
     def __str__(self) -> str:
@@ -84,12 +72,11 @@ class LayerAgreement:
         )
 
     def table(self) -> Table:
-        """A row for each tensor, in the order of the model."""
         rows = [(tensor.node, tensor.tensor, tensor.snr, "x" if tensor.departs else "") for tensor in self.tensors]
         return Table(("layer", "tensor", Column("dB", ".1f", "right"), "departs"), rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a ratio that is infinite, both being equal, or not a number is null."""
+        """Plain values for JSON; a ratio that is infinite or NaN becomes null."""
         return {
             "limit": self.limit,
             "images": self.images,
@@ -104,16 +91,14 @@ class LayerAgreement:
 def compare_layers(
     bundle: Bundle, images: Path, count: int = 4, limit: float | None = None, progress: Progress = silent
 ) -> LayerAgreement:
-    """Builds a bundle's engine once more with its inner tensors as outputs and compares them with onnxruntime's.
+    """Builds a bundle's engine again with its inner tensors as outputs and compares them with onnxruntime's.
 
-    Args:
-        bundle: with an engine that can be run here.
-        images: a folder or a list of file names, of which ``count`` are run, evenly spaced.
-        limit: in decibels; None for that of the engine's precision in ``LIMITS``.
+    ``images`` is a folder or a list of file names, of which ``count`` are run, evenly spaced. ``limit`` is in decibels;
+    None takes the limit of the engine's precision from ``LIMITS``.
 
     Raises:
-        BackendError: the bundle has no engine, it cannot be run here, or it cannot be built with these outputs.
-        ConfigError: the bundle is quantised implicitly, or there are no images to run.
+        BackendError: the bundle has no engine, or it cannot be run here or built with these outputs.
+        ConfigError: the bundle uses implicit quantisation, or there are no images.
     """
     manifest = bundle.manifest
     if bundle.engine is None:
@@ -151,10 +136,10 @@ def compare_layers(
 
 
 def watched_tensors(model: onnx.ModelProto) -> dict[str, str]:
-    """The tensors to compare, each with the node that computes it, in the order of the model's nodes."""
+    """The tensors to compare, each with the node that computes it, in the order of the model."""
     makers = {name: node for node in model.graph.node for name in node.output if name}
     outputs = {value.name for value in model.graph.output}
-    # The outputs of a suppression in the graph are undefined past the number of detections: its inputs are compared.
+    # Outputs of NMS in the graph are undefined past the number of detections, so the inputs of NMS are compared.
     read = {ALL_BOXES, ALL_SCORES} if outputs == set(CONTRACT) else outputs
     for node in model.graph.node:
         quantised = node.op_type in PRODUCTS and makers.get(node.input[0], node).op_type == "DequantizeLinear"
@@ -167,7 +152,6 @@ def watched_tensors(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def with_outputs(model: onnx.ModelProto, tensors: Mapping[str, str]) -> onnx.ModelProto:
-    """The model with these tensors as its outputs, in this order."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
@@ -184,12 +168,9 @@ def agreement(
     limit: float,
     progress: Progress = silent,
 ) -> LayerAgreement:
-    """Compares an engine with its model, which gives the expected values; both have the same outputs.
+    """Compares an engine with its ONNX model; ``tensors`` are the outputs of both, each with its node, in order.
 
-    Args:
-        tensors: the outputs, each with the node that computes it, in order.
-        batches: float32 (B, 3, H, W), pre-processed; run one after the other and not kept.
-        limit: in decibels.
+    ``batches`` are pre-processed images, float32 (B, 3, H, W); ``limit`` is in decibels.
 
     Raises:
         BackendError: Polygraphy is not installed.
@@ -219,7 +200,7 @@ def agreement(
     if not images:
         raise ConfigError("there is no image to compare on", "give a folder of images or a list of file names")
     means = {name: float(np.mean(values)) for name, values in ratios.items()}
-    # Where the engine gives NaN the ratio is NaN, which counts as a departure.
+    # If the engine gives NaN, the ratio is NaN and counts as below the limit.
     rows = tuple(
         TensorAgreement(name, node=tensors[name], snr=snr, departs=not snr >= limit) for name, snr in means.items()
     )

@@ -1,4 +1,4 @@
-"""What gets in the way of INT8 in an engine: layers, and parts of layers, that only the change of precision needs."""
+"""Finds what makes INT8 slower or less exact: layers, or parts of layers, that only the change of precision needs."""
 
 from __future__ import annotations
 
@@ -32,31 +32,29 @@ KINDS: Mapping[str, str] = {
     "normalisation": "normalisations that are written out, in float32",
     "attention": "attentions that are several kernels",
 }
-"""What the findings of each kind are called in a report."""
+"""Title of each kind of finding in a report."""
 
 _SUPPRESSION = ("NonMaxSuppression", "EfficientNMS_TRT")
 _QUANTISING = (Origin.QDQ, Origin.CHANNEL_MAP)
 _ELEMENT_WISE = frozenset(("Add", "Concat", "Div", "Identity", "Max", "Min", "Mul", "Sub", *TYPE_CHANGES))
 _CONSTANT_STEPS = ("Add", "Sub", "Mul", "Div")
 _PASSING = ("Cast", "Identity", "Reshape", "Transpose", "Flatten", "Concat")
-"""Operators that hand a value on as it is, perhaps in another type."""
+"""Operators that do not change values; they may change the type."""
 
 _IN_FLOAT = {Origin.DECODE: "the decoding of boxes", Origin.NMS: "the suppression"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A layer, or part of it, that gets in the way.
+    """A layer, or part of it, that makes INT8 slower or less exact.
 
     Attributes:
         kind: one of ``KINDS``.
-        layer: name of the layer; of several layers, the layer that moves most.
-        nodes: names of the convolutions or other ONNX nodes it is about.
-        cause: the work of the layer, its producer and consumer, and the reason.
-        bytes: moved in a run of the engine; an estimate from dimensions and types.
-        share: of the engine: of its bytes, or of its time where that was measured; 0..1.
-        ms: measured milliseconds; None where they were not measured.
-        parts: bytes by layer name; a layer's other bytes belong to other findings or are no finding.
+        layer: name of the layer; of several layers, the one that moves most bytes.
+        nodes: names of the convolutions or other ONNX nodes concerned.
+        bytes: estimated bytes moved per run; ``parts`` has them by layer name.
+        share: share of the engine's measured time, or of its bytes without measurements; 0..1.
+        ms: measured milliseconds; None if not measured.
     """
 
     kind: str
@@ -69,9 +67,9 @@ class Finding:
     parts: Mapping[str, int]
 
     def timed(self, times: Mapping[str, float], layers: Mapping[str, int], total: float) -> Finding:
-        """The same with measured time, which a layer shares out among its findings by their bytes.
+        """This finding with measured time: the time of a layer is divided among its findings by their bytes.
 
-        ``times`` are milliseconds by layer name, ``layers`` bytes by layer name, ``total`` milliseconds of the engine.
+        ``times`` and ``total`` are milliseconds, ``layers`` holds bytes by layer name.
         """
         ms = sum(times.get(name, 0.0) * part / layers[name] for name, part in self.parts.items() if layers[name])
         return replace(self, ms=ms, share=ms / total if total else 0.0)
@@ -82,7 +80,7 @@ _Part = tuple[str, Sequence[str], str, Mapping[str, int]]
 
 
 def find(flow: Flow) -> tuple[Finding, ...]:
-    """What gets in the way, the costliest first."""
+    """All findings, the costliest first."""
     spent: dict[str, int] = {}
     findings: list[Finding] = []
 
@@ -127,14 +125,14 @@ def find(flow: Flow) -> tuple[Finding, ...]:
 
 
 def _float_outputs(flow: Flow) -> Iterator[_Part]:
-    """The convolutions that read INT8 or FP16 and write float32, with half of what they write."""
+    """Convolutions that read INT8 or FP16 and write float32; half of the bytes they write count."""
     counted: set[int] = set()
     for name, convolution in flow.convolutions.items():
         layer = flow.layers[convolution.layer]
         tensors = [tensor for tensor in dict.fromkeys(layer.outputs) if tensor.type == "Float"]
         if layer.input not in ("Int8", "Half") or not tensors:
             continue
-        # A layer that runs several convolutions writes its output once; all of a layer in float is counted already.
+        # A layer with several convolutions writes its output once; find() already counts all bytes of one in float.
         in_float = flow.plan.entries[name].precision == "int8" and flow.precisions.get(name) != "int8"
         saved = 0 if in_float or convolution.layer in counted else sum(tensor.bytes for tensor in tensors) // 2
         counted.add(convolution.layer)
@@ -143,7 +141,7 @@ def _float_outputs(flow: Flow) -> Iterator[_Part]:
 
 
 def _cause_of_float(flow: Flow, name: str, tensor: Tensor) -> str:
-    """Why the kernel of a convolution writes float32, as far as the model and the plan tell."""
+    """Why the kernel of a convolution writes float32, as far as the model and the plan show."""
     node, entry = flow.nodes[name], flow.plan.entries[name]
     if not flow.readers[tensor.name]:
         return "it is an output of the engine"
@@ -163,7 +161,7 @@ def _cause_of_float(flow: Flow, name: str, tensor: Tensor) -> str:
 
 
 def _float_reader(flow: Flow, node: onnx.NodeProto) -> str:
-    """Which reader of a convolution wants float32, after casts; empty where none is known to."""
+    """The reader of a convolution, after casts, that needs float32; empty if none is known."""
     waiting, visited = [node.output[0]], set[str]()
     while waiting:
         tensor = waiting.pop()
@@ -221,7 +219,7 @@ def _copies(flow: Flow) -> Iterator[_Part]:
 
 
 def _suppresses(flow: Flow, layer: Layer) -> bool:
-    """Whether most of a layer's nodes, Q/DQ aside, belong to the suppression."""
+    """Whether most of a layer's nodes, without Q/DQ, belong to NMS."""
     nodes = [name for name in layer.onnx if flow.origins.get(name) not in _QUANTISING]
     suppressing = [
         name
@@ -232,7 +230,7 @@ def _suppresses(flow: Flow, layer: Layer) -> bool:
 
 
 def _pointwise(flow: Flow, layer: Layer) -> tuple[str, Sequence[str], str] | None:
-    """Kind, nodes and cause of a kernel that works element by element; None for a kernel that does work of its own."""
+    """Kind, nodes and cause of an element-wise kernel; None for all other kernels."""
     operators = flow.work_of(layer)
     quantised = [tensor for tensor in layer.outputs if tensor.type == "Int8"] if layer.input != "Int8" else []
     end = f"; quantised for {_readers(flow, quantised[0])}" if quantised else ""
@@ -270,7 +268,7 @@ def _conversion(flow: Flow, layer: Layer) -> tuple[str, Sequence[str], str]:
 
 
 def _why(flow: Flow, tensor: Tensor) -> str:
-    """Why the first reader of a float tensor does not read INT8, as far as it can be known."""
+    """Why the first reader of a float tensor does not read INT8, as far as it is known."""
     for index in flow.readers[tensor.name]:
         layer = flow.layers[index]
         entries = (flow.plan.entries[name] for name in layer.onnx if name in flow.plan.entries)
@@ -288,7 +286,7 @@ def _why(flow: Flow, tensor: Tensor) -> str:
 
 
 def activation_functions(flow: Flow, layer: Layer) -> dict[str, str]:
-    """The activation functions that a layer computes right after a convolution: their names by convolution."""
+    """By convolution, the activation function that a layer computes right after it."""
     functions: dict[str, str] = {}
     nodes = [flow.nodes[name] for name in layer.onnx if name in flow.nodes]
     for node in nodes:
@@ -303,7 +301,7 @@ def activation_functions(flow: Flow, layer: Layer) -> dict[str, str]:
             reader.op_type == "Mul" and node.output[0] in reader.input and not _by_constant(flow, reader)
             for reader in nodes
         )
-        # A bias that stands outside its convolution is an Add as well, of a value for each channel.
+        # A bias outside its convolution is also an Add, with one value per channel.
         shifted = node.op_type == "HardSigmoid" or (
             gate is not None
             and gate.op_type == "Add"
@@ -329,10 +327,10 @@ def _readers(flow: Flow, tensor: Tensor) -> str:
 
 def _first_names(flow: Flow, indices: Sequence[int]) -> tuple[str, ...]:
     names = dict.fromkeys(flow.named(flow.layers[index])[0] for index in indices)
-    # Parts of one tensor may be moved there by layers that only the builder has a name for.
+    # Layers that write parts of the tensor may have names that only the builder knows.
     return tuple(name for name in names if name in flow.nodes) or tuple(names)
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first two names, and how many more there are."""
+    """The first two names and the number of the others."""
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

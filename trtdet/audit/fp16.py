@@ -11,19 +11,14 @@ from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Convolution
 _FUSES = frozenset((*ACTIVATION_FUNCTIONS, *TYPE_CHANGES)) | frozenset(
     ("Add", "Concat", "Conv", "ConvTranspose", "Div", "Identity", "Max", "Min", "Mul", "Sub")
 )
-"""Operators that a builder takes into the kernel of an FP16 convolution; Concat, because its parts become views."""
+"""Operators that a builder fuses into an FP16 convolution; Concat, because its inputs become views of its output."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a layer moves, a run, for the batch of the engine.
+    """Bytes that a layer moves per run, for the batch of the engine; ``type`` is the data type that it reads.
 
-    Attributes:
-        activations: bytes that it reads and writes.
-        constants: bytes of weights and other constants.
-        kernels: that it starts: none where it is part of the kernel of a convolution or has nothing left to do, two
-            where a cast of its own follows it.
-        type: data type that it reads.
+    ``kernels`` are its launches: 0 if fused into a convolution or not needed, 2 if a separate cast follows.
     """
 
     activations: int
@@ -37,18 +32,13 @@ class Moved:
 
 
 class InFp16:
-    """An engine with some of its INT8 convolutions in FP16.
+    """Predicts the memory traffic of an engine if the INT8 convolutions ``names`` ran in FP16.
 
-    It assumes what builders were observed to do: an FP16 convolution reads and writes FP16, has the activation
-    after it in its own kernel where nothing quantises the result, and a depthwise convolution pads no channels. A
-    tensor that an INT8 convolution reads too stays INT8; a tensor that is no longer quantised for any convolution has
-    for its other readers the type that the model dequantises to. Outputs of the engine stay float32.
-
-    What a layer moves depends on the convolutions around it alone and is worked out when it is asked for.
-
-    Args:
-        flow: the engine.
-        names: convolutions that it runs now in INT8; naming one of a layer that runs several names them all.
+    If a layer runs several convolutions, one of their names moves them all. The rules are what builders were observed
+    to do. An FP16 convolution reads and writes FP16, and its kernel includes the activation after it unless the result
+    is quantised. A depthwise FP16 convolution pads no channels. A tensor that an INT8 convolution also reads stays
+    INT8. A tensor that no convolution needs in INT8 any more gets the type that the model dequantises to. Outputs of
+    the engine stay float32. The traffic of a layer depends only on the convolutions around it.
     """
 
     def __init__(self, flow: Flow, names: Collection[str]) -> None:
@@ -56,7 +46,7 @@ class InFp16:
         self._half: Mapping[int, Convolution] = {
             flow.convolutions[name].layer: flow.convolutions[name] for name in names
         }
-        # INT8 tensors that an INT8 convolution reads still, itself or after layers that hand INT8 on.
+        # INT8 tensors that an INT8 convolution still reads, directly or through layers that pass INT8 on.
         self._needed: set[str] = set()
         for index, read, written in flow.int8_readers:
             if index in flow.runs:
@@ -67,11 +57,10 @@ class InFp16:
 
     @property
     def bytes(self) -> int:
-        """What all layers would move."""
+        """Bytes that all layers would move."""
         return sum(self.layer(index).bytes for index in range(len(self._flow.layers)))
 
     def layer(self, index: int) -> Moved:
-        """What a layer would move."""
         layer = self._flow.layers[index]
         if not layer.bytes:
             return Moved(0, constants=0, kernels=0, type=layer.input)
@@ -97,17 +86,16 @@ class InFp16:
             else:
                 constants -= 0 if inside else self._flow.filling(layer, tensor, share)
                 moved = self._moved(tensor, values)
-            # An INT8 and a float copy may have become the same copy.
+            # What were an INT8 and a float copy may now be the same tensor.
             total += moved if tensor.bytes == moved or (values, moved) not in written else 0
             written.add((values, moved))
         return Moved(total, constants=constants, kernels=int(not inside and total > 0), type=layer.input)
 
     def _fp16_readers(self, tensor: Tensor) -> list[Convolution]:
-        """The FP16 convolutions that read a tensor."""
         return [self._half[reader] for reader in self._flow.readers[tensor.name] if reader in self._half]
 
     def fused_layers(self, index: int) -> tuple[int, ...]:
-        """The layers that would be part of the kernel of a convolution's layer; each is part of one kernel only."""
+        """The layers that would be fused into the kernel of a convolution's layer; each is fused into one kernel."""
         if index not in self._half:
             return ()
         readers = (reader for tensor in self._flow.layers[index].outputs for reader in self._flow.readers[tensor.name])
@@ -119,12 +107,12 @@ class InFp16:
         return tensor.name in self._needed
 
     def _makers(self, index: int) -> set[int]:
-        """The layers of convolutions that write what a layer reads."""
+        """The convolution layers that write the inputs of a layer."""
         tensors = self._flow.layers[index].inputs
         return {maker for tensor in tensors for maker in self._flow.writers[tensor.name] if maker in self._flow.runs}
 
     def _fuses(self, index: int) -> bool:
-        """Whether a layer would become part of the FP16 convolutions before it."""
+        """Whether a layer would be fused into the FP16 convolutions before it."""
         if index not in self._fused:
             flow, layer, makers = self._flow, self._flow.layers[index], self._makers(index)
             self._fused[index] = (
@@ -152,9 +140,9 @@ class InFp16:
         return Moved(total, constants=2 * weights, kernels=kernels, type="Half")
 
     def _passed_to_fp16(self, index: int, layer: Layer) -> int | None:
-        """Bytes of a layer that hands INT8 on to an FP16 convolution, while its own input has other INT8 readers.
+        """Bytes of a layer that passes INT8 on to an FP16 convolution if an INT8 convolution also reads its input.
 
-        What is cast to FP16 then is a float copy. None for all other layers.
+        Such a layer casts a float copy to FP16. None for all other layers.
         """
         readers = [reader for tensor in layer.outputs for reader in self._fp16_readers(tensor)]
         if not readers or not any(map(self._stays_int8, layer.inputs)) or index not in self._flow.hands_on:
@@ -165,7 +153,7 @@ class InFp16:
         return int8 + self._float_copy(index, values) + cast
 
     def _float_copy(self, index: int, values: int) -> int:
-        """Bytes of a float copy of the INT8 that a layer hands on: the computing layers before it run again."""
+        """Bytes of a float copy of what a layer passes on in INT8: the computing layers before it run again."""
         layer = self._flow.layers[index]
         source = layer.inputs[0]
         size = self._flow.float_bytes
@@ -174,14 +162,14 @@ class InFp16:
         return total + (self._float_copy(makers[0], source.elements) if makers else size * source.elements)
 
     def _moved(self, tensor: Tensor, values: int) -> int:
-        """Bytes of so many values of a tensor in the type that they would have."""
+        """Bytes of this many values of a tensor in the type that they would have."""
         readers, writers = set(self._flow.readers[tensor.name]), set(self._flow.writers[tensor.name])
         if tensor.type == "Int8":
             if self._stays_int8(tensor):
                 return values
             if readers & self._half.keys() or any(map(self._fuses, (*readers, *writers))):
                 return 2 * values
-            # A tensor for whose every convolution FP16 is chosen is not quantised any more.
+            # A tensor is no longer quantised once all its convolutions run in FP16.
             quantised = [
                 output for index in writers for output in self._flow.layers[index].outputs if output.type == "Int8"
             ]
@@ -195,5 +183,5 @@ class InFp16:
         return tensor.bytes
 
     def _removed_padding(self, convolution: Convolution) -> float:
-        """The padding that FP16 would not have: that of few channels as a whole it has as well."""
+        """Factor of channel padding that FP16 avoids: 1 except for depthwise convolutions."""
         return self._flow.padding(convolution) if convolution.depthwise else 1.0

@@ -1,18 +1,18 @@
-"""The published rates of GPUs, for estimates of engines that cannot be run here.
+"""Published rates of GPUs, for time estimates of engines that cannot be run here.
 
-All tensor-core rates are dense: NVIDIA's pages often give twice as much, with sparsity, which trtdet does not use. They
-are peaks at boost clock that no kernel reaches; a GPU held to less power, such as a Jetson in a lower mode, has less.
+Tensor-core rates are dense; NVIDIA's pages often give the double rate with sparsity, which trtdet does not use. They
+are peaks at boost clock that no kernel reaches. A GPU with a lower power limit, such as a Jetson in a lower mode, is
+slower.
 
-Where each figure is published:
+Sources:
 
-- T4: product page and data sheet (bandwidth 320 GB/s, FP16 65, INT8 130, FP32 8.1); L2 of 4 MB by the TU104's tables.
+- T4: product page and data sheet (bandwidth 320 GB/s, FP16 65, INT8 130, FP32 8.1); L2 of 4 MB: tables of the TU104.
 - L4, H200: product pages, halved where they say "with sparsity" (L4: FP16 242, INT8 485, TF32 120; H200: FP16 1979,
-  INT8 3958, TF32 989). A10, L40S, A100 80 GB SXM: data sheets, which give the dense rates beside those with sparsity.
-- RTX 3090: NVIDIA, "Ampere GA102 GPU Architecture", appendix A; RTX 4090: "Ada GPU Architecture", appendix A; RTX 5090:
-  "RTX Blackwell GPU Architecture", appendix A. FP16 is with FP16 accumulation: with FP32 they have half of it.
-- Jetson AGX Orin 64 GB in its highest mode: technical brief (204.8 GB/s, 5.3 TFLOPS of FP32, 170 TOPS of INT8 with
-  sparsity on the GPU alone, hence 85 dense). FP16 and TF32 are derived: half and a quarter of INT8, as on the A100,
-  whose tensor cores it has.
+  INT8 3958, TF32 989). A10, L40S, A100 80 GB SXM: data sheets, which also give dense rates.
+- RTX 3090, 4090, 5090: NVIDIA, "Ampere GA102 GPU Architecture", "Ada GPU Architecture", "RTX Blackwell GPU
+  Architecture", appendix A of each. FP16 rates are with FP16 accumulation; FP32 accumulation halves them.
+- Jetson AGX Orin 64 GB in its highest mode: technical brief (204.8 GB/s, 5.3 TFLOPS of FP32, 170 TOPS of sparse INT8
+  on the GPU, so 85 dense). FP16 and TF32 are derived as half and a quarter of INT8, as on the A100 with the same cores.
 - L2 caches: the architecture papers of the chips.
 - Product pages: https://www.nvidia.com/en-us/data-center/ followed by tesla-t4, l4, products/a10-gpu, l40s, a100, h200.
 - GeForce papers: https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf;
@@ -21,7 +21,7 @@ Where each figure is published:
 - Jetson brief: https://www.nvidia.com/content/dam/en-zz/Solutions/gtcf21/jetson-orin/
   nvidia-jetson-agx-orin-technical-brief.pdf.
 
-Read for this table were quotations of these pages and papers in public repositories, not the vendor's pages themselves.
+The figures were read in quotations of these pages and papers in public repositories, not in the originals.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ _SPECIAL_LANES = 16
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU can do at most.
+    """Peak rates of a GPU; ``name`` is the value of ``trtdet audit --gpu``.
 
     Attributes:
-        name: as it is given to ``trtdet audit --gpu``.
         capability: compute capability times ten, such as 89.
-        bandwidth: of its memory, GB/s (10^9 bytes a second).
+        bandwidth: memory bandwidth, GB/s (10^9 bytes a second).
         fp16: dense FP16 tensor-core rate with FP16 accumulation, TFLOPS (a multiply-add is two operations).
         int8: dense INT8 tensor-core rate with INT32 accumulation, TOPS.
-        tf32: dense TF32 tensor-core rate, TFLOPS, which TensorRT takes for float32 convolutions by default; None where
-            the GPU has no TF32.
-        fp32: rate of its ordinary cores, TFLOPS.
-        l2: bytes of its L2 cache.
+        tf32: dense TF32 tensor-core rate, TFLOPS, TensorRT's default for float32 convolutions; None without TF32.
+        fp32: rate of the ordinary cores, TFLOPS.
+        l2: size of the L2 cache in bytes.
     """
 
     name: str
@@ -62,10 +60,10 @@ class Gpu:
 
     @property
     def special(self) -> int:
-        """How many ordinary instructions an exponential, a reciprocal or a change of type takes the time of.
+        """Time of an exponential, a reciprocal or a type conversion, in ordinary instructions.
 
-        Source: NVIDIA, "CUDA C++ Programming Guide", table "Throughput of Native Arithmetic Instructions": 16 results a
-        clock and multiprocessor, against 64 (7.5, 8.0) or 128 (8.6 and later) of a float32 multiply-add.
+        Source: NVIDIA, "CUDA C++ Programming Guide", table "Throughput of Native Arithmetic Instructions": 16 results
+        per clock and multiprocessor, against 64 (7.5, 8.0) or 128 (8.6 and later) for a float32 multiply-add.
         """
         return _LANES[self.capability] // _SPECIAL_LANES
 
@@ -87,14 +85,13 @@ _ROWS = (
 )
 
 GPUS: Mapping[str, Gpu] = {row[0]: Gpu(*row) for row in _ROWS}
-"""By name: GPUs that detectors are served on."""
 
 
 def gpu_named(name: str) -> Gpu:
-    """A row of ``GPUS``; case, spaces and hyphens do not count, and ``orin`` is the Jetson AGX Orin.
+    """The GPU of this name; case, spaces and hyphens do not count, and ``RTX`` or ``Jetson AGX`` may be left out.
 
     Raises:
-        ConfigError: the name is not known; the message lists all.
+        ConfigError: the name is unknown; the message lists all names.
     """
 
     def plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The layers of an engine, read from the builder's log or from the text of the engine inspector."""
+"""Reads the layers of an engine from the builder's log or from the text of the engine inspector."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ BITS: Mapping[str, int] = {
     **dict.fromkeys(("Float", "Int32"), 32),
     **dict.fromkeys(("Double", "Int64"), 64),
 }
-"""Bits of one value of each data type whose size is known, by the names that the builder uses."""
+"""Bits per value by the builder's name of the data type."""
 
 NO_KERNEL = ("Constant", "NoOp", "signal", "wait")
-"""Layer types that start no work of their own: constants, copies that became views, and events between streams."""
+"""Layer types without a kernel: constants, copies that became views, and events between streams."""
 
 _LINE = re.compile(
     r"Name: (?P<name>.*?), LayerType: (?P<type>\w+), Inputs: \[(?P<inputs>.*?)\], Constants: \[(?P<constants>.*?)\], "
@@ -43,13 +43,10 @@ _MULTIPLE = re.compile(r"channel % (\d+) == 0")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that a layer reads or writes.
+    """A tensor of a layer, in the builder's words; two tensors with the same name use the same memory.
 
-    Attributes:
-        name: the builder's; the same name in two layers is the same memory.
-        type: data type, such as ``Int8``, ``Half`` or ``Float``.
-        dims: the part that the layer touches, (N, C, H, W) for pictures of features; -1 where it is open.
-        format: layout in the builder's words; empty where it is not given.
+    ``type`` is such as ``Int8``, ``Half`` or ``Float``; ``format`` is the memory layout, empty if unknown. ``dims`` are
+    the sizes of the part that the layer uses, (N, C, H, W) for feature maps; -1 for dynamic sizes.
     """
 
     name: str
@@ -59,7 +56,7 @@ class Tensor:
 
     @cached_property
     def step(self) -> int:
-        """The format pads the channels to a multiple of this; 1 where it pads nothing."""
+        """The format pads the channels to a multiple of this number; 1 if it pads nothing."""
         wide, multiple = _WIDE.search(self.format), _MULTIPLE.search(self.format)
         if wide:
             return _WIDTHS[wide[1].lower()]
@@ -67,7 +64,7 @@ class Tensor:
 
     @cached_property
     def elements(self) -> int:
-        """How many values lie in memory, padding of channels counted; an open dimension counts as 1."""
+        """Number of values in memory with channel padding; a dynamic dimension counts as 1."""
         dims = [max(size, 1) for size in self.dims]
         if len(dims) > 2:
             dims[1] = -(-dims[1] // self.step) * self.step
@@ -75,17 +72,15 @@ class Tensor:
 
     @cached_property
     def bytes(self) -> int:
-        """How many bytes reading or writing it once moves; 0 for a data type whose size is not known."""
+        """Bytes moved by one read or write; 0 if the size of the data type is unknown."""
         return -(-self.elements * BITS.get(self.type, 0) // 8)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a built engine: its name and kind of kernel in the builder's words, and its tensors.
+    """One layer of a built engine: name and kernel type in the builder's words, and its tensors.
 
-    Attributes:
-        constants: weights, scales and other constants that it reads.
-        onnx: names of the ONNX nodes it came from, as far as the builder tells.
+    ``constants`` are weights, scales and other constants; ``onnx`` names the ONNX nodes, if the builder lists them.
     """
 
     name: str
@@ -97,22 +92,22 @@ class Layer:
 
     @property
     def input(self) -> str:
-        """Data type of its first input; empty where it has none."""
+        """Data type of the first input; empty without inputs."""
         return self.inputs[0].type if self.inputs else ""
 
     @property
     def weights(self) -> str:
-        """Data type of its first constant; empty where it has none."""
+        """Data type of the first constant; empty without constants."""
         return self.constants[0].type if self.constants else ""
 
     @property
     def output(self) -> str:
-        """Data type of its first output; empty where it has none."""
+        """Data type of the first output; empty without outputs."""
         return self.outputs[0].type if self.outputs else ""
 
     @cached_property
     def bytes(self) -> int:
-        """How many bytes a run of it reads and writes; the same part of a tensor listed twice is read once."""
+        """Bytes read and written per run; a part of a tensor that is listed twice counts once."""
         if self.type in NO_KERNEL:
             return 0
         return sum(
@@ -121,10 +116,10 @@ class Layer:
 
 
 def layers_of(built: Built) -> tuple[Layer, ...]:
-    """The layers of an engine: from its inspector's text, or, where there is none, from the builder's log.
+    """The layers of an engine, from the inspector's text or, without one, from the builder's log.
 
     Raises:
-        BackendError: nothing lists them, or the inspector's text is of a schema that is not known.
+        BackendError: neither lists layers, or the inspector's text has an unknown schema.
     """
     layers = parse_inspector(built.layers) if built.layers else parse_layers(built.log)
     if not layers:
@@ -133,9 +128,9 @@ def layers_of(built: Built) -> tuple[Layer, ...]:
 
 
 def parse_layers(log: Sequence[str]) -> tuple[Layer, ...]:
-    """The layers that the builder of TensorRT-RTX lists at verbose level, in messages of one or several lines."""
+    """The layers that the builder of TensorRT-RTX logs at verbose level, in messages of one or several lines."""
     layers = []
-    # Not splitlines(): TensorRT separates the names of a layer by control characters that would count as line ends.
+    # Not splitlines(): TensorRT separates names by control characters that splitlines() takes for line ends.
     for line in "\n".join(log).split("\n"):
         line_parts = _LINE.match(line.strip())
         if line_parts is None:
@@ -158,18 +153,18 @@ def parse_layers(log: Sequence[str]) -> tuple[Layer, ...]:
 
 
 def parse_inspector(text: str) -> tuple[Layer, ...]:
-    """The layers in the JSON of ``EngineInspector.get_engine_information``; of several profiles, the first.
+    """The layers in the JSON of ``EngineInspector.get_engine_information``, of the first profile only.
 
-    Two schemas are read. TensorRT 8.6 and 10 give ``Format/Datatype`` in one text, such as ``Thirty-two wide channel
-    vectorized row major Int8 format``, or a bare ``Half`` for layers that their compiler generated. TensorRT 11 has
-    ``Datatype`` and ``Format`` apart and lists ``Constants``.
+    TensorRT 8.6 and 10 write one text ``Format/Datatype``, such as ``Thirty-two wide channel vectorized row major Int8
+    format``, or just ``Half`` for layers that their compiler generated. TensorRT 11 has separate ``Datatype`` and
+    ``Format`` and lists ``Constants``.
 
-    Sources: sample engines and texts of formats in NVIDIA/TensorRT, branch release/10.16, folder
-    ``tools/experimental/trt-engine-explorer``; branch release/11.1, ``analyze-data.schema.json``; NVIDIA, "Migrating
-    IEngineInspector Usage from TensorRT 10.x to 11.x", TensorRT 11 documentation.
+    Sources: NVIDIA/TensorRT, branch release/10.16, ``tools/experimental/trt-engine-explorer`` (sample engines);
+    branch release/11.1, ``analyze-data.schema.json``; NVIDIA, "Migrating IEngineInspector Usage from TensorRT 10.x to
+    11.x", TensorRT 11 documentation.
 
     Raises:
-        BackendError: it is not JSON, holds names only, or is of another schema; the message quotes the keys met.
+        BackendError: the text is not JSON, holds names only, or has another schema; the message quotes the keys.
     """
     try:
         data = json.loads(text)
@@ -224,7 +219,7 @@ def _unknown(subject: str, entry: Any) -> BackendError:
 
 
 def _type_in(text: str) -> str:
-    """The data type in a text of type and format, as the builder's log spells it; the text itself if there is none."""
+    """The data type in a text of type and format, spelled as in the builder's log; else the text itself."""
     for word in re.findall(r"\w+", text):
         if word.lower() in _TYPE_WORDS:
             return _TYPE_WORDS[word.lower()]

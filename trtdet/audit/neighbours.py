@@ -1,9 +1,8 @@
-"""The cost of an engine as a function of neighbouring choices: which kernels depend on which convolutions' precisions.
+"""The cost of precision plans as a sum of small tables, each over the convolutions around some kernels.
 
-What a kernel costs depends on the convolutions around it and on no other, so that the cost of every plan is a sum of
-small tables. A change of precision then costs what the builder makes of it: a tensor that INT8 and FP16 convolutions
-read is written twice, an activation goes into an FP16 kernel only where nothing behind it reads INT8, see
-:class:`trtdet.audit.fp16.InFp16`.
+The cost of a kernel depends only on the precisions of the convolutions around it, so the tables include the costs of
+changing precision: a tensor that both INT8 and FP16 convolutions read is written twice, and an activation is fused into
+an FP16 kernel only if no INT8 reader follows. The rules are in :class:`trtdet.audit.fp16.InFp16`.
 """
 
 from __future__ import annotations
@@ -22,40 +21,37 @@ from trtdet.audit.traffic import Flow
 from trtdet.errors import BackendError
 
 _MOST = 8
-"""Convolutions around a kernel of which all combinations are worked out; of more than these all pairs are."""
+"""With at most this many convolutions around a kernel all combinations are priced, otherwise all pairs."""
 
 Price = Callable[[Sequence[int], Collection[str]], float]
-"""The cost of some layers, by index, with some convolutions in FP16."""
+"""The cost of some layers, given by index, with some convolutions in FP16."""
 
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """What kernels cost together, by the precisions of the convolutions around them.
+    """Joint cost of some kernels by the precisions of the convolutions ``convs`` around them, at least one.
 
-    Attributes:
-        convs: names of the convolutions; at least one.
-        cost: float64 (2,) * len(convs): an axis for each convolution, 0 where it is in INT8 and 1 in FP16.
+    ``cost`` is float64 of shape (2,) * len(convs): an axis per convolution, with index 0 for INT8 and 1 for FP16.
     """
 
     convs: tuple[str, ...]
     cost: NDArray[np.float64]
 
     def of(self, fp16: Collection[str]) -> float:
-        """The cost with these convolutions in FP16, which may name others too."""
+        """The cost with these convolutions in FP16; names that are not in ``convs`` are ignored."""
         return float(self.cost[tuple(int(name in fp16) for name in self.convs)])
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of an engine as a sum of tables.
+    """The cost of an engine: ``fixed`` plus a sum of tables.
+
+    The sum is exact for kernels with at most eight convolutions around them, and else for at most two of these in FP16.
 
     Attributes:
-        convs: the convolutions that may be in FP16, in the order of the engine.
-        joints: of which the sum, with ``fixed``, is the cost of a plan: exactly where there are at most eight
-            convolutions around each kernel; where there are more, exactly for up to two of them in FP16.
-        fixed: of all that depends on no choice.
-        unit: of the cost, in words.
-        gpu: that times are of; empty where the cost is no time.
+        convs: the convolutions that may run in FP16, in the order of the engine.
+        fixed: the cost that does not depend on the plan.
+        gpu: GPU the times refer to; empty for other costs.
     """
 
     convs: tuple[str, ...]
@@ -65,21 +61,18 @@ class Costs:
     gpu: str = ""
 
     def of(self, fp16: Collection[str]) -> float:
-        """The cost of a plan with these convolutions in FP16, and all others of ``convs`` in INT8."""
+        """The cost of the plan with these convolutions in FP16 and the others in INT8."""
         chosen = frozenset(fp16)
         return self.fixed + math.fsum(joint.of(chosen) for joint in self.joints)
 
     def shared_by(self, images: int) -> Costs:
-        """The cost of one of so many images."""
+        """The cost per image for a batch of this many images."""
         joints = tuple(Joint(joint.convs, joint.cost / images) for joint in self.joints)
         return replace(self, joints=joints, fixed=self.fixed / images)
 
 
 def time_costs(flow: Flow, roofline: Roofline) -> Costs:
-    """Milliseconds of a run, by the estimate that :func:`trtdet.audit.roofline.estimate` gives for a plan.
-
-    The flow is of an engine with every convolution in INT8 that may be.
-    """
+    """Estimated milliseconds per run; the flow is of an engine with every allowed convolution in INT8."""
 
     def price(layers: Sequence[int], fp16: Collection[str]) -> float:
         return math.fsum(layer.ms for layer in roofline.layers(layers, fp16))
@@ -89,12 +82,9 @@ def time_costs(flow: Flow, roofline: Roofline) -> Costs:
 
 @dataclass(frozen=True)
 class MeasuredPart:
-    """What some layers of an engine take, and what stands in their place with every open convolution in FP16.
+    """Measured milliseconds per run of some layers, with all their convolutions in INT8 and with all in FP16.
 
-    Attributes:
-        convs: the convolutions that the layers belong to; none for what belongs to no convolution.
-        layers: names of the engine's layers.
-        int8, fp16: milliseconds of a run, at least 0.
+    ``convs`` are the convolutions of the layers; empty if the layers have none. The times are at least 0.
     """
 
     convs: tuple[str, ...]
@@ -104,19 +94,15 @@ class MeasuredPart:
 
 
 def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[MeasuredPart]) -> Costs:
-    """Milliseconds of a run by what two engines took, layer by layer: all in INT8, and all in FP16.
+    """Milliseconds per run, from the measured layer times of two engines: one all in INT8, one all in FP16.
 
-    Each layer's estimate is multiplied by what the layer took beside its estimate, in the one engine or in the other as
-    its convolutions are in INT8 or in FP16. So both engines cost what was measured; between them the estimate says what
-    a boundary makes of it.
-
-    Args:
-        flow: an engine with every convolution in INT8 that may be.
-        roofline: of this engine on any GPU near the measured.
-        measured: all layers of the two.
+    The estimate of a layer is scaled by its measured time over its estimated time, taken from the INT8 or the FP16
+    engine by the precision of its convolutions. For both engines the cost is then the measured time. For plans between
+    them the estimate gives the cost of precision boundaries. ``flow`` is as in :func:`time_costs`, ``measured`` has all
+    layers of both engines, and ``roofline`` is for the measured GPU or a similar one.
 
     Raises:
-        BackendError: no layer that was measured is the flow's.
+        BackendError: no measured layer is in the flow.
     """
     convs = _open(flow)
     everything = range(len(flow.layers))
@@ -138,7 +124,7 @@ def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[MeasuredPa
 
 
 def _ratios(estimates: Mapping[str, float], measured: Sequence[tuple[Sequence[str], float]]) -> dict[str, float]:
-    """How many times as long as estimated each layer takes; what layers without an estimate take is every layer's."""
+    """Measured over estimated time by layer; the time of layers without an estimate is spread over all others."""
     parts = [(names, ms, math.fsum(estimates.get(name, 0.0) for name in names)) for names, ms in measured]
     matched = math.fsum(ms for _, ms, estimated in parts if estimated > 0)
     if matched <= 0:
@@ -151,10 +137,7 @@ def _ratios(estimates: Mapping[str, float], measured: Sequence[tuple[Sequence[st
 
 
 def split_costs(flow: Flow, price: Price) -> Costs:
-    """Splits a cost into tables over the precisions of the convolutions around each layer, on which alone it depends.
-
-    The convolutions that read INT8 may be put into FP16.
-    """
+    """Splits a cost into tables over the precisions of the convolutions around each layer."""
     open_ = _open(flow)
     joints: list[Joint] = []
     fixed = 0.0
@@ -168,7 +151,7 @@ def split_costs(flow: Flow, price: Price) -> Costs:
             else:
                 fixed += float(table.flat[0])
             continue
-        # What single convolutions in FP16 change, and what pairs change beyond that.
+        # First the change from each convolution in FP16, then what each pair changes beyond the sum.
         base = price(layers, ())
         fixed += base
         alone = {name: price(layers, [name]) - base for name in convs}
@@ -181,19 +164,19 @@ def split_costs(flow: Flow, price: Price) -> Costs:
 
 
 def _open(flow: Flow) -> dict[str, int]:
-    """The convolutions that may be put into FP16, with their layers."""
+    """The convolutions that may move to FP16, which are those that read INT8, with their layers."""
     return {name: conv.layer for name, conv in flow.convolutions.items() if flow.layers[conv.layer].input == "Int8"}
 
 
 def _groups(flow: Flow, open_: Mapping[str, int]) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """The layers whose cost depends on the same convolutions, with these; a group within another is part of it.
+    """Groups of layers whose cost depends on the same convolutions, each with these convolutions.
 
-    A layer moves its tensors in types that the convolutions beside it decide, and those beside the layers that share a
-    tensor with it, as these become part of an FP16 kernel or not. Layers that hand INT8 on are looked through, and
-    convolutions whose precision is open are not: what is behind them is on their other side.
+    The types of a layer's tensors depend on the convolutions next to it, and on those next to layers that share a
+    tensor with it, because these may be fused into an FP16 kernel. The search passes through layers that pass INT8 on
+    and stops at convolutions that may move to FP16. A group whose convolutions are a subset of another's joins it.
     """
     own = frozenset(open_.values())
-    # The tensors of a layer, of an open convolution without those that it reads in INT8.
+    # The tensors of each layer, without the first input of convolutions that may move to FP16.
     sides = [
         [tensor.name for tensor in (*(layer.inputs[1:] if index in own else layer.inputs), *layer.outputs)]
         for index, layer in enumerate(flow.layers)
@@ -208,7 +191,7 @@ def _groups(flow: Flow, open_: Mapping[str, int]) -> list[tuple[tuple[int, ...],
             convs_at[tensor].add(name)
 
     def through(tensors: Iterable[str]) -> set[str]:
-        """These tensors and what layers that hand INT8 on make of them."""
+        """These tensors and all that are connected to them by layers that pass INT8 on."""
         reached, waiting = set(tensors), list(tensors)
         while waiting:
             for index in layers_at[waiting.pop()]:

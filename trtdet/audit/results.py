@@ -1,4 +1,4 @@
-"""What an audit found: its tables, its file, and the measured times that replace its estimates."""
+"""Result of an audit: its tables, its JSON file, and measured times in place of estimates."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from trtdet.tables import Column, Table, Tables
 
 _SCHEMA = 2
 _SHOWN = 3
-"""Findings of a kind that a report shows unless all are asked for."""
+"""Findings of each kind in a short report."""
 
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Departure:
-    """A convolution that the builder runs in another precision than planned."""
+    """A convolution whose precision in the engine is not the planned one."""
 
     name: str
     planned: str
@@ -41,16 +41,10 @@ class Departure:
 
 @dataclass(frozen=True)
 class Audit:
-    """The precisions of an engine's convolutions as built, and what gets in the way.
+    """Number of convolutions by precision as built, and what makes INT8 slower or less exact.
 
-    Attributes:
-        int8, fp16, fp32, fp8: how many convolutions read each.
-        layers: every layer of the engine.
-        departures: convolutions that run in another precision than planned.
-        warnings: one sentence each; each departure is among them.
-        findings: what gets in the way, the costliest first.
-        advice: options to try, the largest saving first.
-        ms: measured milliseconds of all layers; None where shares are of estimated memory traffic.
+    ``warnings`` has a sentence for every departure, among others. ``findings`` and ``advice`` have the largest first.
+    ``ms`` are measured milliseconds of all layers; None if shares are of estimated memory traffic.
     """
 
     int8: int
@@ -65,37 +59,37 @@ class Audit:
     fp8: int = 0
 
     def counts(self) -> dict[str, int]:
-        """How many convolutions read each precision, as a plan counts them: those in FP8 with INT8."""
+        """Number of convolutions by precision, with FP8 counted as INT8 as in a plan."""
         return {"int8": self.int8 + self.fp8, "fp16": self.fp16, "fp32": self.fp32}
 
     @property
     def bytes(self) -> int:
-        """What all layers read and write, a run; estimated from dimensions, types and formats."""
+        """Bytes that all layers read and write per run, estimated from dimensions, types and formats."""
         return sum(layer.bytes for layer in self.layers)
 
     @property
     def cost(self) -> str:
-        """What the shares of the findings are of."""
+        """What the findings' shares are a part of, in words."""
         return "estimated memory traffic" if self.ms is None else "measured time"
 
     @property
     def summary(self) -> str:
-        """How many convolutions got which precision, in one line."""
+        """One line with the number of convolutions by precision."""
         return (
             f"as built: {self.int8} convs in INT8, {f'{self.fp8} in FP8, ' * bool(self.fp8)}{self.fp16} in FP16, "
             f"{self.fp32} in FP32; {len(self.departures)} not as planned; {len(self.layers)} layers in all"
         )
 
     def timed(self, times: Mapping[str, float]) -> Audit:
-        """The same with shares of measured times: milliseconds by layer name, as a profiler gives them.
+        """This audit with shares of measured time; ``times`` are a profiler's milliseconds by layer name.
 
         Raises:
-            ConfigError: they are of another engine.
+            ConfigError: the times belong to another engine.
         """
         layers = {layer.name: layer.bytes for layer in self.layers}
         working = [name for name, moved in layers.items() if moved]
         untimed = [name for name in working if name not in times]
-        # Generated layers have names that other engines have as well, so that a few in common say nothing.
+        # Generated layers have the same names in many engines, so a few common names prove nothing.
         if 2 * len(untimed) > len(working):
             raise ConfigError(
                 f"the measured times are of another engine: {len(untimed)} of this one's {len(working)} layers have "
@@ -113,7 +107,7 @@ class Audit:
         )
 
     def report(self, everything: bool = False) -> Tables:
-        """What departs from the plan, what gets in the way, the costliest three of a kind or all, and the advice."""
+        """The departures, the costliest three findings of each kind or all of them, and the advice."""
         parts: list[Table | str] = []
         if self.departures:
             departures = [(item.name, item.planned, item.got, item.reason) for item in self.departures]
@@ -134,7 +128,7 @@ class Audit:
 
     def _obstacles(self, everything: bool) -> Table:
         def row(findings: Sequence[Finding], text: str) -> tuple[float, float, str]:
-            """Megabytes, or milliseconds where they were measured; the share; the text."""
+            """Milliseconds if measured, else megabytes; the share; the text."""
             cost = (finding.bytes / 1e6 if self.ms is None else finding.ms or 0.0 for finding in findings)
             return sum(cost), sum(finding.share for finding in findings), text
 
@@ -155,7 +149,6 @@ class Audit:
         return Table((cost, Column("share", ".1%"), Column("finding", align="left")), rows, title)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         layers = [
             {**asdict(layer), "input": layer.input, "weights": layer.weights, "output": layer.output}
             for layer in self.layers
@@ -163,7 +156,7 @@ class Audit:
         return {**asdict(self), "layers": layers, "cost": self.cost, "bytes": self.bytes}
 
     def to_json(self) -> str:
-        """The text of ``audit.json``."""
+        """Text of ``audit.json``."""
         return json.dumps({"schema": _SCHEMA, **asdict(self)}, indent=1) + "\n"
 
     @staticmethod
@@ -171,7 +164,7 @@ class Audit:
         """Reads ``audit.json``.
 
         Raises:
-            BundleError: it cannot be read or is of another schema.
+            BundleError: the file cannot be read or has another schema.
         """
         try:
             data = path.read_bytes()
@@ -186,15 +179,15 @@ class Audit:
 
 
 def load_times(path: Path) -> dict[str, float]:
-    """Milliseconds of one run by layer name, from such an object or the file that ``trtexec --exportProfile`` writes.
+    """Milliseconds per run by layer name, from a JSON object of these or a file of ``trtexec --exportProfile``.
 
     Raises:
-        ConfigError: the file is missing or neither.
+        ConfigError: the file is missing or has another form.
     """
     try:
         data = path.read_bytes()
         if data.lstrip().startswith(b"["):
-            # The first entry counts the runs and has no name.
+            # The first entry gives the number of runs and has no name.
             rows = parse_document(data, _adapter(list[_Counted | _Timed]), strict=True)
             return {row["name"]: row["averageMs"] for row in rows if "name" in row}
         times: dict[str, float] = parse_document(data, _adapter(dict[str, Milliseconds]), strict=True)
@@ -211,13 +204,13 @@ class _Header(TypedDict):
 
 
 class _Counted(TypedDict):
-    """An entry of trtexec's profile that is about all runs."""
+    """The entry of trtexec's profile with the number of runs."""
 
     count: int
 
 
 class _Timed(TypedDict):
-    """An entry of trtexec's profile that is about a layer."""
+    """The entry of trtexec's profile for one layer."""
 
     name: str
     averageMs: Milliseconds
@@ -227,5 +220,5 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def _short(name: str, width: int = 50) -> str:
-    """A layer's name for a table: generated kernels are named after all that they compute, and numbered at the end."""
+    """A layer's name cut for a table; generated kernels have long names with a number at the end."""
     return name if len(name) <= width else f"{name[: width - 15]}...{name[-12:]}"

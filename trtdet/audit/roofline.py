@@ -1,16 +1,15 @@
-"""How long an engine would take on a GPU that is not here: an estimate from its layers and the GPU's published rates.
+"""Estimates the time of an engine on a GPU that is not here, from its layers and the GPU's published rates.
 
-Each layer that starts a kernel takes the longest of three times, plus the cost of its launch:
+A layer that starts a kernel takes the longest of three times, plus the cost of its launch:
 
-- its bytes (inputs, outputs and constants, padding of channels counted) at the bandwidth of the memory;
-- the multiply-adds of its convolutions and matrix products at the tensor cores' dense rate for the type it reads, the
-  channels of each group filled up to the 16 bytes that a tensor core's operand wants; depthwise convolutions, which
-  have nothing to multiply as a matrix, at the rate of ordinary cores;
-- the element-wise operators in it at the rate of ordinary cores.
+- its bytes (inputs, outputs and constants, with channel padding) at the memory bandwidth;
+- the multiply-adds of its convolutions and matrix products at the tensor cores' dense rate for the input type, with the
+  channels of each group padded to the 16 bytes of a tensor-core operand; depthwise convolutions run on ordinary cores;
+- its element-wise operators at the rate of the ordinary cores.
 
 This is a roofline (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", CACM 52(4), 2009): no kernel is slower than memory allows at peak rates, and none reaches all peaks. A
-tensor that stays in the L2 cache costs less than is counted here; ``Estimate.cached`` says for how much that may hold.
+architectures", CACM 52(4), 2009): a lower bound, as no kernel reaches all peak rates. A tensor that stays in the L2
+cache costs less than counted here; ``Estimate.cached`` is the upper limit of such bytes.
 """
 
 from __future__ import annotations
@@ -36,44 +35,33 @@ from trtdet.tables import Column, Table, Tables
 
 Bound = Literal["memory", "arithmetic", "launch"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
-"""What can take most of a layer's time."""
+"""What limits a layer's speed."""
 
 GRAPH_LAUNCH_US = 0.55
-"""Microseconds from a kernel of a CUDA graph to the next.
-
+"""Microseconds between two kernels of a CUDA graph.
 Source: NVIDIA technical blog, "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements",
 11 September 2024: a graph of 1025 empty kernels in a line runs 567 us on the device (CUDA 12.6, Ampere)."""
 
 LAUNCH_US = 3.0
-"""Microseconds that the host takes to enqueue a kernel on its own: without a graph no kernel ends sooner than that
-after the one before it.
-
-Source: Zhang, Wahib and Matsuoka, "Understanding the overheads of launching CUDA kernels", poster at ICPP 2019, which
-measured 2 to 4."""
+"""Microseconds that the host takes to launch a kernel, so the shortest time between two kernels without a graph.
+Source: Zhang, Wahib and Matsuoka, "Understanding the overheads of launching CUDA kernels", ICPP 2019 poster: 2 to 4."""
 
 _VECTOR = 16
-"""Bytes of an operand's row that tensor cores want whole: 8 channels in FP16, 16 in INT8.
-
+"""Bytes that a row of a tensor-core operand is padded to: 8 channels in FP16, 16 in INT8.
 Source: NVIDIA, "Deep Learning Performance: Convolutional Layers User's Guide", section "Channels In And Out"."""
 
 _SHOWN = 8
-"""Layers of an estimate that are shown unless all are asked for."""
+"""Layers in a short table of an estimate."""
 
 
 @dataclass(frozen=True)
 class LayerEstimate:
-    """A layer's part of an estimate.
+    """Estimate of one layer for the whole batch; ``precision`` is the data type that it reads.
 
     Attributes:
-        name: the builder's.
-        type: the builder's kind of kernel.
         about: names of its convolutions, else of its other ONNX nodes, else its own.
-        precision: data type that it reads.
-        bytes: that it moves, for the whole batch.
-        operations: of its convolutions and matrix products, two for each multiply-add, for the whole batch.
-        memory_ms: its bytes at the GPU's bandwidth.
-        arithmetic_ms: its operations at the GPU's rates.
-        launch_ms: cost of starting it; without a CUDA graph, what is left of it after the layer's own work.
+        operations: of convolutions and matrix products; a multiply-add is two.
+        launch_ms: launch cost; without a CUDA graph, only the part that the layer's own work does not hide.
     """
 
     name: str
@@ -88,27 +76,23 @@ class LayerEstimate:
 
     @property
     def ms(self) -> float:
-        """Estimated milliseconds of a run."""
+        """Estimated milliseconds per run."""
         return max(self.memory_ms, self.arithmetic_ms) + self.launch_ms
 
     @property
     def bound(self) -> Bound:
-        """Which of the three is the most."""
+        """The largest of the three times."""
         times = (self.memory_ms, self.arithmetic_ms, self.launch_ms)
         return BOUNDS[times.index(max(times))]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """How long an engine would take at least on a GPU: an estimate, not a measurement.
+    """Estimated minimum time of an engine on a GPU, not a measurement; ``graph`` means launched as a CUDA graph.
 
     Attributes:
-        gpu: with its published rates.
-        batch: images at once.
-        layers: those that start a kernel, in the order of the builder.
-        graph: launched as one CUDA graph.
-        cached: bytes of the tensors that are small enough to stay in the L2 cache between the layer that writes them
-            and the next, a part of ``bytes``: with all of them there, memory would take less by their share.
+        layers: the layers that start a kernel, in the order of the builder.
+        cached: the part of ``bytes`` in tensors that fit into the L2 cache; memory time may fall by this share.
     """
 
     gpu: Gpu
@@ -119,21 +103,21 @@ class Estimate:
 
     @property
     def ms(self) -> float:
-        """Estimated milliseconds of a run of the whole batch."""
+        """Estimated milliseconds per run of the whole batch."""
         return math.fsum(layer.ms for layer in self.layers)
 
     @property
     def bytes(self) -> int:
-        """What all layers move."""
+        """Bytes that all layers move."""
         return sum(layer.bytes for layer in self.layers)
 
     @property
     def operations(self) -> int:
-        """Of all convolutions and matrix products, two for each multiply-add."""
+        """Operations of all convolutions and matrix products; a multiply-add is two."""
         return sum(layer.operations for layer in self.layers)
 
     def bound_ms(self, bound: Bound) -> float:
-        """Milliseconds of the layers that are bound by this."""
+        """Milliseconds of the layers with this bound."""
         return math.fsum(layer.ms for layer in self.layers if layer.bound == bound)
 
     def __str__(self) -> str:
@@ -141,7 +125,6 @@ class Estimate:
         return f"{self.ms:.3f} ms on {where}, estimated from published rates, not measured"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         layers = [{**asdict(layer), "ms": layer.ms, "bound": layer.bound} for layer in self.layers]
         return {
             "gpu": self.gpu.name,
@@ -159,22 +142,14 @@ class Estimate:
 
 
 def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True, fp16: Collection[str] = ()) -> Estimate:
-    """Estimates how long an engine would take: the cost of a plan.
+    """Estimates the time of an engine on a GPU, which need not be the GPU it was built for.
 
-    With ``fp16`` it is that of an engine that is not built, worked out from the layers of one that is, see
-    :class:`trtdet.audit.fp16.InFp16`; the verdict on INT8, the advice of an audit and the choice of a plan all ask here
-    or there. Of 14 plans each of YOLOX-nano and YOLOv5n, which TensorRT-RTX 1.7 built as well, it was off by at most
-    4.3 % from the estimate of the built engine, and ranked them alike (Spearman 0.99; L4, batch 1).
+    ``fp16`` names INT8 convolutions to estimate in FP16, see :class:`trtdet.audit.fp16.InFp16`. For 14 plans each of
+    YOLOX-nano and YOLOv5n, the result differed by at most 4.3 % from the estimate of the engine that TensorRT-RTX 1.7
+    built, and ranked the plans alike (Spearman 0.99; L4, batch 1).
 
-    Bytes of activations and operations scale with the batch, constants do not: an engine built for one batch stands for
-    another, though a builder might choose other kernels for it.
-
-    Args:
-        flow: the engine.
-        gpu: that it would run on; whether it was built for it is not asked.
-        batch: images at once, 1 or more.
-        graph: launched as one CUDA graph rather than kernel by kernel.
-        fp16: convolutions that the engine runs in INT8 and that are to be in FP16.
+    Activation bytes and operations scale with the batch, constants do not. A builder might choose other kernels for
+    another batch; the estimate ignores that. ``graph`` launches all kernels as one CUDA graph.
 
     Raises:
         ConfigError: the batch is below 1.
@@ -201,17 +176,16 @@ _SPECIAL_STEPS: Mapping[str, int] = {
     **dict.fromkeys(TYPE_CHANGES, 1),
     **dict.fromkeys(("Div", "Exp", "Reciprocal", "Sqrt", "Pow", "Erf"), 1),
 }
-"""Exponentials, reciprocals and changes of type that an operator takes for each value; others take none.
-
+"""Exponentials, reciprocals and type conversions per value of an operator; 0 for others.
 A sigmoid is an exponential and a reciprocal; a quantisation rounds to an integer, a dequantisation makes it a float."""
 
 _STEPS: Mapping[str, int] = {"QuantizeLinear": 3, "DequantizeLinear": 1, **dict.fromkeys(ACTIVATION_FUNCTIONS, 2)}
-"""Ordinary instructions that an operator takes for each value: scale and clamp in a quantisation; others take 1."""
+"""Ordinary instructions per value of an operator, such as scale and clamp in a quantisation; 1 for others."""
 
 _MOVES = frozenset(
     ("Concat", "Constant", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Resize", "Shape", "Slice")
 ) | frozenset(("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"))
-"""Operators that compute nothing."""
+"""Operators without arithmetic."""
 
 
 class Roofline:
@@ -225,10 +199,7 @@ class Roofline:
         self._instructions: dict[tuple[int, bool], float] = {}
 
     def layers(self, indices: Iterable[int], fp16: Collection[str] = ()) -> tuple[LayerEstimate, ...]:
-        """The estimates of some layers by index, those that start no kernel left out.
-
-        A layer that becomes part of a convolution's kernel is counted with the convolution.
-        """
+        """Estimates of the layers that start a kernel; a fused layer counts with its convolution."""
         changed = InFp16(self._flow, fp16)
         moves = ((index, changed.layer(index)) for index in indices)
         return tuple(self._layer(index, moved, changed) for index, moved in moves if moved.kernels)
@@ -257,7 +228,7 @@ class Roofline:
         )
 
     def _products(self, index: int, kind: str) -> tuple[int, float]:
-        """Operations of a layer's convolutions and matrix products on this type, and their milliseconds."""
+        """Operations of a layer's convolutions and matrix products on type ``kind``, and their milliseconds."""
         gpu, bits = self._gpu, BITS.get(kind, 32)
         rate = gpu.int8 if bits <= 8 else gpu.fp16 if bits == 16 else gpu.tf32 or gpu.fp32
         step = _VECTOR * 8 // bits
@@ -278,7 +249,7 @@ class Roofline:
         return round(operations), ms
 
     def _pointwise_ms(self, index: int, beside: bool) -> float:
-        """Milliseconds of the element-wise operators of a layer, in the kernel of a convolution or beside it."""
+        """Milliseconds of a layer's element-wise operators; ``beside`` means in the kernel of a convolution."""
         if (index, beside) in self._instructions:
             return self._instructions[index, beside]
         instructions, flow, layer = 0.0, self._flow, self._flow.layers[index]
@@ -287,20 +258,20 @@ class Roofline:
             node = flow.nodes.get(name)
             if node is None or node.op_type in _MOVES or name in flow.products or name in flow.work:
                 continue
-            # A convolution's kernel names the Q/DQ pairs around it, of which other kernels do the work.
+            # A convolution's kernel also names the Q/DQ pairs around it, which other kernels compute.
             if name not in flow.live or (beside and node.op_type in TYPE_CHANGES):
                 continue
             special = self._gpu.special * _SPECIAL_STEPS.get(node.op_type, 0)
-            # Where the model does not say how many values a node gives, they are the most of its layer.
+            # If the model has no size for a node, the largest tensor of its layer stands in.
             values = min(flow.elements.get(node.output[0], most), most)
             instructions += (_STEPS.get(node.op_type, 1) + special) * values
-        # An instruction gives one result; the rate counts a multiply-add as two operations.
+        # The rate counts two operations per multiply-add, so an instruction counts as two.
         self._instructions[index, beside] = instructions * self._scale * 2 / self._gpu.fp32 / 1e9
         return self._instructions[index, beside]
 
     @cached_property
     def cached(self) -> int:
-        """Bytes of tensors between layers of which two fit into the L2 cache."""
+        """Bytes of tensors between layers that fill at most half of the L2 cache."""
         total, flow = 0, self._flow
         for layer in flow.layers:
             for part in (layer.inputs, layer.outputs) if layer.bytes else ():
@@ -312,17 +283,14 @@ class Roofline:
 
 
 def _filled(channels: int, step: int) -> float:
-    """How many channels are multiplied for each that there is."""
+    """Padded channels per real channel."""
     return -(-channels // step) * step / max(channels, 1)
 
 
 def estimate_tables(estimates: Sequence[Estimate], alone: Sequence[Estimate], everything: bool = False) -> Tables:
-    """A table of all batches and one of each batch's layers, the slowest first.
+    """A table of all batches, and for each batch a table of its slowest eight layers or of all.
 
-    Args:
-        estimates: of one engine on one GPU, at least one, each for another batch, launched as a CUDA graph.
-        alone: the same, each kernel launched on its own.
-        everything: all layers; otherwise the slowest eight.
+    ``estimates`` has one entry per batch, launched as a CUDA graph; ``alone`` has the same launched kernel by kernel.
     """
     gpu = estimates[0].gpu
     rows = [

@@ -1,4 +1,4 @@
-"""The layers of an engine joined by the tensors between them, and the bytes that they move through memory."""
+"""The graph of an engine's layers and tensors, and the bytes that the layers move."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from trtdet.quantization.macs import Macs, multiply_adds, products
 from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS
 
 POINTWISE = ("kgen", "PointWise", "PointWiseV2", "Reformat", "Scale", "NoOp", "Constant", "ElementWise", "Cast")
-"""Layer types that are never a convolution, though they may name the convolutions around them."""
+"""Layer types that are never a convolution, although they may name the convolutions around them."""
 
 ACTIVATION_FUNCTIONS = (
     *("Clip", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "PRelu", "Relu", "Sigmoid", "Softplus", "Swish", "Tanh"),
     *PLUGIN_ACTIVATIONS,
 )
-"""Operators that compute an activation function."""
 
 TYPE_CHANGES = ("QuantizeLinear", "DequantizeLinear", "Cast")
 """Operators that only change the data type."""
 
 PRECISIONS: Mapping[str, str] = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "Float": "fp32"}
-"""The precisions of convolutions, by the data type that their layers read."""
+"""Precision of a convolution by the data type that its layer reads."""
 
 _WRITTEN: Mapping[int, str] = {int(onnx.TensorProto.FLOAT16): "fp16", int(onnx.TensorProto.FLOAT): "fp32"}
 
@@ -41,14 +40,9 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution, or a product with weights, of the plan and the layer that runs it.
+    """A convolution of the plan, or a matrix product with weights, and the index of the layer that runs it.
 
-    Attributes:
-        name: of the ONNX node.
-        layer: index of its layer.
-        channels: how many it reads, by the shape of its weights.
-        depthwise: each of its channels is a group of its own.
-        product: with a matrix, whose kernels fill no channels up.
+    ``channels`` are input channels, from the shape of the weights. Kernels of a ``product`` pad no channels.
     """
 
     name: str
@@ -59,12 +53,10 @@ class Convolution:
 
 
 class Flow:
-    """The layers of an engine joined by the tensors between them.
+    """The graph of an engine's layers, in the order of the builder, and of the tensors between them.
 
-    Args:
-        layers: in the order of the builder.
-        plan: its entries are the convolutions.
-        model: the ONNX model that the engine was built from, with the registry of its nodes' origins.
+    The entries of ``plan`` are the convolutions; ``model`` is the ONNX model that the engine was built from, with its
+    metadata on the origin of each node.
     """
 
     def __init__(self, layers: Sequence[Layer], plan: PrecisionPlan, model: onnx.ModelProto) -> None:
@@ -84,32 +76,31 @@ class Flow:
         self.kernels: Mapping[str, int] = self._run_by(plan.entries)
 
     def _run_by(self, names: Collection[str]) -> dict[str, int]:
-        """By node, the layer that runs it."""
+        """Index of the layer that runs each node."""
         indices: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
             for node in layer.onnx:
-                # A pointwise kernel also names the convolutions around it; the convolution itself is never pointwise.
+                # A pointwise kernel also names the convolutions around it, but never runs them.
                 if node in names and (node not in indices or self.layers[indices[node]].type in POINTWISE):
                     indices[node] = index
         return indices
 
     @cached_property
     def precisions(self) -> Mapping[str, str]:
-        """The precision that each convolution of the plan runs in, by name; those without a layer are absent."""
+        """Precision of each convolution of the plan as built, by name; those without a layer are absent."""
         return {name: self._precision(name) for name in self.kernels}
 
     def _precision(self, name: str) -> str:
-        """The precision that a convolution's layer runs in.
+        """The precision that a convolution runs in, usually the type of its layer's first input.
 
-        A small product may be one of many steps of a generated kernel, whose first input is of another step. Generated
-        kernels compute in the types that the network is written in, and so do others where an input has that type: the
-        first may be what a sum in the same kernel adds in float32.
+        That input may belong to another step of a generated kernel, or be a float32 term of a sum in the same kernel.
+        Generated kernels compute products in the type that the model has; so do other kernels with an input of it.
         """
         layer, node = self.layers[self.kernels[name]], self.nodes.get(name)
         if node is not None and layer.input not in ("Int8", "FP8"):
             written = _WRITTEN.get(self.types.get(node.output[0], 0), "")
             read = {PRECISIONS.get(tensor.type) for tensor in layer.inputs}
-            # A builder without strong types chooses FP16 for convolutions that are written in float32.
+            # A builder without strong typing may run convolutions of a float32 model in FP16.
             if written in read and (node.op_type in PRODUCTS or written == "fp16"):
                 return written
             if written and node.op_type in PRODUCTS and layer.type in POINTWISE:
@@ -118,12 +109,12 @@ class Flow:
 
     @cached_property
     def bytes(self) -> int:
-        """How many bytes a run of every layer moves; a loop's body is counted once."""
+        """Bytes that all layers move per run; the body of a loop counts once."""
         return sum(layer.bytes for layer in self.layers)
 
     @cached_property
     def convolutions(self) -> Mapping[str, Convolution]:
-        """The convolutions and products with constant weights that a layer of their own runs, by name."""
+        """The convolutions and products with constant weights that have their own layer, by name."""
         convolutions = {}
         for name, index in self.kernels.items():
             layer, work = self.layers[index], self.work.get(name)
@@ -136,27 +127,27 @@ class Flow:
 
     @cached_property
     def work(self) -> Mapping[str, Macs]:
-        """The multiply-adds of the model's convolutions and products for one image, by name."""
+        """Multiply-adds of the model's convolutions and products for one image, by name."""
         return multiply_adds(self.model)
 
     @cached_property
     def products(self) -> Mapping[str, int]:
-        """The multiply-adds of the model's matrix products for the batch of the engine, by name."""
+        """Multiply-adds of the model's matrix products for the batch of the engine, by name."""
         return products(self.model)
 
     @cached_property
     def workers(self) -> Mapping[int, tuple[str, ...]]:
-        """The convolutions and matrix products by index of the layer that runs them."""
+        """The convolutions and matrix products of each layer, by index."""
         return _grouped((index, name) for name, index in self.layer_of.items())
 
     @cached_property
     def layer_of(self) -> Mapping[str, int]:
-        """By convolution and product, those of two activations too, the layer that multiplies."""
+        """Index of the layer that multiplies, by name of the convolution or product, also of two activations."""
         return self._run_by(self.work.keys() | self.products.keys())
 
     @cached_property
     def batch(self) -> int:
-        """Images at once that the layers' dimensions are of; an open batch counts as 1."""
+        """Images per run by the layers' dimensions; a dynamic batch counts as 1."""
         images = self.model.graph.input[0]
         dims = [tensor.dims for layer in self.layers for tensor in layer.inputs if tensor.name == images.name]
         declared = tuple(dim.dim_value for dim in images.type.tensor_type.shape.dim)
@@ -164,7 +155,7 @@ class Flow:
 
     @cached_property
     def elements(self) -> Mapping[str, int]:
-        """How many values each tensor of the model has, as far as the model says; an open size counts as 1."""
+        """Number of values of each tensor with a shape in the model; a dynamic size counts as 1."""
         return {
             value.name: math.prod(max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim)
             for value in (*self.model.graph.value_info, *self.model.graph.output)
@@ -173,30 +164,29 @@ class Flow:
 
     @cached_property
     def types(self) -> Mapping[str, int]:
-        """The type of each tensor, an ``onnx.TensorProto.DataType``, as far as the model says."""
+        """Type of each tensor with a type in the model, an ``onnx.TensorProto.DataType``."""
         graph = self.model.graph
         return {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
 
     @cached_property
     def float_bytes(self) -> int:
-        """Bytes of a value that is not quantised: 2 where the model dequantises activations to FP16, otherwise 4."""
+        """Bytes of a value that is not quantised: 2 if the model dequantises activations to FP16, otherwise 4."""
         dequantised = (self.nodes[name] for name in self.live if self.nodes[name].op_type == "DequantizeLinear")
         half = any(self.types.get(node.output[0]) == onnx.TensorProto.FLOAT16 for node in dequantised)
         return 2 if half else 4
 
     @cached_property
     def constants(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the model's constants, () for a scalar."""
+        """Shapes of the model's constants, () for a scalar."""
         return {tensor.name: tuple(tensor.dims) for tensor in self.model.graph.initializer}
 
     @cached_property
     def node_readers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
-        """The nodes that read each tensor of the model."""
         return _grouped((name, node) for node in self.model.graph.node for name in dict.fromkeys(node.input))
 
     @cached_property
     def live(self) -> frozenset[str]:
-        """The nodes whose results depend on the image: a builder computes all others once."""
+        """The nodes whose results depend on the image; a builder computes all others once."""
         tensors = {value.name for value in self.model.graph.input} - self.constants.keys()
         nodes = set()
         for node in self.model.graph.node:
@@ -207,12 +197,12 @@ class Flow:
 
     @cached_property
     def runs(self) -> Mapping[int, tuple[Convolution, ...]]:
-        """The convolutions by index of their layer: full TensorRT runs some side by side in a layer."""
+        """The convolutions of each layer, by index; full TensorRT runs some side by side in one layer."""
         return _grouped((convolution.layer, convolution) for convolution in self.convolutions.values())
 
     @cached_property
     def hands_on(self) -> frozenset[int]:
-        """Indices of the layers that only pass INT8 on: pooling, joining, moving, filling up."""
+        """Indices of the layers that only pass INT8 on, such as pooling, concatenation, copies and padding."""
         return frozenset(
             index
             for index, layer in enumerate(self.layers)
@@ -223,7 +213,7 @@ class Flow:
 
     @cached_property
     def int8_readers(self) -> tuple[tuple[int, frozenset[str], frozenset[str]], ...]:
-        """The layers that read INT8, the last first: index, the INT8 tensors that it reads, all that it writes."""
+        """Layers that read INT8, the last first: index, INT8 tensors read, all tensors written."""
         return tuple(
             (index, read, frozenset(tensor.name for tensor in layer.outputs))
             for index, layer in reversed(list(enumerate(self.layers)))
@@ -231,12 +221,11 @@ class Flow:
         )
 
     def operators(self, layer: Layer) -> frozenset[str]:
-        """The operators that a layer computes, as far as the builder names them and the model has them."""
+        """The operators that a layer computes, as far as builder and model name them."""
         return frozenset(self.nodes[name].op_type for name in layer.onnx if name in self.nodes)
 
     def named(self, layer: Layer) -> tuple[str, ...]:
-        """Names for a layer that a user knows: its convolutions, else the model's nodes in it, else others, else its
-        own."""
+        """Names of a layer for users: its convolutions, else nodes of the user's model, else others, else its own."""
         convolutions = tuple(name for name in layer.onnx if name in self.convolutions and layer.type not in POINTWISE)
         if convolutions:
             return convolutions
@@ -247,19 +236,19 @@ class Flow:
         return tuple(own or work or around) or (layer.name,)
 
     def work_of(self, layer: Layer) -> frozenset[str]:
-        """The operators that a layer computes besides convolutions and products of the plan, which it may only name."""
+        """The operators of a layer without the convolutions and products of the plan, which it may only name."""
         own = (name for name in layer.onnx if name in self.nodes and name not in self.kernels)
         return frozenset(self.nodes[name].op_type for name in own) - set(CONVOLUTIONS)
 
     def before(self, tensor: str) -> onnx.NodeProto | None:
-        """The node that computes an ONNX tensor, Q/DQ pairs, casts and identities skipped."""
+        """The node that computes an ONNX tensor, skipping Q/DQ pairs, casts and identities."""
         node = self.maker.get(tensor)
         while node is not None and node.op_type in (*TYPE_CHANGES, "Identity"):
             node = self.maker.get(node.input[0])
         return node
 
     def padding(self, convolution: Convolution) -> float:
-        """How many channels the layer of a convolution reads for each channel that the model has, 1 or more."""
+        """Channels that the layer of a convolution reads per channel of the model, 1 or more."""
         data = self.layers[convolution.layer].inputs[0]
         if len(data.dims) < 3 or not data.elements or convolution.product:
             return 1.0
@@ -267,13 +256,12 @@ class Flow:
         return max(1.0, data.elements / unpadded)
 
     def filling(self, layer: Layer, tensor: Tensor, padding: float) -> int:
-        """Bytes of the constant that fills the channels of an output up, where the layer reads such a constant."""
+        """Bytes of the constant that pads the channels of an output; 0 if the layer reads none."""
         values = tensor.elements * (1 - 1 / padding) if padding > 1 else math.nan
         return sum(constant.bytes for constant in layer.constants if math.isclose(constant.elements, values))
 
 
 def _grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, tuple[_Value, ...]]:
-    """The values of each key, in their order."""
     groups: dict[_Key, list[_Value]] = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)

@@ -1,8 +1,8 @@
-"""Operators in which transformers lose accuracy or speed, where an engine has them, and what to do about them.
+"""Operators of an engine in which transformers lose accuracy or speed, and what to do.
 
-- GridSample in FP16: its coordinates are then a fraction of a pixel off.
-- A LayerNormalization that is written out in other operators: in FP16 its squares overflow, and float32 takes casts.
-- An attention that is several kernels: builders fuse its products with the softmax in float, and less around INT8.
+- GridSample in FP16: its coordinates are off by a fraction of a pixel.
+- A LayerNormalization made of several operators: its squares overflow in FP16, and float32 needs casts.
+- An attention in several kernels: builders fuse its products with the softmax in float, but less around INT8.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trtdet.quantization.written_out import attentions, normalisations
 
 HALF_COORDINATES, HALF_SQUARES = "half-coordinates", "half-squares"
 INEXACT = (HALF_COORDINATES, HALF_SQUARES)
-"""The kinds that cost accuracy: the build warns of them."""
+"""The kinds that cost accuracy; the build warns about them."""
 
 _EXPORT = "export with opset 17 or later, which has LayerNormalization as one operator"
 
 
 def traps(flow: Flow) -> Iterator[tuple[str, tuple[str, ...], str, tuple[Layer, ...]]]:
-    """Kind, nodes and cause of each trap in an engine, as of a finding, and the layers that it is about."""
+    """Kind, nodes and cause of each trap, as in a finding, and its layers."""
     samples = [node.name for node in flow.model.graph.node if node.op_type == "GridSample" and _in_half(flow, node)]
     if samples:
         cause = "GridSample in FP16, whose coordinates are a fraction of a pixel off: export the model in float32"
@@ -50,14 +50,14 @@ def traps(flow: Flow) -> Iterator[tuple[str, tuple[str, ...], str, tuple[Layer, 
 
 
 def _in_half(flow: Flow, node: onnx.NodeProto) -> bool:
-    """Whether a node computes in FP16: as the network is written or, where that leaves it open, as its layer reads."""
+    """Whether a node computes in FP16: by its type in the model if the model has FP16, else by its layer's input."""
     if onnx.TensorProto.FLOAT16 in flow.types.values():
         return flow.types.get(node.output[0]) == onnx.TensorProto.FLOAT16
     return any(layer.input == "Half" for layer in _layers(flow, [node.name]))
 
 
 def _layers(flow: Flow, names: Collection[str]) -> tuple[Layer, ...]:
-    """The layers that move something and compute some of the nodes, in order; a product's is that which multiplies."""
+    """The layers with memory traffic that compute these nodes, in order; for a product, the layer that multiplies."""
     return tuple(
         layer
         for index, layer in enumerate(flow.layers)

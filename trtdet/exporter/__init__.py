@@ -1,6 +1,6 @@
-"""torch -> ONNX: a detector with its configuration, checked against torch before it is written.
+"""torch -> ONNX: exports a detector with its configuration and checks it against torch before writing.
 
-This module imports torch only when ``export`` is called.
+Only ``export`` imports torch, when it is called.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 ]
 
 SHAPES_MODEL = Path(__file__).with_name("shapes.onnx")
-"""The shapes detector: configuration ``shapes``; its recipe and its scores are in ``shapes.json``."""
+"""The shapes detector, with configuration ``shapes``; ``shapes.json`` holds its training recipe and its scores."""
 
 SOURCES: tuple[str, ...] = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x", "shapes")
-"""The sources with a name."""
+"""Built-in sources."""
 
 LOADERS = {
     "ultralytics": ("FILE.pt", "ultralytics_models"),
@@ -49,14 +49,14 @@ LOADERS = {
     "hf": ("FOLDER", "hugging_face"),
     "torchvision": ("NAME", "torchvision_models"),
 }
-"""By the prefix of a source, which a colon ends: what follows, and the module whose ``load(place, options)`` takes that
-and gives the SourceModel, or raises a ModelError or a ConfigError. Any other prefix is ``package.module:factory``."""
+"""By the prefix before the colon of a source: what follows the colon, and the module whose ``load(place, options)``
+returns the SourceModel. Any other prefix is ``package.module:factory``."""
 
 OPSETS = range(11, 21)
-"""From the first opset whose Resize defines its sampling to the last that the tracing exporter writes."""
+"""From the first opset whose Resize defines its sampling to the last opset of the tracing exporter."""
 
 _WRITTEN = "# Written by trtdet export"
-"""How a configuration begins that may be replaced: it is not the user's own."""
+"""Start of a configuration file that may be overwritten, because the user did not write it."""
 
 
 Confirm = Callable[["onnx.ModelProto", "Config", Sequence[Path]], "Confirmed"]
@@ -65,24 +65,23 @@ Confirm = Callable[["onnx.ModelProto", "Config", Sequence[Path]], "Confirmed"]
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How to export.
+    """Options of an export.
 
     Attributes:
-        weights: a checkpoint, a state dict saved with ``torch.save`` bare or under the key ``model``. The ``yolox-*``
-            sources need a checkpoint; ``shapes`` has its own; a factory may have loaded its weights itself.
-        config: the detector: the input's size and name, the classes, the head. Without it a named source has the
-            published values, and a checkpoint says its own. A factory needs it.
-        dynamic_batch: the batch is an axis named ``batch`` in place of 1.
-        opset: of the ONNX model, 11 to 20.
-        tolerance: how far an output may be from torch's: maximum absolute error <= tolerance * max(1, maximum
-            absolute value). Of final detections: a score by this, a corner by this share of the input's longer side.
-        random_weights: export a ``yolox-*`` or ``torchvision:`` source with no checkpoint, for tests and for timing.
-        size: height and width in pixels of the network's input, in place of the configuration's or the checkpoint's.
-        one_to_many: of a network with a one-to-one head beside, the other head, which needs suppression.
-        exporter: of torch: ``torchscript`` traces, ``dynamo`` reads the program; ``auto`` takes the first, and the
-            second where the first fails.
-        images: a folder or a list of images to compare on, of which a few are taken; None makes some up, on which few
-            detectors find anything.
+        weights: a state dict saved with ``torch.save``, bare or under the key ``model``. ``yolox-*`` needs it;
+            ``shapes`` has its own weights, and a factory may load them itself.
+        config: input size and name, classes and head. The default is the published configuration of a built-in source
+            or the one in the checkpoint. A factory needs it.
+        dynamic_batch: whether the model has a dynamic batch axis named ``batch`` instead of batch 1.
+        opset: ONNX opset, 11 to 20.
+        tolerance: limit of the difference to torch. Outputs: maximum absolute error <= tolerance * max(1, maximum
+            absolute value). Final detections: the same for scores; for corners, this share of the longer input side.
+        random_weights: export a ``yolox-*`` or ``torchvision:`` source without a checkpoint, for tests and timing.
+        size: height and width of the input in pixels; overrides the configuration and the checkpoint.
+        one_to_many: if the network also has a one-to-one head, export the other head, which needs NMS.
+        exporter: torch's exporter: ``torchscript`` traces, ``dynamo`` reads the program, ``auto`` tries both in turn.
+        images: a folder or a list of images, a few of which are compared on. None generates images, on which most
+            detectors find nothing.
     """
 
     weights: Path | str | None = None
@@ -99,7 +98,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """The likeliest configuration, tried on images; how sure that is in words, and as plain values."""
+    """The most likely configuration after trying images, with its confidence in words and as plain values."""
 
     config: Config
     note: str
@@ -108,15 +107,13 @@ class Confirmed:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityComparison:
-    """How close an exported model is to its source, and how it came about.
+    """Difference between an exported model and its source; ``notes`` are on the export, for the user.
 
     Attributes:
-        detections: the final ones; None where the outputs do not fit the configuration.
-        undetected: why final detections say nothing; empty where they do.
-        notes: what the user should know about how the model came about.
-        exporter: of torch, that wrote the model: ``torchscript`` or ``dynamo``; empty where none did.
-        confirmed: how sure the configuration is that was guessed of an ONNX model; None where nothing was guessed, or
-            no images were given.
+        detections: final detections; None if the outputs do not fit the configuration.
+        undetected: why the comparison of final detections says nothing; otherwise empty.
+        exporter: torch's exporter, ``torchscript`` or ``dynamo``; empty for ONNX sources.
+        confirmed: confidence in a guessed configuration; None if nothing was guessed or there were no images.
     """
 
     outputs: tuple[OutputCheck, ...]
@@ -128,20 +125,17 @@ class ParityComparison:
 
     @classmethod
     def of(cls, outputs: tuple[OutputCheck, ...], check: DetectionCheck) -> ParityComparison:
-        """The result where the outputs fit the configuration."""
+        """The result if the outputs fit the configuration."""
         undetected = "" if check.torch else "nothing was detected on the images that were tried"
         return cls(outputs=outputs, detections=check, undetected=undetected)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport(ParityComparison):
-    """The files that were written, and how close the model is to its source.
+    """The written files, and the difference between the model and its source.
 
-    Attributes:
-        sha256: of the model, hexadecimal.
-        config: the configuration that was written; None where one was given.
-        parity: the same report as a file.
-        external_data: the weights of a model over 2 GB.
+    ``sha256`` is that of the model, hexadecimal. ``config`` is None if the options have a configuration, ``parity`` is
+    the JSON file of this report, and ``external_data`` has the weights of a model over 2 GB.
     """
 
     path: Path
@@ -157,30 +151,27 @@ def export(
 ) -> ExportReport:
     """Exports a detector to ONNX, with its configuration and a parity report.
 
-    The outputs are those of the module. They are compared with torch's in onnxruntime, as they are and as final
-    detections, on each of the images and with a dynamic batch on two at a time as well. Only a model that passes is
-    written; otherwise existing files are untouched. Beside ``model.onnx`` these are ``model.parity.json`` and, where no
-    configuration was given, ``model.yaml``.
+    The model has the outputs of the torch module. Its outputs in onnxruntime and its final detections are compared with
+    torch's on each image, and with a dynamic batch also on two images at once. Only a model that passes is written;
+    otherwise no file changes. The files are ``model.onnx``, ``model.parity.json`` and, without a configuration in the
+    options, ``model.yaml``.
 
     Args:
         source: one of SOURCES; ``ultralytics:FILE.pt``, a checkpoint of that package; ``yolov5:FILE.pt``, a checkpoint
-            of classic YOLOv5; ``hf:FOLDER``, a folder that ``save_pretrained`` of transformers wrote or an id of the
+            of classic YOLOv5; ``hf:FOLDER``, a folder written by ``save_pretrained`` of transformers or an id of the
             Hugging Face hub; ``torchvision:NAME``, a detector of that package; the path of an ONNX model, which is
-            simplified and keeps its opset; or
-            ``package.module:factory`` where ``factory()`` gives a ``torch.nn.Module`` in evaluation mode that takes
-            float32 (B, 3, H, W) and gives a tensor, a tuple or list of tensors, or a dict of tensors, each with the
-            batch first. The current directory is importable.
+            simplified and keeps its opset; or ``package.module:factory``. ``factory()`` returns a ``torch.nn.Module``
+            in evaluation mode that takes float32 (B, 3, H, W) and returns a tensor, or a tuple, list or dict of
+            tensors, each with the batch first. The current directory is importable.
         output: the ONNX file.
-        options: see ExportOptions.
-        confirm: gives the likeliest configuration on the images, of an ONNX model whose configuration is guessed, such
-            as :func:`trtdet.building.confirming.confirm`.
+        confirm: finds the most likely configuration of an ONNX model by trying the images, such as
+            :func:`trtdet.building.confirming.confirm`.
 
     Raises:
         ConfigError: an option is out of range or missing.
-        ModelError: torch is not installed, the source or its weights are unusable, or the exported model
-            differs from torch's.
+        ModelError: torch is not installed, the source or its weights are unusable, or the model differs from torch.
         DataError: the images cannot be read.
-        OutputError: a file cannot be written, or ``model.yaml`` is the user's own.
+        OutputError: a file cannot be written, or ``model.yaml`` exists and the user wrote it.
     """
     output = Path(output)
     is_onnx = source.lower().endswith(".onnx")
@@ -251,7 +242,6 @@ def _configuration(source: str, config: Config) -> str:
 
 
 def _check(source: str, options: ExportOptions, is_onnx: bool) -> None:
-    """Refuses a source that does not exist or lacks what it needs, and options out of range."""
     prefix, colon, _ = source.partition(":")
     if source not in SOURCES and not colon and not is_onnx:
         if source.lower().endswith((".pt", ".pth")):

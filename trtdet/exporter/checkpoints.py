@@ -1,8 +1,7 @@
-"""Checkpoints: a state dict, or a whole pickled network, read without running anything of them.
+"""Reads checkpoints, a state dict or a whole pickled network, without running code from them.
 
-``torch.load`` of a pickled network imports what the file names and calls it. Here it is read with
-``weights_only=True``, and each class of the network is replaced by a :class:`Record`, which keeps what the file stores
-and does nothing. A file that names anything else is refused before a byte of it is unpickled.
+A plain ``torch.load`` of a pickled network imports and calls what the file names. Here ``weights_only=True`` is set and
+a :class:`Record`, which only stores data, replaces each class. A file that names anything else is refused unread.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from trtdet.data.folders import first_names
 from trtdet.errors import ModelError, one_line
 
 _MOST_MODULES = 20_000
-"""Of a network; real ones have a few thousand at most. A file can name a module as part of itself."""
+"""Limit for files in which a module contains itself; real networks have at most a few thousand modules."""
 
 _PLAIN = re.compile(
     r"pathlib\.(_local\.)?(Pure)?(Posix|Windows)?Path|datetime\.\w+|argparse\.Namespace|types\.SimpleNamespace"
     r"|functools\.partial"
 )
-"""Types of the standard library that trainers store beside the weights; they too are read as records."""
+"""Types of the standard library that trainers store with the weights; also read as records."""
 
 _NUMBERS = (bool, int, float, tuple)
 
 
 class Record:
-    """What a checkpoint stores of an object: the name of its class and its attributes."""
+    """The class name and the attributes that a checkpoint stores for an object."""
 
     kind = ""
 
@@ -51,7 +50,7 @@ class Record:
         return self.__dict__.get("attributes", {}).get(name)
 
     def __setitem__(self, name: Any, value: Any) -> None:
-        """Of a pickled mapping, whose items are set one by one."""
+        """Ignores the items of a pickled mapping."""
 
     @property
     def modules(self) -> dict[str, Any]:
@@ -59,11 +58,7 @@ class Record:
         return modules if isinstance(modules, dict) else {}
 
     def walk(self) -> Iterator[tuple[str, Record]]:
-        """This module and all modules in it by their dotted paths.
-
-        Raises:
-            ModelError: they do not end.
-        """
+        """This module and all in it, with dotted paths; a ModelError for too many, as if a module contains itself."""
         waiting: list[tuple[str, Record]] = [("", self)]
         for count, (path, module) in enumerate(waiting):
             if count >= _MOST_MODULES:
@@ -76,7 +71,7 @@ class Record:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """The parameters and buffers of a module, as ``state_dict`` names them, in float32 where they are floats."""
+        """Parameters and buffers of a module, named as in ``state_dict``; floats become float32."""
         tensors: dict[str, Tensor] = {}
         for path, module in self.walk():
             for group in (module["_parameters"], module["_buffers"]):
@@ -88,11 +83,10 @@ class Record:
 
 
 def read(path: Path, packages: tuple[str, ...], option: str) -> Any:
-    """What a file of ``torch.save`` holds, with a Record for each object of a class in the packages or in ``torch.nn``;
-    ``option`` names for messages where the path was given.
+    """The content of a ``torch.save`` file, with a Record for each object of ``torch.nn`` and of these packages.
 
     Raises:
-        ModelError: the file is missing, is no checkpoint, or names something that a network needs not.
+        ModelError: the file is missing, is no checkpoint, or names something that no network needs.
     """
     prefixes = ("torch.nn.modules.", "numpy.", *(f"{package}." for package in packages))
 
@@ -111,15 +105,13 @@ def read(path: Path, packages: tuple[str, ...], option: str) -> Any:
 
 
 def read_state(path: Path | str) -> dict[str, Tensor]:
-    """Reads a state dict, bare or under the key ``model`` as YOLOX publishes it.
-
-    Only tensors, numbers and plain containers are unpickled; a file that would run code is refused.
+    """Reads a state dict of tensors, numbers and plain containers, bare or, as in YOLOX, under the key ``model``.
 
     Raises:
-        ModelError: the file is missing or is no checkpoint.
+        ModelError: the file is missing, is no checkpoint, or would run code.
     """
     scalar = np.float64(0).__reduce__()[0]
-    # Trainers store their best AP as a NumPy float. NumPy 2 renamed the module of the function that unpickles it.
+    # Trainers store their best AP as a NumPy float. NumPy 2 renamed the module of the unpickling function.
     allowed = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     allowed += [np.dtype, type(np.dtype(np.float64)), type(np.dtype(np.float32))]  # type: ignore[list-item]
     expected = "a state dict saved with torch.save, bare or under the key 'model'"
@@ -133,7 +125,7 @@ def read_state(path: Path | str) -> dict[str, Tensor]:
 
 
 def _unpickled(path: Path, classes: Callable[[], list[Any]], option: str, expected: str) -> Any:
-    """The content of a file, in which ``classes`` are allowed beside those that torch unpickles by itself."""
+    """The content of a file; ``classes`` are allowed in addition to those that torch allows."""
     if not path.is_file():
         raise ModelError(f"checkpoint '{path}' does not exist; check the path given with {option}")
     try:
@@ -141,7 +133,7 @@ def _unpickled(path: Path, classes: Callable[[], list[Any]], option: str, expect
             return torch.load(path, map_location="cpu", weights_only=True)
     except ModelError:
         raise
-    except Exception as error:  # a file that is no checkpoint makes torch raise nearly anything
+    except Exception as error:  # for a file that is no checkpoint, torch may raise nearly anything
         raise ModelError(
             f"checkpoint '{path}' cannot be read as weights only: {one_line(error, 200) or type(error).__name__}; "
             f"expected {expected}"
@@ -154,13 +146,13 @@ def load_state(
     path: Path | str,
     advice: str = "choose the variant and the number of classes it was trained with",
 ) -> None:
-    """Loads parameters and buffers, all of them and no others; ``advice`` says what to do where they do not fit.
+    """Loads all parameters and buffers; ``advice`` is for the message if they do not fit.
 
     Raises:
-        ModelError: a name or a shape differs; the model is then as it was.
+        ModelError: a name or a shape differs; the model stays unchanged.
     """
     own = model.state_dict()
-    # Checkpoints older than this counter are complete without it.
+    # Checkpoints from before this counter existed lack it.
     missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
     unexpected = [k for k in state if k not in own]
     shapes = [
@@ -179,11 +171,7 @@ def load_state(
 
 
 def network_of(path: Path, content: Any, advice: str) -> Record:
-    """The trained network: the average of the weights where the file has it, which is what its package runs.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The trained network, with averaged weights if the file has them; a ModelError if the file has no network."""
     for key in ("ema", "model"):
         network = content.get(key) if isinstance(content, dict) else None
         if isinstance(network, Record):
@@ -192,11 +180,10 @@ def network_of(path: Path, content: Any, advice: str) -> Record:
 
 
 def family_settings(path: Path, family: str, network: Record, count: Any, arguments: Sequence[Any]) -> dict[str, Any]:
-    """The shipped configuration of a family as plain values, with the name, the classes and the input size of a
-    checkpoint; ``arguments`` are its trainer's, see :func:`trained_size`.
+    """A family's shipped configuration as plain values, with the name, classes and input size of a checkpoint.
 
     Raises:
-        ModelError: the number of its class names is not ``count``, or two are the same.
+        ModelError: the number of its class names is not ``count``, or two names are equal.
     """
     stored = network["names"]
     names = list(stored.values()) if isinstance(stored, dict) else stored
@@ -215,8 +202,7 @@ def family_settings(path: Path, family: str, network: Record, count: Any, argume
 
 
 def trained_size(*arguments: Any) -> tuple[int, int]:
-    """Height and width in pixels that a network was trained at, by the first of its trainer's arguments that says it;
-    640, the default of YOLOv5 and its successors, where none does."""
+    """Height and width in pixels from the first trainer argument that has them; else 640, the default since YOLOv5."""
     for settings in arguments:
         size = settings.get("imgsz") if isinstance(settings, dict) else None
         size = settings["imgsz"] if isinstance(settings, Record) else size
@@ -230,13 +216,10 @@ def trained_size(*arguments: Any) -> tuple[int, int]:
 def check_same(
     path: Path, model: nn.Module, network: Record, ignored: frozenset[str], builder: str, advice: str
 ) -> None:
-    """Refuses a model that ``builder`` built otherwise than the network that a checkpoint stores.
+    """Raises a ModelError if the model that ``builder`` built differs from the network that a checkpoint stores.
 
-    Compares the class of every module by its last name, and every number that both store as an attribute, but for
-    those ``ignored``, ``training`` and ``momentum``.
-
-    Raises:
-        ModelError: there is a difference.
+    The class of every module, by its last name, and every number attribute must match. Attributes in ``ignored``,
+    ``training`` and ``momentum`` may differ.
     """
     records = dict(network.walk())
     for name, module in model.named_modules():
@@ -256,12 +239,7 @@ def check_same(
 
 
 def fuse_batch_norm(model: nn.Module) -> None:
-    """Folds every attribute ``bn`` into the convolution ``conv`` beside it, in place. The model must be in evaluation
-    mode; its output stays the same but for rounding.
-
-    Raises:
-        ModelError: the model is in training mode.
-    """
+    """Folds each batch normalisation ``bn`` into the ``conv`` beside it, in place; a ModelError in training mode."""
     if model.training:
         raise ModelError("batch normalisation can only be folded in evaluation mode; call model.eval() first")
     for module in model.modules():

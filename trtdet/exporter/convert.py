@@ -1,4 +1,4 @@
-"""The conversion: find the torch module, write it as ONNX, compare the two. Imports torch, so is imported late."""
+"""Loads a torch module, writes it as ONNX and compares the two. Imports torch, so it is imported late."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from trtdet.passes.provenance import graphs
 
 
 def convert(source: str, options: ExportOptions) -> tuple[onnx.ModelProto, Config, ParityComparison]:
-    """The ONNX model of a source, compared with it; errors are those of ``trtdet.exporter.export``."""
+    """Converts a source to ONNX and compares the two; errors are those of ``trtdet.exporter.export``."""
     prefix, _, place = source.partition(":")
     detector: SourceModel
     if source in SOURCES:
@@ -69,7 +69,7 @@ def convert(source: str, options: ExportOptions) -> tuple[onnx.ModelProto, Confi
 
 
 def _from_factory(source: str, options: ExportOptions) -> SourceModel:
-    """The module that the user's ``package.module:factory`` gives, with the weights of the options."""
+    """The module that the user's ``package.module:factory`` returns, with the weights of the options."""
     assert options.config is not None, "checked before torch was imported"
     path = str(Path.cwd())
     sys.path.insert(0, path)
@@ -85,7 +85,7 @@ def _from_factory(source: str, options: ExportOptions) -> SourceModel:
     if torchvision_models.is_two_stage(model):
         torchvision_models.check_batch(source, options)
         return torchvision_models.two_stage_source(source, model, config)
-    # The exporter folds batch normalisation itself where it follows a convolution in the trace.
+    # The exporter itself folds a batch normalisation that follows a convolution in the trace.
     return SourceModel(source, model, config)
 
 
@@ -122,10 +122,7 @@ def _call_factory(source: str) -> nn.Module:
 def _written(
     detector: SourceModel, example: Tensor, names: tuple[str, ...], options: ExportOptions
 ) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
-    """The ONNX model of a module, the exporter that wrote it, and notes: why another did not, and on the opset.
-
-    ``names`` are those of the input and of each output.
-    """
+    """The ONNX model with these names of input and outputs, its exporter, and notes on failures and on the opset."""
     failures: list[str] = []
     for exporter in tuple(_EXPORTERS) if options.exporter == "auto" else (options.exporter,):
         try:
@@ -152,12 +149,12 @@ def _written(
 def to_onnx(
     model: nn.Module, example: Tensor, names: Sequence[str], options: ExportOptions = ExportOptions()
 ) -> onnx.ModelProto:
-    """Traces a module in evaluation mode that takes float32 (B, 3, H, W) and gives a tensor or a flat tuple of tensors;
-    ``names`` are those of the input and of each output."""
-    # Into a file: beside it, the exporter puts weights that are too many for one.
+    """Traces a module in evaluation mode that takes float32 (B, 3, H, W) and returns a tensor or a flat tuple of
+    tensors; ``names`` are the names of the input and of each output."""
+    # To a folder, because the exporter writes the weights of a large model to files of their own.
     with torch.no_grad(), quiet("torch.onnx"), tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
-        # The tracing exporter: it keeps the model's own shape of graph (SiLU as Sigmoid and Mul, one Conv a
-        # convolution), needs no package beside torch, and writes the opset that was asked for.
+        # The tracing exporter keeps the structure of the graph (SiLU as Sigmoid and Mul, one Conv per convolution),
+        # needs no package besides torch, and writes the requested opset.
         torch.onnx.export(
             model,
             (example,),
@@ -172,9 +169,9 @@ def to_onnx(
 
 
 def _in_single(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with float32 in place of float64, changed in place.
+    """Changes float64 to float32, in place.
 
-    A trace takes Python's numbers for float64, in which neither TensorRT nor GridSample of onnxruntime computes.
+    A trace makes Python numbers float64, which TensorRT and GridSample of onnxruntime do not support.
     """
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
     for graph in graphs(model.graph):
@@ -189,13 +186,13 @@ def _in_single(model: onnx.ModelProto) -> onnx.ModelProto:
         for value in (*graph.value_info, *graph.output):
             if value.type.tensor_type.elem_type == double:
                 value.type.tensor_type.elem_type = single
-    # Readers as old as TensorRT 8.6's refuse a newer file format, and nothing here needs it.
+    # Old readers such as TensorRT 8.6's refuse newer file formats, and nothing here needs them.
     model.ir_version = min(model.ir_version, 10)
     return model
 
 
 def by_dynamo(model: nn.Module, example: Tensor, names: Sequence[str], options: ExportOptions) -> onnx.ModelProto:
-    """As :func:`to_onnx`, by torch's newer exporter, which reads a module's program in place of tracing one run."""
+    """As :func:`to_onnx`, but with torch's newer exporter, which reads the program instead of tracing one run."""
     try:
         import onnxscript  # noqa: F401
     except ImportError:
@@ -205,7 +202,7 @@ def by_dynamo(model: nn.Module, example: Tensor, names: Sequence[str], options: 
     with torch.no_grad(), quiet("torch.onnx"):
         program = torch.onnx.export(
             model,
-            # A batch of one would be taken for a batch that is always one.
+            # The exporter would take a batch of one for a fixed size.
             (torch.cat([example, example]) if options.dynamic_batch else example,),
             input_names=[names[0]],
             output_names=list(names[1:]),
@@ -219,12 +216,11 @@ def by_dynamo(model: nn.Module, example: Tensor, names: Sequence[str], options: 
 
 
 _EXPORTERS = {"torchscript": to_onnx, "dynamo": by_dynamo}
-"""Torch's exporters in the order they are tried. The graph of the first is that of the network, in the opset asked for,
-and has no package to depend on; the second takes what cannot be traced."""
+"""Torch's exporters in the order they are tried; the second exports modules that cannot be traced."""
 
 
 class _Flat(nn.Module):
-    """Gives the outputs of a module as a flat tuple, the form that a trace can hold."""
+    """Returns the outputs of a module as a flat tuple, as a trace needs them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -260,11 +256,7 @@ def _output_names(detector: SourceModel, example: Tensor) -> tuple[str, ...]:
 
 
 def tensors(outputs: Any) -> dict[str, Tensor]:
-    """The outputs of a module by name; a name that begins with a colon is a position.
-
-    Raises:
-        ModelError: there is none, or an output is no tensor.
-    """
+    """The outputs of a module by name, or by colon and position; a ModelError if one is no tensor or there is none."""
     outputs = [outputs] if isinstance(outputs, Tensor) else outputs
     named: dict[str, Any]
     if isinstance(outputs, Mapping):

@@ -1,7 +1,7 @@
 """Detectors of transformers: a folder that ``save_pretrained`` wrote, or a model of the Hugging Face hub.
 
-The DETR family (Carion et al. 2020, arXiv:2005.12872): a fixed number of queries, each with logits of the classes and a
-box; what the scores are of them is as in ``post_process_object_detection`` of the family's image processor.
+They are of the DETR family (Carion et al. 2020, arXiv:2005.12872): a fixed number of queries, each with class logits
+and a box. The scores follow ``post_process_object_detection`` of each family's image processor.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ _SCORES: dict[str, Literal["logits", "softmax"]] = {
     **dict.fromkeys(("conditional_detr", "deformable_detr", "dab-detr"), "logits"),
     **dict.fromkeys(("detr", "yolos"), "softmax"),
 }
-"""What the scores of a family are made of its logits by: a sigmoid each, or a softmax with a column for no object."""
+"""How each family turns logits into scores: a sigmoid per class, or a softmax with a column for no object."""
 
 _NO_CLASS = ("N/A", "")
-"""Names in the place of category ids that COCO never gave to a category."""
+"""Names of category ids that COCO does not use."""
 
 _INTERPOLATIONS: dict[int, Literal["nearest", "linear", "cubic", "area"]] = {0: "nearest", 2: "linear", 3: "cubic"}
-"""By Pillow's numbers of its filters."""
+"""Interpolation by Pillow's filter number."""
 
 _GREY = 114
 
 
 def load(place: str, options: ExportOptions) -> SourceModel:
-    """A detector of transformers and the configuration that its folder describes.
+    """A detector of transformers, with the configuration of its folder, or of a hub id that transformers downloads.
 
-    The place may also be an id of the hub such as ``PekingU/rtdetr_r18vd``, which transformers downloads. Nothing of
-    the folder is run: its weights are read as safetensors, or as a pickle of tensors only.
+    No code of the folder runs: its weights are read as safetensors, or as a pickle of tensors only.
     """
     if options.weights is not None:
         raise ConfigError(f"export of 'hf:{place}' reads the weights of its folder; leave --weights away")
@@ -71,7 +70,7 @@ def load(place: str, options: ExportOptions) -> SourceModel:
 
 @contextlib.contextmanager
 def _unchecked() -> Iterator[None]:
-    """transformers compares the shapes of its tensors by operators, which have no ONNX form, unless this is set."""
+    """Stops transformers from comparing shapes with operators that have no ONNX form."""
     name = "TRANSFORMERS_DISABLE_TORCH_CHECK"
     before = {key: value for key, value in os.environ.items() if key == name}
     os.environ[name] = "1"
@@ -83,7 +82,7 @@ def _unchecked() -> Iterator[None]:
 
 
 class _Queries(nn.Module):
-    """Gives ``logits`` (B, N, C) or (B, N, C + 1), and ``pred_boxes`` (B, N, 4), shares of the input's sides."""
+    """Returns ``logits`` (B, N, C) or (B, N, C + 1), and ``pred_boxes`` (B, N, 4) as shares of the input's sides."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -96,7 +95,7 @@ class _Queries(nn.Module):
 
 
 def _settings(place: str, name: str) -> dict[str, Any] | None:
-    """A JSON file of the folder or of the hub; None where there is none."""
+    """A JSON file of the folder or of the hub; None if it does not exist."""
     file: Path | str | None = Path(place) / name
     if not Path(place).is_dir():
         from transformers.utils import cached_file
@@ -110,7 +109,7 @@ def _settings(place: str, name: str) -> dict[str, Any] | None:
                     _raise_exceptions_for_missing_entries=False,
                     _raise_exceptions_for_connection_errors=False,
                 )
-        except (OSError, ValueError):  # no id of the hub
+        except (OSError, ValueError):  # not a hub id
             return None
     if file is None or not Path(file).is_file():
         return None
@@ -133,10 +132,10 @@ def _model(place: str) -> nn.Module:
                 trust_remote_code=False,
                 weights_only=True,
                 output_loading_info=True,
-                # Attention as MatMul, Softmax and MatMul, the form that engines fuse and INT8 is placed around.
+                # Attention as MatMul, Softmax and MatMul: engines fuse this form, and Q/DQ placement expects it.
                 attn_implementation="eager",
             )
-    except Exception as error:  # of files, packages and shapes that a folder can get wrong, each its own
+    except Exception as error:  # files, packages and shapes can each be wrong in their own way
         raise ModelError(f"'{place}' cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
     missing = sorted(str(key) for key in (*loading["missing_keys"], *loading["mismatched_keys"]))
     if missing:
@@ -149,7 +148,7 @@ def _model(place: str) -> nn.Module:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the notes and progress bars of transformers; errors are raised or in the loading's report."""
+    """Hides notes and progress bars of transformers; errors are raised or in the loading info."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
@@ -163,11 +162,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _keep_positions(source: str, model: nn.Module, input_config: InputConfig) -> None:
-    """Keeps the position embeddings that a vision transformer resizes to its input, in place: while it is traced it
-    would resize them again, by a filter that no ONNX before opset 18 has."""
+    """Stores resized position embeddings in the model: a trace of the resizing needs a filter of opset 18."""
     resizing = [module for module in model.modules() if hasattr(module, "interpolate_pos_encoding")]
     for module in resizing:
-        # A function of the input's size alone, computed once.
+        # The result depends only on the input size, so it is computed once.
         own, results = cast(Callable[..., Tensor], module.interpolate_pos_encoding), list[Tensor]()
 
         def kept(*arguments: Any, own: Any = own, results: list[Tensor] = results) -> Tensor:
@@ -219,7 +217,7 @@ def _config(place: str, settings: Any, family: str) -> Config:
 
 
 def _input(place: str, settings: Any) -> InputConfig:
-    """What the pixels look like, as ``preprocessor_config.json`` says it."""
+    """The input as ``preprocessor_config.json`` describes it."""
     processor = _settings(place, "preprocessor_config.json")
     if processor is None:
         processor = (_settings(place, "processor_config.json") or {}).get("image_processor")
@@ -236,8 +234,7 @@ def _input(place: str, settings: Any) -> InputConfig:
     elif {"max_height", "max_width"} <= sides.keys():
         size = int(sides["max_height"]), int(sides["max_width"])
     elif {"shortest_edge", "longest_edge"} <= sides.keys():
-        # A family that takes images of any size: its input is a landscape of both edges, in whole steps of its
-        # coarsest features.
+        # A family for images of any size: the input has both edges, in landscape, as multiples of the largest stride.
         size = -(-int(sides["shortest_edge"]) // 32) * 32, -(-int(sides["longest_edge"]) // 32) * 32
     else:
         raise ConfigError(f"'{place}' gives its input's size as {stated!r}; give a configuration with --config")
@@ -250,7 +247,7 @@ def _input(place: str, settings: Any) -> InputConfig:
         name="pixel_values",
         resize=resize,
         interpolation=_INTERPOLATIONS[filter_number],
-        # Training fills a batch up with zeros after normalisation, which are about this grey, and masks them.
+        # Training pads a batch with zeros after normalisation, which are about this grey, and masks them.
         pad_value=_GREY if normalised else 0,
         color="rgb",
         scale=float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0,

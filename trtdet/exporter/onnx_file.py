@@ -1,4 +1,4 @@
-"""An ONNX model as a source: checked, simplified, and its configuration guessed where none is given. Needs no torch."""
+"""Checks and simplifies an ONNX model as a source, and guesses its configuration. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from trtdet.passes.model import to_graph, to_model
 def convert(
     source: str, options: ExportOptions, confirm: Confirm | None = None
 ) -> tuple[onnx.ModelProto, Config, ParityComparison]:
-    """A model that computes the same with fewer nodes, and its configuration, which is guessed where none is given.
+    """Simplifies a model and, unless the options have a configuration, guesses it.
 
-    Constant expressions are computed, nodes that do nothing are dropped, and open heights and widths are fixed; fixed
-    ones are changed where the graph does not depend on them.
+    Constant expressions are folded, nodes without effect are removed, and the input size is fixed or, if the graph
+    does not depend on it, changed.
 
     Raises:
-        ConfigError: the size is needed, or is not the model's.
-        ModelError: the model is not valid, its outputs cannot be recognised, or it computes something else afterwards.
+        ConfigError: the size is missing or does not fit the model.
+        ModelError: the model is not valid, its outputs are not recognised, or simplifying changes its results.
     """
     path = Path(source)
     original = load_model(path)
@@ -71,7 +71,7 @@ def convert(
     input_name = model.graph.input[0].name
     inputs = trials.batches(config.input, options)
     before = []
-    for images in inputs:  # the original may take one image at a time
+    for images in inputs:  # the original may have a batch of 1
         parts = trials.run(source, whole, names, input_name=input_name, inputs=[image[None] for image in images])
         before.append({name: np.concatenate([part[name] for part in parts]) for name in names})
     after = trials.run(source, model, names, input_name=input_name, inputs=inputs)
@@ -82,13 +82,13 @@ def convert(
 
 
 def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[Config, str]:
-    """The configuration that fits a float model's input and outputs, and in words what was taken from where.
+    """The configuration that fits a float model's input and outputs, and how it was guessed, in words.
 
-    Of the options, ``size`` is for an input that leaves it open, and ``images`` to look at the outputs on.
+    Of the options, ``size`` is for an input of dynamic size, and the outputs on ``images`` are inspected.
 
     Raises:
-        ConfigError: the model has not one image as its input, or the size is needed or does not fit.
-        ModelError: no head that is known fits the outputs, or the model cannot be run.
+        ConfigError: the model's input is not a single image, or the size is missing or does not fit.
+        ModelError: no supported head fits the outputs, or the model cannot be run.
         DataError: the images cannot be read.
     """
     inputs = _inputs(model)
@@ -116,7 +116,7 @@ def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def _noted_size(model: onnx.ModelProto) -> tuple[int, int] | None:
-    """The size in the metadata, for an input that leaves its own open."""
+    """The size in the metadata, for an input of dynamic size."""
     inputs = _inputs(model)
     dims = inputs[0].type.tensor_type.shape.dim if len(inputs) == 1 else []
     return recognition.input_size(model) if len(dims) == 4 and not any(dim.dim_value for dim in dims[2:]) else None

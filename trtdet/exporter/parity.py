@@ -1,7 +1,7 @@
-"""Parity: the outputs and the final detections of the written model compared with those of torch.
+"""Compares the outputs and the final detections of the written model with torch's.
 
-Rounding differs between the two, so equal detections are not enough of a test: two candidates of nearly the same score
-change places, and one at a threshold comes or goes. Each detection that the other side lacks must be such a tie.
+Rounding differs, so two candidates of nearly equal score may change places, and one at a threshold may appear or not.
+Each detection of only one side must be such a tie.
 """
 
 from __future__ import annotations
@@ -22,20 +22,17 @@ Float = NDArray[np.float32]
 Outputs = Mapping[str, NDArray[Any]]
 
 _NEAR_IOU = 0.01
-"""How near to the threshold an IoU is a tie: rounding moves the corners of a box by far less."""
+"""An IoU this close to the threshold is a tie; rounding moves the corners of a box by far less."""
 
 _NEAR_SCORE = 1e-6
-"""How near to each other scores are a tie at least, a few times the rounding of float32 below 1."""
+"""Smallest score difference that counts as a tie, a few times the rounding of float32 below 1."""
 
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """One output of the written model compared with torch's.
+    """Comparison of one output with torch's; ``shape`` is for a batch of 1.
 
-    Attributes:
-        shape: with a batch of 1.
-        max_abs: largest absolute error over all inputs.
-        mean_abs: mean absolute error of the input where it was largest.
+    ``max_abs`` is the largest absolute error over all inputs, ``mean_abs`` the mean for the input that has it.
     """
 
     name: str
@@ -46,14 +43,13 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class DetectionCheck:
-    """The final detections of the written model compared with those of torch, over all images.
+    """Comparison of the final detections with torch's over all images; all but the last two are counts.
 
     Attributes:
-        torch, onnx: detections of the outputs of either.
-        matched: detections of both: of one class, and as near as the tolerance allows.
+        matched: pairs of the same class within the tolerance.
         ties: detections of one side, each within the tolerance of a threshold or of a rival.
-        max_score: largest difference of scores of a match.
-        max_box: largest difference of corners of a match, in pixels of the network's input.
+        max_score: largest score difference of a pair.
+        max_box: largest corner difference of a pair, in pixels of the network's input.
     """
 
     images: int
@@ -66,17 +62,16 @@ class DetectionCheck:
 
 
 class _Reach(NamedTuple):
-    """How far two detections that are the same may be apart."""
+    """Allowed differences of a matched pair; ``box`` is in pixels."""
 
     score: float
     box: float
-    """In pixels."""
     tie: float
-    """Scores so near to each other, or to a threshold, may change places: a few times the largest error."""
+    """Scores this close to each other or to a threshold are a tie: a few times the largest error."""
 
 
 class _Side(NamedTuple):
-    """The detections of an image."""
+    """The detections of one model in one image."""
 
     boxes: Float
     scores: Float
@@ -84,8 +79,7 @@ class _Side(NamedTuple):
 
 
 def reordered(expected: Outputs, outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """The model's outputs, each (B, N, columns), with the rows of each image in the order of torch's rows that they
-    are nearest to."""
+    """The model's outputs, each (B, N, columns), with the rows of each image in the order of torch's nearest rows."""
     from scipy.optimize import linear_sum_assignment
 
     if any(outputs[name].shape != array.shape or array.ndim != 3 for name, array in expected.items()):
@@ -101,17 +95,13 @@ def reordered(expected: Outputs, outputs: Outputs) -> dict[str, NDArray[Any]]:
 def compare_selection(
     source: str, pairs: Sequence[tuple[Outputs, Outputs]], nms: NmsConfig | None, score: float, corner: float
 ) -> DetectionCheck:
-    """Matches what torch and the written model choose of the same candidates.
+    """Matches the selections of torch and of the written model from the same candidates.
 
-    Args:
-        source: and what is chosen, for messages.
-        pairs: ``boxes`` (n, 4) in pixels, ``scores`` (n,) and ``labels`` (n,) of either, of one image each.
-        nms: the thresholds of both; None counts all detections of one side alone as ties.
-        score: how far scores of a match may be apart.
-        corner: how far corners may be, in pixels.
+    ``pairs`` are ``boxes`` (n, 4) in pixels, ``scores`` (n,) and ``labels`` (n,) of both, per image. ``score`` and
+    ``corner`` are the allowed differences, of corners in pixels. Without ``nms`` every unpaired detection is a tie.
 
     Raises:
-        ModelError: one chooses what the other does not, and no threshold or rival is within rounding.
+        ModelError: a detection of one side alone is not a tie.
     """
     names, reach = (source, "torch"), _Reach(score, box=corner, tie=_NEAR_SCORE)
     sides = ([_Side(each["boxes"], each["scores"], each["labels"]) for each in pair] for pair in pairs)
@@ -121,15 +111,10 @@ def compare_selection(
 def compare_outputs(
     source: str, pairs: Sequence[tuple[Outputs, Outputs]], tolerance: float, reference: str = "torch"
 ) -> tuple[OutputCheck, ...]:
-    """Measures each output over all batches.
-
-    Args:
-        source, reference: for messages.
-        pairs: torch's outputs and the model's, by the same names, of each batch; the first is of a batch of 1.
-        tolerance: see ``trtdet.exporter.ExportOptions``.
+    """Compares each output of torch and of the model over all batches, the first of them with one image.
 
     Raises:
-        ModelError: an output has another shape, is not finite, or is too far off.
+        ModelError: an output has another shape, is not finite, or differs too much.
     """
     worst: dict[str, OutputCheck] = {}
     for expected, outputs in pairs:
@@ -165,16 +150,13 @@ def _check_difference(problem: str, value: float, allowed: float) -> None:
 def compare_detections(
     source: str, pairs: Sequence[tuple[Outputs, Outputs]], config: Config, tolerance: float, reference: str = "torch"
 ) -> DetectionCheck:
-    """Decodes and suppresses torch's outputs and the model's, and matches what is detected.
+    """Decodes torch's outputs and the model's for each batch, applies NMS, and matches the detections.
 
-    Args:
-        source, reference: for messages.
-        pairs: torch's outputs and the model's, of each batch.
-        tolerance: of a score, and of a corner as a share of the longer side of the input.
+    The tolerance is for scores, and for corners as a share of the longer input side.
 
     Raises:
         ConfigError: the outputs do not fit the configuration.
-        ModelError: a score or a box is too far off, or a detection of one side is not the other's and is no tie.
+        ModelError: a score or a box differs too much, or a detection of one side alone is not a tie.
     """
     try:
         decoded = [(decode(expected, config), decode(outputs, config)) for expected, outputs in pairs]
@@ -210,10 +192,7 @@ def _total(checks: Sequence[DetectionCheck]) -> DetectionCheck:
 
 
 def _match(names: tuple[str, str], ours: _Side, theirs: _Side, nms: NmsConfig | None, reach: _Reach) -> DetectionCheck:
-    """Pairs the detections of one image; each that is left must be a tie, unless ``nms`` is None.
-
-    ``names``: the source and its reference.
-    """
+    """Pairs the detections of one image; each unpaired one must be a tie, unless ``nms`` is None."""
     score = np.abs(ours.scores[:, None] - theirs.scores[None, :])
     box = np.abs(ours.boxes[:, None, :] - theirs.boxes[None, :, :]).max(axis=2, initial=0.0)
     near = (ours.classes[:, None] == theirs.classes[None, :]) & (score <= reach.score) & (box <= reach.box)
@@ -236,11 +215,11 @@ def _match(names: tuple[str, str], ours: _Side, theirs: _Side, nms: NmsConfig | 
     )
     if nms is None:
         return check
-    left = np.setdiff1d(np.arange(len(ours.scores)), rows)
-    other_left = np.setdiff1d(np.arange(len(theirs.scores)), columns)
+    unpaired = np.setdiff1d(np.arange(len(ours.scores)), rows)
+    other_unpaired = np.setdiff1d(np.arange(len(theirs.scores)), columns)
     for name, side, other, lacking, rivals in (
-        (names[1], ours, theirs, left, other_left),
-        ("the ONNX model", theirs, ours, other_left, left),
+        (names[1], ours, theirs, unpaired, other_unpaired),
+        ("the ONNX model", theirs, ours, other_unpaired, unpaired),
     ):
         for index in lacking:
             if not _is_tie(side, int(index), other, rivals=rivals, nms=nms, near=reach.tie):
@@ -254,9 +233,9 @@ def _match(names: tuple[str, str], ours: _Side, theirs: _Side, nms: NmsConfig | 
 
 
 def _is_tie(side: _Side, index: int, other: _Side, rivals: NDArray[np.intp], nms: NmsConfig, near: float) -> bool:
-    """Whether a detection that the other side lacks is within rounding of a threshold or of a rival there.
+    """Whether an unpaired detection is within rounding of a threshold or of a rival on the other side.
 
-    ``rivals`` are the detections of the other side that this side lacks; scores that are ``near`` are a tie.
+    ``rivals`` are the other side's unpaired detections; scores at most ``near`` apart are a tie.
     """
     score = float(side.scores[index])
     if score <= nms.score_threshold + near:
@@ -271,7 +250,7 @@ def _is_tie(side: _Side, index: int, other: _Side, rivals: NDArray[np.intp], nms
     overlap = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
     same = (other.classes == side.classes[index]) | nms.class_agnostic
     equal = np.abs(other.scores - score) <= near
-    if bool((equal & (overlap >= 1 - _NEAR_IOU)).any()):  # another class of the same box, of the same score
+    if bool((equal & (overlap >= 1 - _NEAR_IOU)).any()):  # another class with the same box and the same score
         return True
     if not nms.suppresses:
         return False

@@ -1,8 +1,7 @@
-"""The configuration of an ONNX model whose outputs nobody has described: guessed from shapes, confirmed by values.
+"""Guesses the configuration of an ONNX model from the shapes and values of its outputs.
 
-Shapes say which head has so many rows and columns at this input size. The values of the outputs on images then say what
-shapes leave open: pixels or shares of the input, corners or centres, probabilities or logits. What numbers cannot say
-(order of colours, scale of pixels, resizing) is that of the family.
+Shapes at the input size show which head it is. Values on images show pixels or shares of the input, corners or centres,
+probabilities or logits. Colour order, pixel scale and resizing are taken from the head's family.
 """
 
 from __future__ import annotations
@@ -23,40 +22,33 @@ from trtdet.errors import ModelError, TrtdetError
 
 Arrays = Mapping[str, NDArray[Any]]
 Heads = Iterator[tuple[str, dict[str, Any], int]]
-"""Heads that may fit: the nearest shipped configuration, the keys of the head, and the number of classes."""
+"""Heads that may fit: the shipped configuration of the family, the keys of the head, and the number of classes."""
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 _BINS = (8, 16, 17, 33)
 _MOST_ROWS = 1000
-"""Of finished detections; grids of cells have more."""
+"""Limit for final detections; grids of cells have more rows."""
 
 _UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
 
 _NAMES = ("names", "classes", "class_names", "labels", "character")
-"""The keys of a model's metadata that hold class names: the first is that of Ultralytics' packages, the last that of
-models that RapidAI converts from PaddleDetection."""
+"""Metadata keys for class names: Ultralytics writes the first, RapidAI's conversions of PaddleDetection the last."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """A model whose head is not recognised."""
+    """A model whose head is not recognised; ``classes`` are names from the model, ``shapes`` are those of outputs."""
 
     name: str
     input_name: str
     size: tuple[int, int]
     """Height and width of the input in pixels."""
     classes: tuple[str, ...] | None
-    """Their names, where the model has them."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the outputs by name, batch first."""
 
 
 class UnknownHead(ModelError):
-    """No head of trtdet fits the outputs of a model, or their values leave open how to read them.
-
-    Attributes:
-        described: the model.
-    """
+    """No supported head fits the outputs of the model ``described``, or their values are ambiguous."""
 
     def __init__(self, problem: str, hint: str, described: Described) -> None:
         super().__init__(problem, hint)
@@ -64,14 +56,13 @@ class UnknownHead(ModelError):
 
 
 def class_names(model: onnx.ModelProto) -> tuple[str, ...] | None:
-    """The names that an exporter wrote into a model's metadata: a list or dictionary in Python's notation, or text with
-    a name a line or commas between them; None where there are none."""
+    """Class names in a model's metadata: a Python list or dict, or text separated by lines or commas; else None."""
     entries = {entry.key: entry.value for entry in model.metadata_props}
     for text in (entries[key] for key in _NAMES if key in entries):
         try:
             value = ast.literal_eval(text)
         except _UNREADABLE:
-            if any(sign in text for sign in "[{("):  # a notation that is none of Python's
+            if any(sign in text for sign in "[{("):  # not Python's notation
                 continue
             value = text.split("\n" if "\n" in text.strip() else ",")
         if isinstance(value, dict):
@@ -83,7 +74,7 @@ def class_names(model: onnx.ModelProto) -> tuple[str, ...] | None:
 
 
 def input_size(model: onnx.ModelProto) -> tuple[int, int] | None:
-    """Height and width in pixels that Ultralytics' exporters write into a model's metadata; None where they are not."""
+    """Height and width in pixels that Ultralytics' exporters write into a model's metadata; None without them."""
     try:
         value = ast.literal_eval(next((entry.value for entry in model.metadata_props if entry.key == "imgsz"), "None"))
     except _UNREADABLE:
@@ -94,22 +85,14 @@ def input_size(model: onnx.ModelProto) -> tuple[int, int] | None:
 
 
 def placeholders(count: int) -> tuple[str, ...]:
-    """Names in the place of those that are not known."""
+    """Names for classes without known names."""
     return tuple(f"class {index}" for index in range(count))
 
 
 def guessed(
     outputs: Arrays, size: tuple[int, int], name: str, input_name: str, classes: tuple[str, ...] | None
 ) -> tuple[Config, str]:
-    """The configuration whose head fits the shapes of the outputs, and in words what was taken from where.
-
-    Args:
-        outputs: of an image, by name in the model's order, batch first.
-        size, name, input_name, classes: see :class:`Described`.
-
-    Raises:
-        UnknownHead: no head fits, or the values leave open how to read them.
-    """
+    """The configuration whose head fits the outputs, and how it was guessed; an UnknownHead if none fits clearly."""
     shapes = {key: array.shape for key, array in outputs.items()}
     described = Described(name, input_name=input_name, size=size, classes=classes, shapes=shapes)
     try:
@@ -154,7 +137,7 @@ def guessed(
 def _heads(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> Heads:
     arrays = list(outputs.values())
     computed = list(_computed(outputs, size, class_count))
-    # That a shipped head has as many classes as it was shipped with is no accident.
+    # A shipped head with its own number of classes comes first: the match is no accident.
     yield from (head for head in computed if head[2] == len(load_config(head[0]).classes))
     if all(array.ndim == 3 for array in arrays):
         if len(arrays) == 1:
@@ -168,8 +151,7 @@ def _heads(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> H
 
 
 def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> Heads:
-    """The shipped heads that are written as expressions, where these make of the outputs boxes of every cell and scores
-    that can be such."""
+    """Shipped heads defined by expressions that give valid scores and a box for every cell with these outputs."""
     for family in shipped("configs"):
         config = load_config(family)
         if config.head.compute is None:
@@ -182,7 +164,7 @@ def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -
         count = scores.shape[-1]
         if count == 0 or class_count not in (None, count):
             continue
-        # Points of cells fit the outputs of this head alone; where there are none, the number of boxes has to say it.
+        # Expressions with cell points fit only outputs of their head; without them, the number of boxes must match.
         pointed = any("points(" in expression for expression in config.head.compute.values())
         if not pointed and boxes.shape[1] != sum(_cells(size, config.head.strides)):
             continue
@@ -197,12 +179,12 @@ def _single(array: NDArray[Any], size: tuple[int, int], class_count: int | None)
     is_dfl = any(columns == (class_count or len(COCO_CLASSES)) + 4 * bins for bins in _BINS)
     for strides in _STRIDES:
         cells = sum(_cells(size, strides))
-        # Boxes in pixels: shares of cells would have to be decoded with anchors that the model does not hold.
+        # Only boxes in pixels: decoding offsets in cells would need anchors, which the model does not contain.
         if rows == 3 * cells and columns > 5 and float(np.abs(array[..., :4]).max()) > 2:
             scores = _kind(array[..., 4:])
             yield "yolov5", {"decode": "yolov5", "strides": strides, "scores": scores}, columns - 5
         if rows == cells and columns > 5 and class_count in (None, columns - 5) and not is_dfl:
-            # A head that is decoded already covers the input; offsets in cells do not.
+            # Boxes that are already decoded cover the input; offsets in cells do not.
             if float(np.abs(array[..., :2]).max()) > min(size) / 2:
                 yield "yolov5", {"decode": "yolov5", "scores": _kind(array[..., 4:])}, columns - 5
             elif not any(side % stride for side in size for stride in strides):
@@ -230,8 +212,8 @@ def _pair(outputs: Arrays, class_count: int | None) -> Heads:
             continue
         kind, background = _kind(outputs[scores]), "none"
         if kind == "probabilities" and class_count != count:
-            # Where each row sums to 1, one column is that of no object: the first or the last if it has most of all
-            # rows together, as in a picture most places show nothing.
+            # If each row sums to 1, there is a column for no object: the first or the last one, if it is the largest
+            # on average, because most places of an image show nothing.
             share = outputs[scores].reshape(-1, count).mean(axis=0)
             if count > 1 and float(np.abs(outputs[scores].sum(axis=-1) - 1).max()) <= 1e-3:
                 background = {0: "first", count - 1: "last"}.get(int(share.argmax()), "none")
@@ -272,15 +254,12 @@ def _cells(size: tuple[int, int], strides: Sequence[int]) -> list[int]:
 
 
 def _kind(scores: NDArray[Any]) -> str:
-    """``probabilities`` where all numbers are, with some room for rounding."""
+    """``probabilities`` if all values are in 0..1 up to rounding, else ``logits``."""
     return "probabilities" if scores.min() >= -1e-6 and scores.max() <= 1 + 1e-5 else "logits"
 
 
 def _form(boxes: NDArray[Any], scores: NDArray[Any]) -> dict[str, str]:
-    """What four numbers of boxes are: corners if few boxes would be inside out, and pixels if they exceed 2.
-
-    Only the boxes of the best scores count: behind low ones a network may give anything.
-    """
+    """The form of boxes by those with the best scores: corners if few are inside out, pixels if values exceed 2."""
     best = scores.reshape(-1, scores.shape[-1]).max(axis=1)
     rows = boxes.reshape(-1, 4)[np.argsort(-best, kind="stable")[: max(20, len(best) // 20)]]
     inside_out = float((rows[:, 2:] < rows[:, :2]).any(axis=1).mean()) if len(rows) else 0.0

@@ -1,12 +1,11 @@
-"""Detectors of torchvision: RetinaNet, FCOS, SSD and SSDlite of one stage, Faster R-CNN and Mask R-CNN of two.
+"""Detectors of torchvision: one-stage RetinaNet, FCOS, SSD and SSDlite, and two-stage Faster R-CNN and Mask R-CNN.
 
-Exported of a detector of one stage are the backbone, the head and the decoding of its numbers by the anchors of the
-input's size, as boxes and scores. Resizing and normalisation are the configuration's, and so is suppression. The
-decodings are those of torchvision: offsets from anchors (Ren et al. 2015, arXiv:1506.01497) and distances to four sides
-(Tian et al. 2019, arXiv:1904.01355).
+The export of a one-stage detector has the backbone, the head and the decoding to boxes and scores with the anchors of
+the input size. Resizing, normalisation and NMS are in the configuration. Decoding is torchvision's: offsets from
+anchors (Ren et al. 2015, arXiv:1506.01497) or distances to four sides (Tian et al. 2019, arXiv:1904.01355).
 
-A detector of two stages is exported whole, with both suppressions, for one image of a fixed size. The outputs are
-``boxes`` (n, 4), ``labels`` (n,), ``scores`` (n,) and, of Mask R-CNN, ``masks`` (n, 1, 28, 28), which are not pasted.
+A two-stage detector is exported with both its NMS steps, for one image of a fixed size. The outputs are ``boxes``
+(n, 4), ``labels`` (n,), ``scores`` (n,) and, for Mask R-CNN, ``masks`` (n, 1, 28, 28), not yet pasted into the image.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _ONE_STAGE = {
     "ssd300_vgg16": (300, 300),
     "ssdlite320_mobilenet_v3_large": (320, 320),
 }
-"""Height and width that each is exported at. Those of 800 and more scale the shorter side of an image to 800 and the
-longer to 1333 at most; an engine has a single size, which is that of a landscape."""
+"""Input height and width of each export. Models from 800 on scale an image's shorter side to 800 and its longer side to
+at most 1333; an engine has one size, which is landscape."""
 
 _TWO_STAGE = {
     "fasterrcnn_resnet50_fpn": (800, 1344),
@@ -51,25 +50,24 @@ _TWO_STAGE = {
     "maskrcnn_resnet50_fpn": (800, 1344),
     "maskrcnn_resnet50_fpn_v2": (800, 1344),
 }
-"""The same, up to the next multiple of 32."""
+"""The same, rounded up to a multiple of 32."""
 
 STEPS = ("objectness", "deltas", "proposals", "proposal_scores", "logits", "regression")
-"""Outputs that are compared and not written."""
+"""Outputs that are compared but not written."""
 
 _WITHOUT_EPSILON = ("retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn")
 
 _COLUMNS = 91
-"""Of models trained by torchvision on COCO: its category ids with the ten that it never gave, and 0 for no object."""
+"""Score columns of torchvision's COCO models: the category ids, of which COCO does not use ten, and 0 for no object."""
 
 _COCO_COLUMNS = [number for number in range(1, _COLUMNS) if number not in {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}]
-"""Of COCO's 80 categories."""
+"""The columns of COCO's 80 categories."""
 
 _LARGEST_LOGARITHM = math.log(1000 / 16)
-"""How much larger than its anchor a box may be, as torchvision's BoxCoder clamps it."""
+"""Largest logarithm of a box's size over its anchor's, as in torchvision's BoxCoder."""
 
 
 def load(place: str, options: ExportOptions) -> SourceModel:
-    """A detector of torchvision by its name, with the weights of the options."""
     if place not in _ONE_STAGE | _TWO_STAGE:
         raise ModelError(
             f"torchvision:{place} is not allowed, allowed are {', '.join(_ONE_STAGE | _TWO_STAGE)}; export others with "
@@ -84,7 +82,7 @@ def load(place: str, options: ExportOptions) -> SourceModel:
         )
     try:
         detection = importlib.import_module("torchvision.models.detection")
-    except Exception as error:  # also a build for another torch, which fails in many ways
+    except Exception as error:  # a torchvision for another torch fails in many ways
         raise ModelError(
             f"export of torchvision:{place} needs torchvision, which cannot be imported ({first_line(error)}); install "
             "it with: pip install torchvision"
@@ -97,7 +95,7 @@ def load(place: str, options: ExportOptions) -> SourceModel:
         checkpoints.load_state(model, state, Path(options.weights), advice=f"expected weights of torchvision's {place}")
     config = resized(options.config or _configuration(place, model), options.size)
     source, total, count = f"torchvision:{place}", _columns_of(model), len(config.classes)
-    # The columns of the scores that are the classes', in their order; 0 is no object in torchvision's own training.
+    # The score columns of the classes, in their order; torchvision trains column 0 as no object.
     if options.config is None or (total == _COLUMNS and config.classes == COCO_CLASSES):
         columns = _COCO_COLUMNS
     elif total == count + 1:
@@ -119,7 +117,7 @@ def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportO
     blank = {"weights": None, "weights_backbone": None}
     columns = len(options.config.classes) + 1 if options.config is not None else _COLUMNS
     if state:
-        # The number of classes is that of the last layer's channels, for each anchor of a cell.
+        # The last layer has a channel per class and anchor of a cell, which gives the number of classes.
         small = make(**blank, num_classes=2).state_dict()
         ends = ("classification_head", "box_predictor.cls_score")
         key = next((key for key in reversed(small) if any(e in key for e in ends) and key.endswith("weight")), "")
@@ -128,7 +126,7 @@ def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportO
     model = make(**blank, num_classes=columns)
     frozen = state and not any(key.endswith("num_batches_tracked") for key in state)
     if frozen and name in _WITHOUT_EPSILON and options.config is None:
-        # torchvision's own weights for COCO are run without the epsilon of batch normalisation.
+        # torchvision runs its own COCO weights without the epsilon of batch normalisation.
         for module in model.backbone.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 0.0
@@ -143,7 +141,7 @@ def _columns_of(model: Any) -> int:
 
 
 class _OneStage(nn.Module):
-    """Gives ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities."""
+    """Returns ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities."""
 
     anchors: Tensor
 
@@ -196,7 +194,7 @@ def _configuration(name: str, model: Any) -> Config:
         "size": (_ONE_STAGE | _TWO_STAGE)[name],
         "name": "images",
         "resize": "stretch" if fixed else "letterbox-topleft",
-        "pad_value": round(255 * sum(mean) / 3),  # nearest to torchvision's border, which is 0 after normalisation
+        "pad_value": round(255 * sum(mean) / 3),  # closest to torchvision's border, which is 0 after normalisation
         "scale": 1 / 255,
         "mean": mean,
         "std": tuple(float(value) for value in transform.image_std),
@@ -204,7 +202,7 @@ def _configuration(name: str, model: Any) -> Config:
     head: dict[str, Any] = {"decode": "boxes", "outputs": ("boxes", "scores")}
     if name in _ONE_STAGE:
         nms = {"iou_threshold": float(model.nms_thresh), "max_detections": int(model.detections_per_img)}
-    else:  # the model suppresses by itself
+    else:  # the model has its own NMS
         own = _suppression(model)
         head, nms = {"decode": "detections"}, {"iou_threshold": 1.0, "max_detections": own.max_detections}
         nms["score_threshold"] = own.score_threshold
@@ -212,12 +210,11 @@ def _configuration(name: str, model: Any) -> Config:
 
 
 class TwoStageModel(nn.Module):
-    """A detector of torchvision without its own resizing and pasting, for a batch of one image.
+    """A torchvision detector for one image of ``size`` (height, width), without resizing and mask pasting.
 
-    It gives the detections and what each stage computed: of the first stage the ``objectness`` (a, 1) and the offsets
-    of all anchors, ``deltas`` (a, 4), and the ``proposals`` (p, 4) with their ``proposal_scores`` (p,); of the second
-    the ``logits`` (p, columns) and the offsets of the proposals, ``regression`` (p, 4 x columns). ``size`` is height
-    and width of the image.
+    It returns the detections and the values of each stage. First stage: ``objectness`` (a, 1) and offsets ``deltas``
+    (a, 4) of all anchors, and ``proposals`` (p, 4) with ``proposal_scores`` (p,). Second stage: ``logits``
+    (p, columns) and offsets ``regression`` (p, 4 x columns) of the proposals.
     """
 
     def __init__(self, model: Any, size: tuple[int, int]) -> None:
@@ -243,7 +240,7 @@ class TwoStageModel(nn.Module):
         return {"0": features} if isinstance(features, Tensor) else features
 
     def scored(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor, list[int]]:
-        """Objectness (a, 1) and offsets (a, 4) of all anchors, and how many of them each level has."""
+        """Objectness (a, 1) and offsets (a, 4) of all anchors, and the number of anchors of each level."""
         objectness, deltas = self.rpn.head(list(features.values()))
         counts = [int(level[0].numel()) for level in objectness]
         return (*self._joined(objectness, deltas), counts)
@@ -279,13 +276,12 @@ class TwoStageModel(nn.Module):
 
 
 def is_two_stage(model: nn.Module) -> bool:
-    """Whether a module is a two-stage detector of torchvision that can be exported."""
     kinds = sys.modules.get("torchvision.models.detection.faster_rcnn")
     return kinds is not None and isinstance(model, kinds.FasterRCNN) and not model.roi_heads.has_keypoint()
 
 
 def check_batch(source: str, options: ExportOptions) -> None:
-    """Refuses an open batch with a ConfigError."""
+    """Raises a ConfigError for a dynamic batch."""
     if options.dynamic_batch:
         raise ConfigError(
             f"{source} is exported for one image at a time: its suppressions are written for each image",
@@ -294,8 +290,8 @@ def check_batch(source: str, options: ExportOptions) -> None:
 
 
 def two_stage_source(source: str, model: Any, config: Config, columns: Sequence[int] | None = None) -> SourceModel:
-    """A FasterRCNN or MaskRCNN of torchvision in evaluation mode as it is exported; ``columns`` are those that are
-    classes, in their order, None for all but the first, which is the background."""
+    """The export of a FasterRCNN or MaskRCNN in evaluation mode; ``columns`` are those of the classes, None for all
+    but the first, which is the background."""
     size = config.input.size
     reference = TwoStageModel(model, size).eval()
     detector = SourceModel(
@@ -314,8 +310,8 @@ def two_stage_source(source: str, model: Any, config: Config, columns: Sequence[
 
 @contextlib.contextmanager
 def _one_suppression(longer: int) -> Iterator[None]:
-    """torchvision suppresses boxes of all groups at once, each moved away from the others, unless there are none or
-    many; no exported graph decides on that. ``longer`` is a side of the image, in pixels."""
+    """Makes torchvision run a single NMS with the groups moved apart; ``longer`` is the longer image side in pixels.
+    Otherwise it decides by the number of boxes, which an exported graph cannot do."""
     boxes: Any = importlib.import_module("torchvision.ops.boxes")
     own = boxes.batched_nms
     boxes.batched_nms = lambda corners, scores, groups, overlap: boxes.nms(
@@ -334,14 +330,11 @@ def compare_stages(
     tolerance: float,
     columns: Sequence[int] | None = None,
 ) -> ParityComparison:
-    """Compares each stage on the values that the written model's stage before it gave, on one image each.
+    """Compares each stage of torch, run on the written model's values of the stage before, on one image each.
 
-    Numbers must be near, row by row. What is chosen by scores, proposals and detections, torch chooses again from the
-    numbers of the model: a choice among nearly equal scores is another choice after another rounding, and all that
-    follows differs. ``columns`` are those of torch's that the exported model has; None for all.
-
-    Raises:
-        ModelError: a stage differs.
+    Numbers must agree row by row, else a ModelError is raised. Torch selects proposals and detections from the model's
+    numbers, because rounding changes the selection among nearly equal scores and so all later stages. ``columns`` are
+    the columns of torch's model that the written model has; None for all.
     """
     source, model = detector.source, cast(TwoStageModel, detector.traced or detector.reference)
     numbers, proposals, detections, whole = [], [], [], []
@@ -386,7 +379,7 @@ def compare_stages(
 def _whole(
     model: Any, x: Tensor, detector: SourceModel, columns: Sequence[int] | None, tolerance: float
 ) -> dict[str, NDArray[Any]]:
-    """The detections of torchvision's own detector; columns that are no class count as background."""
+    """The detections of torchvision's own detector; columns without a class count as background."""
     reference: Any = detector.reference
     outputs = reference(x)
     if columns is not None:
@@ -412,11 +405,8 @@ def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:
 
 
 class _Fewer(nn.Module):
-    """A predictor of boxes with fewer columns: those that are left out count as background.
-
-    The logarithm of the sum of their exponentials takes their place, so that the probabilities of the others stay the
-    same.
-    """
+    """A box predictor with fewer columns: the others count as background, as the logarithm of the sum of their
+    exponentials, so that the remaining probabilities stay the same."""
 
     def __init__(self, predictor: Any, columns: list[int]) -> None:
         super().__init__()
@@ -434,14 +424,14 @@ class _Fewer(nn.Module):
 
 
 def _rows(layer: Any, rows: list[int]) -> Any:
-    """A linear layer or a convolution of 1 x 1 with some of its outputs."""
+    """A linear layer or a 1x1 convolution with some of its outputs."""
     fewer = copy.deepcopy(layer)
     fewer.weight, fewer.bias = nn.Parameter(layer.weight[rows]), nn.Parameter(layer.bias[rows])
     return fewer
 
 
 def _suppression(model: Any) -> NmsConfig:
-    """The thresholds of the model's own suppression of detections."""
+    """The thresholds of the model's own final NMS."""
     heads = model.roi_heads
     return NmsConfig(
         score_threshold=float(heads.score_thresh),

@@ -1,4 +1,4 @@
-"""The exported model beside its source: the images that both run on, the ONNX file, and the comparison."""
+"""Runs the exported model and its source on images, compares them, and writes the ONNX file."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 LARGEST = 2**31 - 2**26
-"""Bytes of weights that fit into one file with the graph: protobuf holds no more than 2 GB."""
+"""Largest size in bytes of weights in the same file as the graph; protobuf allows 2 GB."""
 
 _EXTERNAL: dict[str, Any] = {"save_as_external_data": True, "size_threshold": 1024}
 
 _MOST_IMAGES = 8
-"""Of the user's images: enough to see a detection of every kind, and compared in seconds."""
+"""Limit of the user's images: usually enough to detect something, and compared in seconds."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,13 @@ class SourceModel:
 
     Attributes:
         source: as the user named it, for messages.
-        reference: the ONNX model is compared with it; in evaluation mode, takes float32 (B, 3, H, W) and gives a
-            tensor, a tuple or list of tensors, or a dict of tensors, each with the batch first.
-        config: size and name of the input, and what the outputs mean.
-        traced: computes the same in the form that is exported, with batch normalisation folded where that is known to
-            be right; None for the reference itself.
-        compare_stages: compares a detector that chooses boxes before its end, stage by stage, on inputs and outputs
-            within a tolerance; None compares the outputs.
-        unordered: the order of the rows of all outputs means nothing, as rounding changes it.
-        for_dynamo: what holds while torch's newer exporter reads the module.
+        reference: the module that the ONNX model is compared with, in evaluation mode; takes float32 (B, 3, H, W) and
+            returns a tensor, or a tuple, list or dict of tensors, each with the batch first.
+        traced: an equivalent module for the export, such as with folded batch normalisation; None for ``reference``.
+        compare_stages: compares inputs and outputs within a tolerance, for detectors that select boxes before the end;
+            None compares the outputs.
+        unordered: whether rounding may change the order of the rows, which then does not count.
+        for_dynamo: context in which torch's newer exporter reads the module.
     """
 
     source: str
@@ -72,11 +70,10 @@ def compared(
     options: ExportOptions,
     reference: str = "torch",
 ) -> ParityComparison:
-    """Compares outputs and final detections of the written model with those of its reference; ``pairs`` are the
-    reference's outputs and the model's, for each batch.
+    """Compares outputs and final detections; ``pairs`` are the reference's and the model's outputs for each batch.
 
     Raises:
-        ModelError: they differ, or a configuration that is trtdet's own does not fit.
+        ModelError: they differ, or a configuration that the user did not write does not fit.
     """
     outputs = parity.compare_outputs(source, pairs, options.tolerance, reference=reference)
     try:
@@ -89,7 +86,7 @@ def compared(
 
 
 def batches(config: InputConfig, options: ExportOptions) -> list[Float]:
-    """The inputs of the comparison: the user's images or made ones, one at a time, and two where the batch is open."""
+    """Batches of the user's images or of generated ones: one image each, and one of two for a dynamic batch."""
     if options.images is None:
         images = [picture(config, seed) for seed in (0, 1)]
     else:
@@ -101,8 +98,7 @@ def batches(config: InputConfig, options: ExportOptions) -> list[Float]:
 
 
 def picture(config: InputConfig, seed: int) -> Float:
-    """float32 (3, H, W) with the statistics of a picture, in the network's values: areas of like colour, some noise,
-    full range."""
+    """A generated input, float32 (3, H, W) in the network's values: areas of similar colour, some noise, full range."""
     rng = np.random.default_rng(seed)
     cell = 16
     rows, columns = -(-config.height // cell), -(-config.width // cell)
@@ -117,11 +113,7 @@ def picture(config: InputConfig, seed: int) -> Float:
 def run(
     source: str, model: onnx.ModelProto, names: Sequence[str], input_name: str, inputs: Sequence[Float]
 ) -> list[dict[str, NDArray[Any]]]:
-    """The outputs of a model in onnxruntime, for each batch.
-
-    Raises:
-        ModelError: onnxruntime refuses the model, or it does not run on a batch.
-    """
+    """The outputs of a model in onnxruntime for each batch; a ModelError if it cannot be loaded or run."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
@@ -133,7 +125,7 @@ def run(
                 path = Path(folder) / "model.onnx"
                 onnx.save_model(model, path, **_EXTERNAL, location="model.data")
                 session = ort.InferenceSession(str(path), settings, providers=providers)
-                load_external_data_for_model(model, folder)  # saving took the weights out of it
+                load_external_data_for_model(model, folder)  # saving removed the weights from it
         else:
             session = ort.InferenceSession(model.SerializeToString(), settings, providers=providers)
     except Exception as error:  # onnxruntime's exceptions have no common base
@@ -151,18 +143,14 @@ def run(
 
 
 def is_large(model: onnx.ModelProto) -> bool:
-    """Whether a model's weights need a file of their own."""
+    """Whether a model's weights need a separate file."""
     return sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST
 
 
 def write(model: onnx.ModelProto, path: Path) -> tuple[str, Path | None]:
-    """Writes a model in one step; the weights of a large model into ``path`` with ``.data`` behind, just before.
+    """Writes a model atomically, and before it the weights of a large model to ``path`` + ``.data``.
 
-    Returns:
-        SHA-256 of the file at ``path``, in hexadecimal, and the file of weights, if there is one.
-
-    Raises:
-        OutputError: it cannot be written.
+    Returns the SHA-256 of ``path`` in hexadecimal, and the file of weights or None. Raises an OutputError on failure.
     """
     if not is_large(model):
         content = model.SerializeToString()
@@ -183,8 +171,7 @@ def write(model: onnx.ModelProto, path: Path) -> tuple[str, Path | None]:
 
 @contextmanager
 def quiet(package: str) -> Iterator[None]:
-    """Without the warnings and notes of a package; what it prints to standard output, which may be the command's
-    result, goes to standard error."""
+    """Hides a package's warnings and notes; its output goes to stderr, as stdout may hold the command's result."""
     logger = logging.getLogger(package)
     level = logger.level
     try:
@@ -197,13 +184,13 @@ def quiet(package: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, or its type."""
+    """The first line of an exception's message, or its type."""
     lines = str(error).strip().splitlines()
     return one_line(lines[0]) if lines else type(error).__name__
 
 
 def resized(config: Config, size: tuple[int, int] | None, multiple: int = 1) -> Config:
-    """The configuration with another input size (height, width), rounded up to a multiple; None keeps its own.
+    """The configuration with this input size (height, width), rounded up to a multiple; None keeps the size.
 
     Raises:
         ConfigError: the strides do not divide the size.

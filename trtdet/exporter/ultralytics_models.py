@@ -1,8 +1,8 @@
 """Checkpoints of the package ``ultralytics``: YOLOv5u, v8, v9, v10, 11, 12 and 26, for detection.
 
-Such a file pickles the whole network. It is read as records, the installed package builds the network that its own
-description in the file says, and the weights are loaded into that. What the package builds is compared with what the
-file stores, module by module: another version may build another network from the same description.
+The file pickles the whole network and is read as records. The installed package builds the network from the description
+in the file and loads the weights. Both networks are compared module by module, because another version of the package
+may build another network from the same description.
 """
 
 from __future__ import annotations
@@ -26,19 +26,16 @@ from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
 _HEADS = ("Detect", "v10Detect")
 _ARGUMENT = r"(?:\w+\s*=\s*)?[\w.+-]+"
 _ACTIVATION = re.compile(rf"(?:torch\.)?nn\.(\w+)\((?:{_ARGUMENT}(?:,\s*{_ARGUMENT})*(?:,\s*)?)?\)")
-"""Each argument but the first follows a comma: the time to match is no more than quadratic in the length."""
+"""A comma precedes each argument but the first, so that matching takes at most quadratic time."""
 _MOST_REPEATS = 1000
 
 _NOT_COMPARED = frozenset(("inplace", "export", "dynamic", "format", "np", "i", "max_det", "_end2end", "end2end"))
-"""Attributes of modules that differ between training and export, or change no number."""
+"""Attributes of modules that differ between training and export, or do not affect results."""
 
 
 def load(place: str, options: ExportOptions) -> SourceModel:
-    """The network of a checkpoint up to its decoded boxes and scores.
-
-    Of a network with two heads it is the one-to-one head, which needs no suppression, or with ``one_to_many`` the
-    other. The choice of the best detections is left to the configuration.
-    """
+    """The network of a checkpoint up to its decoded boxes and scores, without the selection of the best.
+    Of two heads it has the one-to-one head, which needs no NMS, or with ``one_to_many`` the other."""
     path = Path(place)
     content = checkpoints.read(path, ("ultralytics",), "ultralytics:")
     network = checkpoints.network_of(path, content, "expected a file that ultralytics' trainer wrote, such as best.pt")
@@ -55,11 +52,8 @@ def load(place: str, options: ExportOptions) -> SourceModel:
 
 
 class _Raw(nn.Module):
-    """A detector of the package up to its decoded boxes and scores.
-
-    Gives ``output0`` (B, 4 + C, N), centre, width and height in pixels and probabilities; or, of a one-to-one head,
-    ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities.
-    """
+    """Returns ``output0`` (B, 4 + C, N): centre, width and height in pixels, and probabilities.
+    A one-to-one head returns ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -67,7 +61,7 @@ class _Raw(nn.Module):
         head = model.model[-1]
         self.end_to_end = bool(head.end2end)
         head.export, head.dynamic, head.format, head.shape = True, False, "onnx", None
-        # The best detections are taken here by the package; as an attribute of the instance this comes first.
+        # The package selects the best detections in this method; an attribute of the instance overrides it.
         head.postprocess = lambda decoded, *_: decoded
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -93,7 +87,7 @@ def _built(path: Path, network: Record) -> Any:
     try:
         with torch.random.fork_rng(devices=[]):
             model = tasks.DetectionModel(copy.deepcopy(description), ch=3, verbose=False)
-    except Exception as error:  # the package's own, on what a file says
+    except Exception as error:  # the package may raise anything for a wrong description
         raise ModelError(
             f"{package} cannot build the network of checkpoint '{path}': {type(error).__name__}: "
             f"{first_line(error)}; {advice}"
@@ -104,8 +98,8 @@ def _built(path: Path, network: Record) -> Any:
 
 
 def _check_description(path: Path, description: Any, tasks: Any, package: str) -> None:
-    """Refuses a description that could make the package do anything but lay out modules: it evaluates the activation as
-    Python, and some of its classes load other files."""
+    """Allows only descriptions that build modules: the package would evaluate any Python text as the activation, and
+    some of its classes load other files."""
     refused = f"checkpoint '{path}' is refused: the description of its network"
     if not isinstance(description, dict) or not all(
         isinstance(description.get(part), list) and description[part] for part in ("backbone", "head")

@@ -1,9 +1,8 @@
-"""Classic YOLOv5 in torch, from version 6.0 of its network on, and its checkpoints.
+"""Classic YOLOv5 from network version 6.0 on, in torch, and its checkpoints. Needs no package of YOLOv5.
 
 The network (CSP backbone: Wang et al. 2019, arXiv:1911.11929; PAN: Liu et al. 2018, arXiv:1803.01534; spatial pyramid
-pooling: He et al. 2014, arXiv:1406.4729) is laid out by the description that each checkpoint holds. Names of classes
-and attributes follow the checkpoints, so that their weights load and what is stored of each layer can be compared.
-Nothing of the package that wrote the file is needed.
+pooling: He et al. 2014, arXiv:1406.4729) is built from the description in the checkpoint. Classes and attributes have
+the names of the checkpoints, so that weights load and the stored layers can be compared.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from trtdet.exporter.trials import SourceModel, resized
 from trtdet.exporter.yolox import Conv
 
 _PACKAGES = ("models", "utils", "yolov5")
-"""As a clone of its repository names its modules, and as the package on PyPI does."""
+"""Module names in a clone of YOLOv5's repository and in its PyPI package."""
 
 _ACTIVATIONS = ("SiLU", "ReLU", "ReLU6", "LeakyReLU", "Hardswish", "Mish", "GELU", "ELU", "Identity")
 _ACTIVATION = re.compile(r"(?:torch\.)?nn\.(\w+)\(((?:\w+\s*=\s*)?[\w.-]*)\)")
@@ -36,7 +35,7 @@ _ADVICE = "expected a checkpoint of YOLOv5 6.0 to 7.0, for detection"
 
 
 class Bottleneck(nn.Module):
-    """A 1x1 and a 3x3 convolution, with the input added where ``shortcut`` and the channels allow."""
+    """A 1x1 and a 3x3 convolution; with ``shortcut`` and equal channels, the input is added."""
 
     def __init__(
         self, inputs: int, outputs: int, shortcut: bool = True, groups: int = 1, expansion: float = 0.5
@@ -71,7 +70,7 @@ class C3(nn.Module):
 
 
 class SPP(nn.Module):
-    """Spatial pyramid pooling: the features beside their maxima over windows of several sizes."""
+    """Spatial pyramid pooling: the features and their maxima over windows of several sizes."""
 
     def __init__(self, inputs: int, outputs: int, sizes: Sequence[int] = (5, 9, 13)) -> None:
         super().__init__()
@@ -86,7 +85,7 @@ class SPP(nn.Module):
 
 
 class SPPF(nn.Module):
-    """The same by one window, used three times: 5, 9 and 13 wide for a size of 5."""
+    """The same with one window applied three times: size 5 covers 5, 9 and 13."""
 
     def __init__(self, inputs: int, outputs: int, size: int = 5) -> None:
         super().__init__()
@@ -103,8 +102,6 @@ class SPPF(nn.Module):
 
 
 class Concat(nn.Module):
-    """Joins features along an axis."""
-
     def __init__(self, axis: int = 1) -> None:
         super().__init__()
         self.d = axis
@@ -114,10 +111,8 @@ class Concat(nn.Module):
 
 
 class Detect(nn.Module):
-    """The head: (B, N, 5 + C) with centre, width and height in pixels, objectness and classes as probabilities.
-
-    The N boxes are level by level, anchor by anchor, row by row. ``anchors`` (L, A, 2) are in strides.
-    """
+    """The head; returns (B, N, 5 + C): centre, width and height in pixels, objectness and classes as probabilities.
+    The N boxes are ordered by level, anchor and row. ``anchors`` (L, A, 2) are in strides."""
 
     anchors: Tensor
 
@@ -140,7 +135,7 @@ class Detect(nn.Module):
             xy, wh, scores = x.sigmoid().split((2, 2, self.nc + 1), 4)
             stride = float(self.stride[index])
             y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-            # Column and row of each cell less a half, where twice a sigmoid begins.
+            # Column and row of each cell minus 0.5, the offset of twice a sigmoid.
             cells = torch.stack((x, y), 2).float()[None, None] - 0.5
             centres, sides = (xy * 2 + cells) * stride, (wh * 2) ** 2 * (self.anchors[index] * stride)[:, None, None]
             levels.append(torch.cat((centres, sides, scores), 4).view(-1, self.na * rows * columns, self.no))
@@ -148,7 +143,7 @@ class Detect(nn.Module):
 
 
 class DetectionModel(nn.Module):
-    """The network of a description; ``forward`` takes float32 (B, 3, H, W), RGB in 0..1, multiples of the stride."""
+    """The network; ``forward`` takes float32 (B, 3, H, W), RGB in 0..1, H and W multiples of the stride."""
 
     def __init__(self, layers: Sequence[nn.Module], sources: Sequence[list[int]]) -> None:
         super().__init__()
@@ -164,17 +159,17 @@ class DetectionModel(nn.Module):
 
 
 _LAYERS = {"Conv": Conv, "Bottleneck": Bottleneck, "C3": C3, "SPP": SPP, "SPPF": SPPF}
-"""The layers whose arguments begin with the number of output channels."""
+"""Layers whose first argument is the number of output channels."""
 
 
 def build(description: Any) -> DetectionModel:
-    """The network of a description, untrained, in evaluation mode.
+    """Builds an untrained network in evaluation mode.
 
-    Descriptions are as YOLOv5's YAML files: ``nc``, ``anchors``, ``depth_multiple``, ``width_multiple``, and the rows
-    [from, number, module, arguments] of ``backbone`` and ``head``, the last of which is Detect.
+    The description has the keys of YOLOv5's YAML files: ``nc``, ``anchors``, ``depth_multiple``, ``width_multiple``,
+    and rows [from, number, module, arguments] in ``backbone`` and ``head``; the last row is Detect.
 
     Raises:
-        ModelError: a key or a row is not so.
+        ModelError: a key or a row has another form.
     """
     try:
         model = DetectionModel(*_laid_out(description))
@@ -200,12 +195,12 @@ def build(description: Any) -> DetectionModel:
         with torch.no_grad():
             model.eval()(torch.zeros(1, 3, side, side))
         hook.remove()
-        # Pixels that a cell of each level is wide. The description has the anchors in pixels.
+        # Width of a cell of each level in pixels; the description has the anchors in pixels.
         head.stride = torch.tensor([side / columns for columns in widths])
         head.anchors /= head.stride.view(-1, 1, 1)
     except ModelError:
         raise
-    except Exception as error:  # whatever wrong types and numbers lead to
+    except Exception as error:  # wrong types and numbers lead to many exceptions
         raise ModelError(
             f"the description of a YOLOv5 network cannot be followed ({type(error).__name__}: {one_line(error, 100)}); "
             f"{_ADVICE}"
@@ -232,7 +227,7 @@ def _laid_out(description: Any) -> tuple[list[nn.Module], list[list[int]]]:
         arguments = []
         for argument in row:
             if isinstance(argument, str):
-                with contextlib.suppress(ValueError, SyntaxError):  # a name such as nearest stays text
+                with contextlib.suppress(ValueError, SyntaxError):  # a name such as "nearest" stays text
                     argument = constants[argument] if argument in constants else ast.literal_eval(argument)
             arguments.append(argument)
         layer, outputs = _layer(name, inputs, count, arguments=arguments, width=width)
@@ -268,13 +263,12 @@ def _layer(name: str, inputs: list[int], count: int, arguments: list[Any], width
 
 
 def load(place: str, options: ExportOptions) -> SourceModel:
-    """The network of a checkpoint of classic YOLOv5."""
     path = Path(place)
     content = checkpoints.read(path, _PACKAGES, "yolov5:")
     network = checkpoints.network_of(path, content, _ADVICE)
     with torch.random.fork_rng(devices=[]):
         model = build(network["yaml"])
-    # Up to 5.0 a head also stored its anchors in pixels, which follow from those in strides.
+    # Up to 5.0 a head also stored its anchors in pixels, which are redundant.
     state = {name: value for name, value in network.state().items() if not name.endswith(".anchor_grid")}
     checkpoints.load_state(model, state, path, advice=_ADVICE)
     checkpoints.check_same(

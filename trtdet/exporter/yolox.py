@@ -1,8 +1,7 @@
 """The YOLOX family (Ge et al. 2021, "YOLOX: Exceeding YOLO Series in 2021", arXiv:2107.08430) in torch, as a source.
 
-Module and attribute names follow the published checkpoints, so that their state dicts load unchanged. The
-backbone is CSPDarknet (Bochkovskiy et al. 2020, arXiv:2004.10934) with a focus stem, the neck a PAFPN (Liu et al.
-2018, arXiv:1803.01534), the head decoupled (arXiv:2107.08430, figure 2).
+Modules and attributes have the names of the published checkpoints. Backbone: CSPDarknet (Bochkovskiy et al. 2020,
+arXiv:2004.10934) with a focus stem; neck: PAFPN (Liu et al. 2018, arXiv:1803.01534); decoupled head (figure 2).
 """
 
 from __future__ import annotations
@@ -28,18 +27,17 @@ STRIDES = (8, 16, 32)
 
 @dataclass(frozen=True)
 class YoloxVariant:
-    """The dimensions of a member of the family."""
+    """Dimensions of a model of the family; ``input_size`` is the published height and width in pixels.
+
+    ``depth`` scales the bottlenecks per stage, ``width`` the channels (1.0 has 64 after the stem). ``depthwise`` and
+    ``depthwise_head`` replace 3x3 by depthwise separable convolutions in backbone and neck, and in the head.
+    """
 
     depth: float
-    """Times the number of bottlenecks in a stage."""
     width: float
-    """Times the number of channels; 1.0 is 64 after the stem."""
     depthwise: bool = False
-    """Depthwise separable convolutions in place of the 3x3 convolutions of backbone and neck."""
     depthwise_head: bool = False
-    """The same in the head."""
     input_size: int = 640
-    """Height and width in pixels of the published network's input."""
 
 
 VARIANTS: dict[str, YoloxVariant] = {
@@ -86,7 +84,7 @@ def _spatial(inputs: int, outputs: int, stride: int, depthwise: bool) -> nn.Modu
 
 
 class _Bottleneck(nn.Module):
-    """A 1x1 and a 3x3 convolution, with the input added where ``shortcut``."""
+    """A 1x1 and a 3x3 convolution; ``shortcut`` adds the input."""
 
     def __init__(self, channels: int, shortcut: bool, depthwise: bool) -> None:
         super().__init__()
@@ -111,13 +109,13 @@ class CSPLayer(nn.Module):
         self.m = nn.Sequential(*(_Bottleneck(hidden, shortcut, depthwise) for _ in range(count)))
 
     def forward(self, x: Tensor) -> Tensor:
-        # Both 1x1 convolutions before the bottlenecks: load_by_position relies on the published order.
+        # Both 1x1 convolutions run before the bottlenecks, the published order that load_by_position needs.
         through, around = self.conv1(x), self.conv2(x)
         return self.conv3(torch.cat((self.m(through), around), dim=1))  # type: ignore[no-any-return]
 
 
 class SPPBottleneck(nn.Module):
-    """Spatial pyramid pooling: the features beside their 5x5, 9x9 and 13x13 maxima."""
+    """Spatial pyramid pooling: the features and their 5x5, 9x9 and 13x13 maxima."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -132,7 +130,7 @@ class SPPBottleneck(nn.Module):
 
 
 class Focus(nn.Module):
-    """Every 2x2 block of pixels becomes a pixel of 12 channels, then a convolution."""
+    """Turns every 2x2 block of pixels into a pixel of 12 channels, then convolves."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -144,7 +142,7 @@ class Focus(nn.Module):
 
 
 class CSPDarknet(nn.Module):
-    """The backbone; gives the features of strides 8, 16 and 32."""
+    """The backbone; returns features of strides 8, 16 and 32."""
 
     def __init__(self, variant: YoloxVariant) -> None:
         super().__init__()
@@ -175,7 +173,7 @@ class CSPDarknet(nn.Module):
 
 
 class YOLOPAFPN(nn.Module):
-    """The backbone and the path aggregation neck; gives the features of strides 8, 16 and 32."""
+    """The backbone and the path aggregation neck; returns features of strides 8, 16 and 32."""
 
     def __init__(self, variant: YoloxVariant) -> None:
         super().__init__()
@@ -231,19 +229,18 @@ class YOLOXHead(nn.Module):
             if not self.training:
                 objectness, scores = objectness.sigmoid(), scores.sigmoid()
             level = torch.cat((box, objectness, scores), dim=1)
-            # Whole numbers, so that an exported graph has one Reshape here and no arithmetic on shapes.
+            # Python integers, so that an exported graph has one Reshape here and no shape arithmetic.
             cells = int(level.shape[2]) * int(level.shape[3])
             levels.append(level.reshape(-1, 5 + self.num_classes, cells))
         return torch.cat(levels, dim=2).transpose(1, 2)
 
 
 class YOLOX(nn.Module):
-    """A YOLOX detector.
+    """A YOLOX detector; takes float32 (B, 3, H, W), H and W multiples of 32; published weights expect BGR in 0..255.
 
-    ``forward`` takes float32 (B, 3, H, W), H and W multiples of 32; the published weights expect BGR, 0..255, not
-    normalised. It gives float32 (B, N, 5 + C), the N cells of strides 8, 16 and 32 in that order, row by row: x and y
-    offset from the cell in strides, logarithm of width and height in strides, objectness, classes. The last two are
-    probabilities in evaluation and logits in training. Nothing is decoded.
+    It returns float32 (B, N, 5 + C), not decoded, for the N cells of strides 8, 16 and 32, row by row: x and y offset
+    from the cell in strides, logarithm of width and height in strides, objectness, classes. Objectness and classes are
+    probabilities in evaluation mode and logits in training.
     """
 
     def __init__(self, num_classes: int, variant: YoloxVariant) -> None:
@@ -256,19 +253,19 @@ class YOLOX(nn.Module):
 
 
 def build(variant: str, num_classes: int = 80) -> YOLOX:
-    """An untrained member of the family, a key of VARIANTS, in evaluation mode."""
+    """An untrained model in evaluation mode; ``variant`` is a key of VARIANTS."""
     model = YOLOX(num_classes, VARIANTS[variant])
     for prediction in (*model.head.obj_preds, *model.head.cls_preds):
-        # Nearly every cell is background: starting at a probability of 0.01 keeps the first steps stable
-        # (Lin et al. 2017, arXiv:1708.02002, section 3.3).
+        # Nearly every cell is background: starting at probability 0.01 keeps the first steps stable (Lin et al. 2017,
+        # arXiv:1708.02002, section 3.3).
         nn.init.constant_(prediction.bias, -math.log((1 - 0.01) / 0.01))
     return model.eval()
 
 
 def load_by_position(model: YOLOX, path: Path) -> None:
-    """Gives the weights and biases of an ONNX model to a model whose batch normalisation is folded.
+    """Loads the weights and biases of an ONNX model into a model whose batch normalisation is folded.
 
-    An export loses names and keeps the order: the n-th Conv node of the graph is the n-th convolution that runs.
+    The n-th Conv node of the graph is the n-th convolution that runs, because an export keeps the order.
     """
     graph = onnx.load(path).graph
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -290,10 +287,10 @@ def load_by_position(model: YOLOX, path: Path) -> None:
 
 
 def load(source: str, options: ExportOptions) -> SourceModel:
-    """A source with a name: YOLOX of any size, or the shapes detector.
+    """A built-in source: YOLOX of any size, or the shapes detector.
 
     Raises:
-        ConfigError: the input's size is not a multiple of 32.
+        ConfigError: the input size is not a multiple of 32.
         ModelError: the weights are unusable.
     """
     variant = source.removeprefix("yolox-")
