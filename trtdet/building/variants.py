@@ -120,12 +120,13 @@ def save_options(folder: Path, model: str, key: str, options: BuildOptions) -> N
     write_atomically(folder / OPTIONS, _adapter(_SearchOptions).dump_json(document, indent=1) + b"\n")
 
 
-def variant_options(folder: Path, number: int, config: Config) -> tuple[BuildOptions, Config]:
+def variant_options(folder: Path | str, number: int, config: Config) -> tuple[BuildOptions, Config]:
     """Build options and configuration of a variant of a finished experiment; ``number`` counts from 1.
 
     Raises:
         ConfigError: the folder has no finished experiment, or no such variant.
     """
+    folder = Path(folder)
     missing = f"'{folder}' has no finished experiment; give the -o of 'trtdet sweep' or 'trtdet tune'"
     experiment = _read(folder / EXPERIMENT, _Experiment, missing, again="repeat the experiment")
     variants = {variant["number"]: variant for variant in experiment["variants"]}

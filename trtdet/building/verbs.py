@@ -51,9 +51,9 @@ class BuildResult:
 
 
 def build(
-    model: Path,
+    model: Path | str,
     config: Config,
-    output: Path,
+    output: Path | str,
     options: BuildOptions = BuildOptions(),
     progress: Progress = silent,
     expect: Expect = unheard,
@@ -74,7 +74,7 @@ def build(
         TrtdetError: a step failed; its subclass names the kind of failure. ``output`` is unchanged. A failing
             builder's messages are in a file beside ``output``, which the error names.
     """
-    job = job_of(model, config, output, options=options)
+    job = job_of(Path(model), config, Path(output), options=options)
     options = job.options
     audit: Audit | None = None
     planned: Planned | None = None
@@ -107,7 +107,7 @@ def build(
 
 
 def calibrate(
-    model: Path,
+    model: Path | str,
     config: Config,
     options: CalibrationOptions,
     progress: Progress = silent,
@@ -129,7 +129,7 @@ def calibrate(
         raise ConfigError("calibration needs images: a folder or a list of file names with --images")
     check_calibration(options, ())
     warn_of_percentile(options.rule)
-    graph = host_graph(model, config, plan=PlanOptions(int8_attention=attention))
+    graph = host_graph(Path(model), config, plan=PlanOptions(int8_attention=attention))
     selected = select_images(options)
     plausibility = check_detections(graph, options, selected, progress=progress)
     selected = replace(selected, cache=ImageCache(0))  # no later pass would read it
@@ -140,7 +140,11 @@ def calibrate(
 
 
 def sensitivity(
-    model: Path, config: Config, options: SensitivityOptions, rows: Path | None = None, progress: Progress = silent
+    model: Path | str,
+    config: Config,
+    options: SensitivityOptions,
+    rows: Path | str | None = None,
+    progress: Progress = silent,
 ) -> Sensitivity:
     """Ranks the convolutions of a float ONNX model by their accuracy loss in INT8.
 
@@ -155,7 +159,7 @@ def sensitivity(
     warn_of_percentile(calibration.rule)
     check_annotated(plan)
     check_ray(plan)
-    graph = host_graph(model, config, plan=plan)
+    graph = host_graph(Path(model), config, plan=plan)
     check_rankable(graph.plan)
     dataset = scored_images(plan, config)
     selected = select_images(calibration)
@@ -163,4 +167,4 @@ def sensitivity(
     ranged = calibrated(graph, calibration, selected, progress=progress)
     corrected = prepared(ranged, calibration, options.corrections, progress=progress)
     method = Method(options.method, base="int8" if options.all_but_one else "fp32", dataset=dataset, nms=config.nms)
-    return ranking(corrected, plan, method, rows=rows, progress=progress)
+    return ranking(corrected, plan, method, rows=None if rows is None else Path(rows), progress=progress)

@@ -246,9 +246,9 @@ class Bundle:
         BundleError: there is no bundle, its manifest has another schema, or a file is missing or changed.
     """
 
-    def __init__(self, path: Path, *, verify: bool = True) -> None:
-        self.path = path
-        file = path / MANIFEST
+    def __init__(self, path: Path | str, *, verify: bool = True) -> None:
+        self.path = Path(path)
+        file = self.path / MANIFEST
         try:
             self.manifest = read_document(file, TypeAdapter(Manifest))
         except (FileNotFoundError, NotADirectoryError):

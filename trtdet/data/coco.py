@@ -111,12 +111,12 @@ class CocoDataset:
         return cls.of_files(find_images(images), classes, Path(images))
 
     @classmethod
-    def of_files(cls, files: Sequence[Path], classes: Sequence[str], source: Path) -> CocoDataset:
+    def of_files(cls, files: Sequence[Path | str], classes: Sequence[str], source: Path | str) -> CocoDataset:
         """A data set of image files, at least one, without boxes; messages show ``source`` as their folder."""
-        entries = tuple(CocoImage(number, path=path, width=0, height=0) for number, path in enumerate(files, 1))
+        entries = tuple(CocoImage(number, path=Path(path), width=0, height=0) for number, path in enumerate(files, 1))
         none: NDArray[np.int64] = np.zeros(0, np.int64)
         truth = GroundTruth(none, classes=none, boxes=np.zeros((0, 4)), areas=np.zeros(0), crowd=np.zeros(0, bool))
-        return cls(source, tuple(classes), tuple(range(1, 1 + len(classes))), images=entries, truth=truth)
+        return cls(Path(source), tuple(classes), tuple(range(1, 1 + len(classes))), images=entries, truth=truth)
 
     @property
     def annotated(self) -> bool:

@@ -60,7 +60,7 @@ class Package:
         return {"package": str(self.folder), **facts}
 
 
-def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
+def package(bundle: Path | str, folder: Path | str, options: PackageOptions) -> Package:
     """Verifies a bundle and writes a package of it; ``folder`` appears in one rename and may replace a package.
 
     Raises:
@@ -96,6 +96,7 @@ def package(bundle: Path, folder: Path, options: PackageOptions) -> Package:
         files, warnings = triton.repository(source, name, options.triton or TritonOptions())
     else:
         files, warnings = deepstream.configuration(source, name)
+    folder = Path(folder)
     with FolderWriter(folder, MARKER, "a package of trtdet") as writer:
         for file, data in files.items():
             writer.add(file, data)

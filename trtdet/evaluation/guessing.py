@@ -68,8 +68,8 @@ class Guess:
 
 
 def guess_config(
-    model: Path,
-    images: Sequence[Path] = (),
+    model: Path | str,
+    images: Sequence[Path | str] = (),
     *,
     size: tuple[int, int] | None = None,
     classes: Sequence[str] | None = None,
@@ -87,16 +87,17 @@ def guess_config(
         ModelError: the model cannot be read or run.
         DataError: the images cannot be read.
     """
+    model, files = Path(model), [Path(image) for image in images]
     loaded = load_model(model)
     config, _ = onnx_file.guess(model, loaded, ExportOptions(size=size))
     origins = {"name": "the file's name", "input.size": "given" if size else "the model's own"}
     origins |= {"input.name": "the model's own"}
     origins |= {f"head.{key}": "from the shapes and values of the outputs" for key in type(config.head).model_fields}
     config, origins["classes"], unknown = _named(config, classes, recognition.class_names(loaded) is not None)
-    if len(images) < FEWEST_IMAGES:
+    if len(files) < FEWEST_IMAGES:
         origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
         return Guess(config, origins=origins, unknown=unknown, looks=None)
-    config, first, looks = settled(loaded, config, images)
+    config, first, looks = settled(loaded, config, files)
     if first.better:
         gain = f"{first.gain:.3g} times as sure on {first.images} images as what is {_USUAL[3:]}"
         origins |= dict.fromkeys(first.better, gain)

@@ -302,10 +302,10 @@ class Experiment:
         write_atomically(self.folder / EXPERIMENT, (json.dumps(self.as_dict(), indent=1) + "\n").encode())
 
     @staticmethod
-    def load(path: Path) -> Experiment:
+    def load(path: Path | str) -> Experiment:
         """Reads ``experiment.json``.
 
         Raises:
             ConfigError: it cannot be read, or holds no experiment.
         """
-        return read_result(path, Experiment, "repeat the 'trtdet sweep' or 'trtdet tune'")
+        return read_result(Path(path), Experiment, "repeat the 'trtdet sweep' or 'trtdet tune'")

@@ -218,9 +218,9 @@ class SweepGrid:
 
 
 def sweep(
-    model: Path,
+    model: Path | str,
     config: Config,
-    output: Path,
+    output: Path | str,
     options: SweepOptions,
     progress: Progress = silent,
     expect: Expect = unheard,
@@ -233,6 +233,7 @@ def sweep(
     Raises:
         TrtdetError: the subclass says what is wrong; finished rows stay.
     """
+    model, output = Path(model), Path(output)
     grid = _checked(model, config, output, options=options)
     names = [name for group in grid.groups() for name in grid.names(group)]
     with opened_rows(output, grid.key()) as rows:

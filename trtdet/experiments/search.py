@@ -122,9 +122,9 @@ class CandidatePlan:
 
 
 def tune(
-    model: Path,
+    model: Path | str,
     config: Config,
-    output: Path,
+    output: Path | str,
     options: TuneOptions,
     progress: Progress = silent,
     expect: Expect = unheard,
@@ -137,6 +137,7 @@ def tune(
     Raises:
         TrtdetError: the subclass says what is wrong; finished rows stay.
     """
+    model, output = Path(model), Path(output)
     tuning, build, dataset, left_out = _checked(model, config, output=output, options=options, progress=progress)
     with opened_rows(output, tuning.key) as rows:
         expect(_foresee(tuning, build, len(dataset.images), measured=frozenset(rows.found)).steps)

@@ -19,10 +19,10 @@ from trtdet.progress import Progress, silent
 
 
 def bench(
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     config: Config | None = None,
     options: BenchOptions = BenchOptions(),
-    baseline: Path | None = None,
+    baseline: Path | str | None = None,
     progress: Progress = silent,
 ) -> Bench:
     """Measures bundles and ONNX models side by side.
@@ -35,14 +35,14 @@ def bench(
         ConfigError: a target does not take a requested batch; nothing was measured then.
         BundleError, ModelError, BackendError, DataError: a target cannot be opened or run, or an image cannot be read.
     """
-    everything = [*paths]
-    if baseline is not None and baseline not in everything:
-        everything.append(baseline)
+    everything = [Path(path) for path in paths]
+    reference = None if baseline is None else Path(baseline)
+    if reference is not None and reference not in everything:
+        everything.append(reference)
     if not everything:
         raise ConfigError("nothing to measure", "give a bundle or a model")
     targets = open_targets(everything, config)
-    reference = everything.index(baseline) if baseline is not None else 0
-    return measure(targets, options, reference, progress=progress)
+    return measure(targets, options, 0 if reference is None else everything.index(reference), progress=progress)
 
 
 def measure(

@@ -32,7 +32,7 @@ class BenchOptions:
     warm_up: float = 1.0
     min_runs: int = 50
     transfers: bool = True
-    images: Path | None = None
+    images: Path | str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class ProfileOptions:
     batch: int | None = None
     runs: int = 50
     warm_up: int = 5
-    images: Path | None = None
+    images: Path | str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -126,10 +126,10 @@ class Profiling:
 
 
 def profile(
-    path: Path,
+    path: Path | str,
     config: Config | None = None,
     options: ProfileOptions = ProfileOptions(),
-    against: Path | None = None,
+    against: Path | str | None = None,
     progress: Progress = silent,
 ) -> Profiling:
     """Profiles a bundle or an ONNX model, or two in turns.
@@ -142,7 +142,7 @@ def profile(
         ConfigError: a target does not take the batch, or the two have no convolution in common.
         BundleError, ModelError, BackendError, DataError: a target cannot be opened or run, or an image cannot be read.
     """
-    paths = [path] if against is None else [path, against]
+    paths = [Path(each) for each in (path, against) if each is not None]
     targets = open_targets(paths, config)
     nodes = [nodes_behind(path, target) for path, target in zip(paths, targets, strict=True)]
     profiling = profile_targets(targets, nodes, options, progress=progress)

@@ -73,7 +73,7 @@ class Target:
                 "build it with a larger --batch MIN:OPT:MAX",
             )
 
-    def pixels(self, count: int, images: Path | None, seed: int) -> NDArray[np.float32]:
+    def pixels(self, count: int, images: Path | str | None, seed: int) -> NDArray[np.float32]:
         """A pre-processed batch for the target, float32 (count, 3, H, W).
 
         ``images`` is a folder or list, evenly spaced, and repeated if too few; None for noise of 8-bit pixels from
@@ -91,7 +91,7 @@ class Target:
         return np.ascontiguousarray(pixels[np.arange(count) % len(pixels)])
 
 
-def source_of_pixels(images: Path | None, seed: int) -> str:
+def source_of_pixels(images: Path | str | None, seed: int) -> str:
     """Source of the images of :meth:`Target.pixels`, in words."""
     return f"noise of 8-bit pixels, seed {seed}" if images is None else f"from '{images}'"
 

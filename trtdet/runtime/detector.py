@@ -91,12 +91,12 @@ class Detector:
 
     @staticmethod
     def running(
-        model: onnx.ModelProto | Runner, config: Config, nms_mode: NmsMode, file: Path = Path("model")
+        model: onnx.ModelProto | Runner, config: Config, nms_mode: NmsMode, file: Path | str = "model"
     ) -> Detector:
         """The detector of a rewritten model in memory, or of a runner, with the outputs of ``nms_mode``."""
         runner = OnnxRunner(model) if isinstance(model, onnx.ModelProto) else model
         return Detector(
-            file=file,
+            file=Path(file),
             runner=runner,
             nms_mode=nms_mode,
             input=config.input,
