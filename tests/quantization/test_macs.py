@@ -16,10 +16,10 @@ NET = """<ir_version: 8, opset_import: ["" : 13]> net (float[1,4,8,8] x) => (flo
     c = Conv<group = 2>(b, g) y = ConvTranspose<strides = [4,4]>(c, t) }"""
 WEIGHTS = {"w": (6, 4, 3, 3), "d": (6, 1, 3, 3), "g": (4, 3, 1, 1), "t": (4, 8, 4, 4)}
 FOUND = {
-    "n0": Macs(6 * 4 * 9 * 16, False, 4, 6, 1),
-    "n1": Macs(6 * 9 * 16, True, 6, 6, 6),
-    "n2": Macs(4 * 3 * 16, False, 6, 4, 2),
-    "n3": Macs(4 * 8 * 16 * 16, False, 4, 8, 1),
+    "n0": Macs(6 * 4 * 9 * 16, False, 4, 6, 1, (3, 3)),
+    "n1": Macs(6 * 9 * 16, True, 6, 6, 6, (3, 3)),
+    "n2": Macs(4 * 3 * 16, False, 6, 4, 2, (1, 1)),
+    "n3": Macs(4 * 8 * 16 * 16, False, 4, 8, 1, (4, 4)),
 }
 
 
@@ -53,7 +53,7 @@ def test_what_is_not_known_counts_nothing():
     assert multiply_adds(computed) == {"n0": Macs(0, False)}
     shapeless = parsed(NET, **WEIGHTS)
     del shapeless.graph.value_info[:]
-    assert multiply_adds(shapeless)["n0"] == Macs(0, False, 4, 6, 1)
+    assert multiply_adds(shapeless)["n0"] == Macs(0, False, 4, 6, 1, (3, 3))
 
 
 @pytest.mark.parametrize(

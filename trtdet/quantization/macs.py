@@ -20,6 +20,7 @@ class Macs:
         count: multiply-adds for one image; 0 if a size is unknown.
         depthwise: each input channel is a group of its own.
         inputs, outputs: channels, all groups together.
+        kernel: its sizes, such as (3, 3).
     """
 
     count: int
@@ -27,6 +28,7 @@ class Macs:
     inputs: int = 0
     outputs: int = 0
     groups: int = 1
+    kernel: tuple[int, ...] = ()
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
@@ -63,6 +65,7 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
             inputs=inputs,
             outputs=outputs,
             groups=groups,
+            kernel=kernel[2:],
         )
     return work
 
