@@ -20,7 +20,7 @@ from trtdet.backends.tensorrt.loaded_engine import LoadedEngine
 from trtdet.errors import BackendError
 
 
-def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> EngineRunner:
+def open_engine(serialized: bytes, facts: EngineFacts, *, graphs: bool = True) -> EngineRunner:
     """Loads an engine onto the first device that it was built for; ``graphs`` allows CUDA graphs.
 
     Raises:
@@ -29,20 +29,22 @@ def open_engine(engine: bytes, facts: EngineFacts, *, graphs: bool = True) -> En
     """
     if reason := obstacle(facts):
         raise BackendError(f"the engine cannot be run here, as {reason}")
-    if not engine:
+    if not serialized:
         raise BackendError("the engine is empty", "build it again")
     # Only published formats can be checked here; TensorRT itself refuses the others when it loads the engine.
     library = facts.library
-    foreign = any(engine.startswith(row.magic) for row in LIBRARIES if row.magic and row != library)
-    if foreign or not engine.startswith(library.magic):
-        raise BackendError(f"this is not an engine of {library.title}: it starts with {engine[:4]!r}", "build it again")
-    if missing := library.missing_bytes(engine):
+    foreign = any(serialized.startswith(row.magic) for row in LIBRARIES if row.magic and row != library)
+    if foreign or not serialized.startswith(library.magic):
         raise BackendError(
-            f"the engine was cut short: {len(engine)} of {len(engine) + missing} bytes", "build it again"
+            f"this is not an engine of {library.title}: it starts with {serialized[:4]!r}", "build it again"
+        )
+    if missing := library.missing_bytes(serialized):
+        raise BackendError(
+            f"the engine was cut short: {len(serialized)} of {len(serialized) + missing} bytes", "build it again"
         )
     gpu = cuda.open_device(fitting_devices(facts)[0].index)
     try:
-        return EngineRunner(LoadedEngine(engine, facts, gpu), graphs)
+        return EngineRunner(LoadedEngine(serialized, facts, gpu), graphs)
     except BaseException:
         gpu.close()
         raise
