@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -34,6 +36,19 @@ def test_an_engine_with_a_loop_has_the_same_bytes_every_time(backend):
     assert "Loop" in [node.op_type for node in model.graph.node]
     built = [hashlib.sha256(backend.build(BuildRequest(model, (86,))).engine).hexdigest() for _ in range(2)]
     assert built[0] == built[1]
+
+
+def test_an_engine_has_the_same_bytes_wherever_the_package_is_installed(backend, tmp_path, monkeypatch):
+    model = rewrite(load_model(SHAPES_MODEL), Options(load_config("shapes"), "host")).model
+    script, built = Path(tensorrt.__file__).with_name("build_process.py"), set()
+    for length in (1, 9, 17, 40, 77, 120):
+        folder = tmp_path / ("x" * length)
+        folder.mkdir()
+        shutil.copy(script, folder)
+        monkeypatch.setattr(tensorrt, "__file__", str(folder / "builder.py"))
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+        built.add(hashlib.sha256(backend.build(BuildRequest(model, (86,))).engine).hexdigest())
+    assert len(built) == 1
 
 
 def test_the_registry_of_provenance_leaves_no_trace_in_an_engine(backend):

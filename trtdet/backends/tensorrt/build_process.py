@@ -1,7 +1,8 @@
 """Builds an engine in its own process. Only :mod:`trtdet.backends.tensorrt.builder` runs this script.
 
 The builder can end its process, and Ctrl-C must stop it at once. It also orders parts of an engine by their addresses,
-so only a fresh process without address randomisation gives identical bytes every time.
+so identical bytes need a process without address randomisation, and a thread, whose heap (an arena of glibc's malloc)
+has none of the interpreter's free blocks: those vary with the length of a path.
 
 The script reads ``request.json`` and ``model.onnx`` in the working directory and writes ``engine`` and ``log.txt``, or
 ``error.txt``; depending on the request also ``layers.json``, ``timing.cache`` and ``calibration.cache``. Each line of
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -388,4 +390,5 @@ def builder_with(trt: Any, logger: Any, plugins: list[str], takes_plugins: bool)
 
 
 if __name__ == "__main__":
-    load() if sys.argv[1:] == [_LOAD] else main()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(load if sys.argv[1:] == [_LOAD] else main).result()
