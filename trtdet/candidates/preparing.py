@@ -174,7 +174,9 @@ class _Preparing:
             for network in explicit_networks(corrected, plan, caps):
                 form = "" if network.form == corrected.flow.weights[0] else f"-{network.form}"
                 told = f", one weight scale a {network.form}" if len(corrected.flow.weights) > 1 else ""
-                yield _Draft(f"{names[kept]}{form}", f"{title}{told}", build, network, network.model)
+                yield _Draft(
+                    f"{names[kept]}{form}", f"{title}{told}", build=build, network=network, scored=network.model
+                )
             if names[kept] == "default":
                 yield from self._other_silu(corrected, plan, title)
         if caps.implicit is not None:
@@ -183,7 +185,7 @@ class _Preparing:
     def _float(self) -> _Draft:
         build = self._checked(precision="fp16")
         network = float_network(build.graph, "fp16", build.selected, progress=self._progress)
-        return _Draft("fp16", "the float model in FP16", build, network, network.model)
+        return _Draft("fp16", "the float model in FP16", build=build, network=network, scored=network.model)
 
     def _other_silu(self, corrected: Prepared, plan: PrecisionPlan, title: str) -> Iterator[_Draft]:
         """The default plan with the target's other forms of SiLU that need no plugin."""
@@ -198,7 +200,9 @@ class _Preparing:
                 continue
             other = replace(corrected, calibrated=replace(corrected.calibrated, graph=build.graph))
             network = explicit_networks(other, plan, self._backend.capabilities)[0]
-            yield _Draft(f"default-{form}", f"{title}, SiLU as {form}", build, network, network.model)
+            yield _Draft(
+                f"default-{form}", f"{title}, SiLU as {form}", build=build, network=network, scored=network.model
+            )
 
     def _implicit(self) -> _Draft:
         build = self._checked(quantization="implicit", effort="none")
@@ -206,7 +210,7 @@ class _Preparing:
         plan = ranged.without_overflow(ranged.plan, self._progress)
         network = implicit_network(ranged, plan, build.options, caps=self._backend.capabilities)
         title = f"implicit: TensorRT chooses among {len(plan.names('int8'))} convolutions and other layers"
-        return _Draft("implicit", title, build, network, ranged.explicit(plan).model)
+        return _Draft("implicit", title, build=build, network=network, scored=ranged.explicit(plan).model)
 
     def scores(self, drafts: list[_Draft]) -> list[Accuracy]:
         """The accuracy of each, against the float model on the same images."""
