@@ -94,6 +94,13 @@ class Flow:
                 # A pointwise kernel also names the convolutions around it, but never runs them.
                 if node in names and (node not in indices or self.layers[indices[node]].type in POINTWISE):
                     indices[node] = index
+        places = {node: place for place, node in enumerate(self.nodes)}
+        for index, layer in enumerate(self.layers):
+            # What runs on a DLA is one layer, which names its first and its last node.
+            if layer.type == "DLA" and layer.onnx and places.keys() >= set(layer.onnx):
+                inside = range(places[layer.onnx[0]], places[layer.onnx[-1]] + 1)
+                within = (name for name in names if places.get(name, -1) in inside)
+                indices.update({name: index for name in within if name not in indices})
         return indices
 
     @cached_property

@@ -347,6 +347,9 @@ class EngineOptions(OptionSet, section="engine", group="engine", beside_variant=
         None, "kernel libraries that TensorRT may use (default: its own choice)", "NAME,...", many=True
     )
     tf32: bool = option(True, "multiply float32 in TF32 on GPUs since Ampere")
+    dla: int | None = option(
+        None, "core of Jetson's DLA for the layers that it takes, 0 or 1; the GPU runs the others", low=0, high=1
+    )
     plugins: tuple[Path, ...] = option(
         (),
         "libraries of TensorRT plugins, for --silu plugin; they are copied into the bundle",
@@ -548,7 +551,7 @@ class TuneOptions(OptionSet, group="search"):
         "nms.iou_threshold nms.max_detections plan.keep_fp16 plan.int8_all plan.max_map_drop plan.max_disagreement "
         "plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size engine.workspace "
         "engine.version_compatible engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 "
-        "engine.timing_cache",
+        "engine.dla engine.timing_cache",
     )
     points: int = option(
         6,
