@@ -68,11 +68,8 @@ def _convolution(node: gs.Node) -> str:
     if not isinstance(weights, gs.Constant):
         return "its weights are not constant"
     shape, transposed = tuple(weights.shape), node.op == "ConvTranspose"
-    outputs = shape[1] * groups if transposed else shape[0]
     if transposed and groups > 1:
         return f"it has {groups} groups, a transposed convolution may have 1"
-    if max(outputs, groups) > _LARGEST:
-        return f"it has {outputs} output channels in {groups} groups, the most are {_LARGEST}"
     problem = (_TRANSPOSED if transposed else _CONVOLUTION).problem(node, shape[2:])
     pads = node.attrs.get("pads", (0, 0, 0, 0))
     if (
