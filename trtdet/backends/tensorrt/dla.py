@@ -71,13 +71,8 @@ def _convolution(node: gs.Node) -> str:
     if transposed and groups > 1:
         return f"it has {groups} groups, a transposed convolution may have 1"
     problem = (_TRANSPOSED if transposed else _CONVOLUTION).problem(node, shape[2:])
-    pads = node.attrs.get("pads", (0, 0, 0, 0))
-    if (
-        not problem
-        and not transposed
-        and any(pad >= shape[2 + axis % 2] for axis, pad in enumerate(pads))
-        and any(pads)
-    ):
+    pads = node.attrs.get("pads", ())
+    if not problem and not transposed and any(pad >= shape[2 + side % 2] for side, pad in enumerate(pads)):
         return f"its padding {'x'.join(map(str, pads))} is not less than its kernel"
     return problem
 
@@ -121,10 +116,6 @@ def _slice(node: gs.Node) -> str:
     return "it slices images of the batch" if 0 in axes and before[0] != after[0] else ""
 
 
-def _split(node: gs.Node) -> str:
-    return "" if node.attrs.get("axis", 0) % 4 else "it splits the batch"
-
-
 def _softmax(node: gs.Node) -> str:
     axis, shape = node.attrs.get("axis", -1) % 4, node.inputs[0].shape
     others = [size for place, size in enumerate(shape) if place not in (0, axis)]
@@ -132,10 +123,6 @@ def _softmax(node: gs.Node) -> str:
     if axis == 0:
         return "it runs over the batch"
     return f"it runs over {shape[axis]} values, the most are {most}" if shape[axis] > most else ""
-
-
-def _slope(node: gs.Node) -> str:
-    return "" if isinstance(node.inputs[1], gs.Constant) else "its slope is not constant"
 
 
 def _shuffle(node: gs.Node) -> str:
@@ -146,21 +133,17 @@ def _shuffle(node: gs.Node) -> str:
     return f"a reshaping beside a {other}" if other else ""
 
 
-def _taken(node: gs.Node) -> str:
-    return ""
-
-
 _RULES: Mapping[str, Callable[[gs.Node], str]] = {
     **dict.fromkeys(("Conv", "ConvTranspose"), _convolution),
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), _pooling),
-    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Clip", "LeakyRelu", "Abs", "BatchNormalization", "ReduceMax"), _taken),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min", "Div", "Pow"), _taken),
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Clip", "LeakyRelu", "Abs", "BatchNormalization"), lambda node: ""),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min", "Div", "Pow", "ReduceMax"), lambda node: ""),
     **dict.fromkeys(("Reshape", "Transpose"), _shuffle),
-    "PRelu": _slope,
+    "PRelu": lambda node: "" if isinstance(node.inputs[1], gs.Constant) else "its slope is not constant",
     "Concat": _concatenation,
     "Resize": _resize,
     "Slice": _slice,
-    "Split": _split,
+    "Split": lambda node: "" if node.attrs.get("axis", 0) % 4 else "it splits the batch",
     "Softmax": _softmax,
 }
 """By operator, why a layer of four dimensions is not taken; other operators never are."""
