@@ -1,11 +1,12 @@
 // Runs the arithmetic and the whole kernel body on the CPU.
 //
 //     silu_cpu_test                                   every check; exit code 0 where all hold
-//     silu_cpu_test element ACT IN OUT SCALE FACTOR OFFSET INPUT_STEP OUTPUT_STEP
-//                                                     stdin to stdout, raw: one element after another
-//     silu_cpu_test activation ACT                    likewise, float32 to float32
+//     silu_cpu_test kernel ACT IN OUT SCALE FACTOR OFFSET INPUT_STEP OUTPUT_STEP FORM SHIFT
+//                                                     stdin to stdout, raw: the kernel body over one channel
+//     silu_cpu_test activation ACT                    likewise, the activation alone, float32 to float32
 //
-// ACT is silu or hard_swish; IN and OUT are float, half or int8.
+// ACT is silu or hard_swish; IN and OUT are float, half or int8. FORM is what the kernel has to choose for this many
+// values: tables or elements. SHIFT elements lie between an aligned address and the first value.
 #include "parameters.h"
 
 #include <cmath>
@@ -400,34 +401,42 @@ void parameters() {
     check(extent_of({2, 3, 4, 5, 6}, Layout{}).span == 120, "five dimensions");
 }
 
+// The kernel body over all values of the standard input; false where it chooses another form.
 template <Activation kActivation, class In, class Out>
-void stream(const Channel& channel, const Steps& steps) {
-    In in;
-    while (std::fread(&in, sizeof in, 1, stdin) == 1) {
-        const Out out = element<kActivation, In, Out>(in, channel, steps);
-        std::fwrite(&out, sizeof out, 1, stdout);
+bool stream(const Channel& channel, const Steps& steps, bool by_table, std::size_t shift) {
+    std::string bytes;
+    char part[4096];
+    for (std::size_t count; (count = std::fread(part, 1, sizeof part, stdin)) != 0;) {
+        bytes.append(part, count);
     }
-}
-
-template <Activation kActivation, class In>
-bool stream_to(const std::string& out, const Channel& channel, const Steps& steps) {
-    if (out == "float") {
-        stream<kActivation, In, float>(channel, steps);
-    } else if (out == "half") {
-        stream<kActivation, In, Half>(channel, steps);
-    } else if (out == "int8") {
-        stream<kActivation, In, Int8>(channel, steps);
-    } else {
+    const unsigned total = static_cast<unsigned>(bytes.size() / sizeof(In));
+    Memory<In> x(total, shift);
+    Memory<Out> y(total, shift);
+    std::memcpy(x.get(), bytes.data(), total * sizeof(In));
+    const Table table{&channel, 1};
+    const Extent extent{total, 1, total};
+    if (by_tables<kActivation, In, Out, 1>(7, x.get(), y.get(), table, extent, steps) != by_table) {
         return false;
     }
-    return true;
+    for (unsigned thread = 0; !by_table && thread < 7; ++thread) {
+        process<kActivation, In, Out, 1>(thread, 7, x.get(), y.get(), table, extent, steps);
+    }
+    return std::fwrite(y.get(), sizeof(Out), total, stdout) == total;
 }
 
-template <Activation kActivation>
-bool stream_from(const std::string& in, const std::string& out, const Channel& channel, const Steps& steps) {
-    return in == "float"  ? stream_to<kActivation, float>(out, channel, steps)
-           : in == "half" ? stream_to<kActivation, Half>(out, channel, steps)
-           : in == "int8" ? stream_to<kActivation, Int8>(out, channel, steps)
+template <Activation kActivation, class In, class... Given>
+bool stream_to(const std::string& out, const Given&... given) {
+    return out == "float"  ? stream<kActivation, In, float>(given...)
+           : out == "half" ? stream<kActivation, In, Half>(given...)
+           : out == "int8" ? stream<kActivation, In, Int8>(given...)
+                           : false;
+}
+
+template <Activation kActivation, class... Given>
+bool stream_from(const std::string& in, const Given&... given) {
+    return in == "float"  ? stream_to<kActivation, float>(given...)
+           : in == "half" ? stream_to<kActivation, Half>(given...)
+           : in == "int8" ? stream_to<kActivation, Int8>(given...)
                           : false;
 }
 
@@ -448,11 +457,13 @@ int main(int count, char** words) {
     if (given.size() == 2 && given[0] == "activation") {
         return stream_activation(given[1]) ? 0 : 2;
     }
-    if (given.size() == 9 && given[0] == "element") {
+    if (given.size() == 11 && given[0] == "kernel" && (given[9] == "tables" || given[9] == "elements")) {
         const Channel channel{number(4), number(5), number(6), 0.0f};
         const Steps steps{number(7), number(8)};
-        return (given[1] == "silu" ? stream_from<Activation::kSiLU>(given[2], given[3], channel, steps)
-                                   : stream_from<Activation::kHardSwish>(given[2], given[3], channel, steps))
+        const bool tables = given[9] == "tables";
+        const std::size_t shift = std::strtoul(given[10].c_str(), nullptr, 10);
+        return (given[1] == "silu" ? stream_from<Activation::kSiLU>(given[2], given[3], channel, steps, tables, shift)
+                                   : stream_from<Activation::kHardSwish>(given[2], given[3], channel, steps, tables, shift))
                    ? 0
                    : 2;
     }

@@ -330,6 +330,9 @@ BackendSpec backend_at(const Value& value, const std::map<std::string, std::stri
     if (const auto compatible = value.find("hardware_compatible")) {
         found.hardware_compatible = compatible->boolean();
     }
+    if (const auto core = value.find("dla"); core && !core->is_null()) {
+        found.dla = core->integer(0, 1);
+    }
     return found;
 }
 

@@ -420,6 +420,11 @@ private:
             // Both carry code of the host, a plugin or a runtime of their version, which is run only when asked for.
             runtime->setEngineHostCodeAllowed(true);
         }
+#ifndef TRT_MAJOR_RTX  // which has no DLA
+        if (manifest.backend.dla >= 0) {
+            runtime->setDLACore(manifest.backend.dla);
+        }
+#endif
         for (const Plugin& plugin : plugins) {
             if (plugin.embedded) {
                 continue;

@@ -63,8 +63,12 @@ TEST_CASE("keys that came later may be missing or unknown") {
     CHECK_FALSE(parse_manifest(manifest.dump()).nms.logits);
     manifest["nms"]["scores"] = "logits";
     manifest["backend"]["hardware_compatible"] = true;
+    manifest["backend"]["dla"] = nullptr;
     CHECK(parse_manifest(manifest.dump()).nms.logits);
     CHECK(parse_manifest(manifest.dump()).backend.hardware_compatible);
+    CHECK(parse_manifest(manifest.dump()).backend.dla == -1);
+    manifest["backend"]["dla"] = 1;
+    CHECK(parse_manifest(manifest.dump()).backend.dla == 1);
 }
 
 TEST_CASE("a fixed batch is the batch all the same") {

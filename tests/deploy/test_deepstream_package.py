@@ -20,7 +20,7 @@ KEYS = (
     "gpu-id gie-unique-id process-mode network-type model-engine-file onnx-file int8-calib-file labelfile-path "
     "batch-size network-mode infer-dims net-scale-factor offsets model-color-format maintain-aspect-ratio "
     "symmetric-padding scaling-filter interval num-detected-classes cluster-mode output-blob-names "
-    "parse-bbox-func-name custom-lib-path"
+    "parse-bbox-func-name custom-lib-path enable-dla use-dla-core"
 )
 
 
@@ -44,7 +44,7 @@ def test_nvinfer_is_told_what_the_manifest_says(made, remade, tmp_path):
     assert (keys["model-engine-file"], keys["onnx-file"]) == ("model.engine", "model.onnx")
     assert keys["int8-calib-file"] == "calibration.cache"
     assert (keys["batch-size"], keys["network-mode"], keys["infer-dims"]) == ("8", "1", "3;256;256")
-    assert keys["output-blob-names"] == "boxes;scores"
+    assert keys["output-blob-names"] == "boxes;scores" and "enable-dla" not in keys
     assert (keys["cluster-mode"], keys["parse-bbox-func-name"]) == ("4", "NvDsInferParseTrtdet")
     assert keys["custom-lib-path"] == "libnvdsinfer_trtdet.so"
     assert keys["num-detected-classes"] == "10"
@@ -52,6 +52,11 @@ def test_nvinfer_is_told_what_the_manifest_says(made, remade, tmp_path):
     assert float(parser["class-attrs-all"]["pre-cluster-threshold"]) == made.manifest.nms.score_threshold
     assert {path.name for path in folder.iterdir()} >= {"nvdsinfer_trtdet.cpp", "CMakeLists.txt", "README.md"}
     assert all(warning in (folder / "README.md").read_text() for warning in warnings)
+
+
+def test_nvinfer_is_told_of_a_dla(remade, tmp_path):
+    parser, _, _ = nvinfer(remade(backend=TENSORRT.model_copy(update={"dla": 1})), tmp_path)
+    assert (parser["property"]["enable-dla"], parser["property"]["use-dla-core"]) == ("1", "1")
 
 
 @pytest.mark.parametrize(

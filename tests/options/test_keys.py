@@ -39,7 +39,7 @@ def test_what_stays_out_and_what_counts_for_int8_alone():
     assert always == {
         *("precision", "sms", "batch", "silu", "input.size"),
         *(f"engine.{name}" for name in ("workspace", "version_compatible", "hardware_compatible", "embed_plugins")),
-        *("engine.tactic_sources", "engine.tf32"),
+        *("engine.tactic_sources", "engine.tf32", "engine.dla"),
     }
 
 
@@ -52,6 +52,7 @@ OTHERS: dict[str, Any] = {
     "calibration.rule": "mse",
     "guard": 1.5,
     "sms": (86,),
+    "engine.dla": 1,
 }
 
 

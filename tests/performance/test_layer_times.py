@@ -144,6 +144,7 @@ def test_profiles_of_one_target_are_joined():
         ("Conv_41", "", ("Conv_41",)),
         ("Conv_41 + Relu_42", "", ("Conv_41", "Relu_42")),
         ("/a/Conv + PWN(PWN(/a/Sigmoid), /a/Mul)", "", ("/a/Conv", "/a/Sigmoid", "/a/Mul")),
+        ("a(1)/Conv + PWN(a(1)/Relu)", "", ("a(1)/Conv", "a(1)/Relu")),
         ("{ForeignNode[/a/Concat.../b/TopK]}", "", ("/a/Concat", "/b/TopK")),
         ("Reformatting CopyNode for Input Tensor 0 to Conv_41", "", ()),
         ("__myl_ConvSilu_myl0_12", "", ()),

@@ -39,17 +39,21 @@ def cpu_test(tmp_path_factory):
     return folder / "silu_cpu_test"
 
 
-def element(
+def kernel(
     program: Path,
     x: np.ndarray,
     to: str,
     act: str = "hard_swish",
     channel: tuple[float, float, float] = (1, 1, 0),
     steps: tuple[float, float] = (0, 0),
+    tables: bool = False,
+    shift: int = 0,
 ) -> np.ndarray:
+    """What the kernel body makes of one channel; it has to choose ``tables`` itself, by the number of values."""
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     numbers = [np.float32(value).item().hex() for value in (*channel, *steps)]
-    out = run(program, "element", act, names[x.dtype], to, *numbers, stdin=x.tobytes())
+    form = ("tables" if tables else "elements", shift)
+    out = run(program, "kernel", act, names[x.dtype], to, *numbers, *form, stdin=x.tobytes())
     return np.frombuffer(out, DTYPES[to])
 
 
@@ -112,15 +116,85 @@ def test_given_the_activation_every_other_step_is_exactly_numpys(cpu_test, act, 
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             y = factor * activation(cpu_test, real, act) + offset
             expected = int8(y) if to == "int8" else y.astype(DTYPES[to])
-        np.testing.assert_array_equal(element(cpu_test, x, to, act, channel), expected)
+        np.testing.assert_array_equal(kernel(cpu_test, x, to, act, channel), expected)
 
 
 def test_an_implicitly_quantised_tensor_takes_its_own_steps(cpu_test):
     x = np.arange(-128, 128).astype(np.int8)
     step_in, step_out = np.float32(0.043), np.float32(0.019)
     y = activation(cpu_test, x.astype(np.float32) * step_in, "silu") / step_out
-    found = element(cpu_test, x, "int8", "silu", (9.0, 1.0, 0.0), (step_in.item(), step_out.item()))
+    found = kernel(cpu_test, x, "int8", "silu", (9.0, 1.0, 0.0), (step_in.item(), step_out.item()))
     np.testing.assert_array_equal(found, int8(y))
+
+
+WHOLE = {"half": np.arange(65536).astype(np.uint16).view(np.float16), "int8": np.arange(-128, 128).astype(np.int8)}
+"""Every value of a type, with NaN, infinities, subnormal numbers and -0."""
+
+CHANNELS = {
+    "half": [((1, 1, 0), (0, 0)), ((1, 23.75, -4.5), (0, 0)), ((1, -0.37, 1e-3), (0, 0)), ((1, 1, 0), (0, 0.019))],
+    "int8": [
+        ((0.05, 1, 0), (0, 0)),
+        ((0.037, 23.75, -4.5), (0, 0)),
+        ((0.1, -7.3, 0.3), (0, 0)),
+        ((9, 1, 0), (0.043, 0.019)),
+    ],
+}
+"""Scale, factor and offset of a channel, and the steps of an implicitly quantised network."""
+
+APART = 4
+"""Largest distance to double precision beyond the rounding of the output, in steps of the largest float32 term."""
+
+
+def in_double(
+    x: np.ndarray, act: str, channel: tuple[float, float, float], steps: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The formula of ``activation.h`` in float64, with the parameters as float32 holds them, and a float32 step of the
+    largest term of its sums. Below the normal numbers, exp has lost bits that its product with x cannot bring back."""
+    scale, factor, offset, step_in, step_out = (float(np.float32(value)) for value in (*channel, *steps))
+    with np.errstate(over="ignore", invalid="ignore"):
+        real = x.astype(np.float64) * ((step_in or scale) if x.dtype == np.int8 else 1)
+        gate = 1 / (1 + np.exp(-real)) if act == "silu" else np.clip(real / 6 + 0.5, 0, 1)
+        y = factor * np.where(np.isneginf(real), -0.0, real * gate) + offset
+        term = np.maximum(np.abs(y), abs(offset)) if act == "silu" else np.abs(factor * real) + abs(offset)
+        step = np.maximum(np.spacing(term.astype(np.float32)).astype(np.float64), np.abs(factor * real) * 2e-45)
+    return y / (step_out or 1), step / (step_out or 1)
+
+
+def apart(found: np.ndarray, exact: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Distances beyond half a step of the output's type, in ``step``; NaN and infinity have to be in the same places,
+    but in INT8 NaN is 0."""
+    if found.dtype == np.int8:
+        exact, half = np.where(np.isnan(exact), 0, np.clip(exact, -128, 127)), np.full(exact.shape, 0.5)
+        finite = np.ones(exact.shape, bool)
+    else:
+        with np.errstate(over="ignore"):
+            rounded = exact.astype(found.dtype)
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(exact))
+        np.testing.assert_array_equal(found[np.isinf(rounded)], rounded[np.isinf(rounded)])
+        finite = np.isfinite(rounded)
+        most = np.nextafter(np.finfo(found.dtype).max, found.dtype.type(0))  # the step above the largest is infinite
+        half = np.spacing(np.minimum(np.abs(rounded[finite]), most)).astype(np.float64) / 2
+    distance = np.abs(found[finite].astype(np.float64) - exact[finite])
+    beyond: np.ndarray = np.maximum(distance - half, 0) / np.where(np.isfinite(step), step, 1)[finite]
+    return beyond
+
+
+@pytest.mark.parametrize("act", ["silu", "hard_swish"])
+@pytest.mark.parametrize("to", list(DTYPES))
+@pytest.mark.parametrize("given", list(WHOLE))
+def test_the_kernel_computes_every_half_and_every_integer_as_double_precision_does(cpu_test, act, to, given):
+    table = (given, to) == ("int8", "int8")
+    for channel, steps in CHANNELS[given]:
+        exact, step = in_double(WHOLE[given], act, channel, steps)
+        for tables in (False, True)[: 1 + table]:
+            # With a tail: no multiple of what a thread moves at once. INT8 to INT8 has tables from 512 values on.
+            count = len(exact) if table and not tables else max(len(exact), 1024) + 5
+            x, *expected = (np.resize(values, count) for values in (WHOLE[given], exact, step))
+            for shift in (0, 1, 3):
+                y = kernel(cpu_test, x, to, act, channel, steps, tables=tables, shift=shift)
+                assert apart(y, *expected).max() <= APART
+                if to != "int8" and channel == (1, 1, 0):
+                    np.testing.assert_array_equal(np.signbit(y[x == 0]), np.signbit(x[x == 0] + 0))
 
 
 @pytest.mark.slow

@@ -75,6 +75,10 @@ class ProfilingVerbosity(enum.Enum):
     LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
 
 
+class DeviceType(enum.Enum):
+    GPU, DLA = range(2)
+
+
 class HardwareCompatibilityLevel(enum.Enum):
     NONE, AMPERE_PLUS = range(2)
 
@@ -491,14 +495,17 @@ class IHostMemory(bytes):
 
 class IBuilderConfig:
     __slots__ = (
+        "DLA_core",
         "_cache",
         "_calibration_profile",
+        "_devices",
         "_flags",
         "_pools",
         "_previews",
         "_profiles",
         "_tactics",
         "builder_optimization_level",
+        "default_device_type",
         "hardware_compatibility_level",
         "int8_calibrator",
         "plugins_to_serialize",
@@ -511,6 +518,7 @@ class IBuilderConfig:
         self._pools = {MemoryPoolType.WORKSPACE: 1 << 30}
         self._cache, self._calibration_profile, self._tactics = None, None, 0
         self.builder_optimization_level = 3
+        self.default_device_type, self.DLA_core, self._devices = DeviceType.GPU, -1, {}
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
         if _MAJOR >= 10:
             self.progress_monitor = None
@@ -536,6 +544,17 @@ class IBuilderConfig:
 
     def get_preview_feature(self, feature):
         return self._previews >> PreviewFeature(feature) & 1 == 1
+
+    def can_run_on_DLA(self, layer):
+        """Fewer than a DLA takes: what the tests have on one."""
+        return layer._node.op_type in ("Conv", "Relu", "Sigmoid", "Mul", "Add", "MaxPool")
+
+    def set_device_type(self, layer, device_type):
+        self._devices[layer.name] = DeviceType(device_type)
+
+    def _on_dla(self, network):
+        asked = [(one, self._devices.get(one.name, self.default_device_type)) for one in network._layers]
+        return [one.name for one, device in asked if device is DeviceType.DLA]
 
     def set_memory_pool_limit(self, pool, pool_size):
         self._pools[pool] = pool_size
@@ -576,6 +595,8 @@ class Builder:
             raise TypeError("pybind11::init(): factory function returned nullptr")
         self._sm, self._registry = _sm(), IPluginRegistry()
 
+    num_DLA_cores = property(lambda self: int(os.environ.get("CUDA_STANDIN_DLAS", "0")))
+
     def create_network(self, flags=0):
         if flags >> (max(NetworkDefinitionCreationFlag) + 1):
             raise ValueError(f"unknown network flags {flags:#x}")
@@ -613,6 +634,13 @@ class Builder:
         if strong and {"FP16", "INT8"} & set(flags):
             self.logger.log(ILogger.Severity.ERROR, "precision flags are not allowed in a strongly typed network")
             return None
+        on_dla = config._on_dla(network)
+        unfit = [one.name for one in network._layers if one.name in on_dla and not config.can_run_on_DLA(one)]
+        if unfit and "GPU_FALLBACK" not in flags:
+            self.logger.log(
+                ILogger.Severity.ERROR, f"Default DLA is enabled but layer {unfit[0]} is not supported on DLA"
+            )
+            return None
         calibrator = getattr(config, "int8_calibrator", None)
         calibrated = calibrator is not None and "INT8" in flags
         images = _calibrate(calibrator, network, config) if calibrated else []
@@ -641,6 +669,8 @@ class Builder:
             "sharing": _MAJOR >= 10 or config.get_preview_feature(PreviewFeature.PROFILE_SHARING_0806),
             "pools": {one.name: size for one, size in config._pools.items()},
             "level": config.builder_optimization_level,
+            "dla": config.DLA_core,
+            "on_dla": on_dla,
             "embedded": sorted(embedded),
             "precisions": precisions,
             "stored": {
@@ -755,12 +785,12 @@ def read(engine):
 
 
 class Runtime:
-    __slots__ = ("_registry", "_sm", "engine_host_code_allowed", "logger")
+    __slots__ = ("DLA_core", "_registry", "_sm", "engine_host_code_allowed", "logger")
 
     def __init__(self, logger):
         self.logger = _take_logger(logger)
         self._sm = _sm()
-        self._registry, self.engine_host_code_allowed = IPluginRegistry(), False
+        self._registry, self.engine_host_code_allowed, self.DLA_core = IPluginRegistry(), False, -1
 
     def get_plugin_registry(self):
         return self._registry
@@ -798,6 +828,8 @@ class Runtime:
             )
         if header["embedded"] and not self.engine_host_code_allowed:
             return "deserializeCudaEngineEx: plugin libraries in the plan need IRuntime::getEngineHostCodeAllowed()."
+        if header["on_dla"] and self.DLA_core < 0:
+            return "Error Code 2: Internal Error (an engine for a DLA, and IRuntime::setDLACore was not called)"
         for node in _nodes(onnx.load_from_string(model).graph):
             known = node.op_type in header["embedded"] or self._registry._knows(node.op_type)
             if node.domain == "trt.plugins" and not known:
@@ -1154,7 +1186,24 @@ def _plan(engine):
             layer["ParameterType"] = "Convolution"
             layer["Weights"] = {"Type": "Int8" if quantized else floating, "Count": count}
         layers.append(layer)
-    return layers
+    return _with_regions(layers, set(header["on_dla"]))
+
+
+def _with_regions(layers, on_dla):
+    """Neighbours on a DLA are one layer, which is named after the first and the last of them."""
+    regions = []
+    for layer in layers:
+        if not on_dla.issuperset(layer["nodes"]):
+            regions.append(layer)
+        elif regions and regions[-1]["LayerType"] == "DLA":
+            last = regions[-1]
+            last["nodes"] += layer["nodes"]
+            last["Outputs"] = layer["Outputs"]
+            last["Name"] = f"{{ForeignNode[{last['nodes'][0]}...{last['nodes'][-1]}]}}"
+        else:
+            name = f"{{ForeignNode[{layer['nodes'][0]}...{layer['nodes'][-1]}]}}"
+            regions.append({**layer, "Name": name, "LayerType": "DLA", "Metadata": ""})
+    return regions
 
 
 def _times(engine, shapes, addresses):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import trtdet.backends
+from trtdet.backends import cuda
 from trtdet.backends.tensorrt import builder as tensorrt
 from trtdet.backends.tensorrt import calibrators
 from trtdet.backends.tensorrt.builder import TensorRT
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.tensorrt86
 BACKEND_FILES = [
     path
     for path in sorted((Path(trtdet.backends.__file__).parent / "tensorrt").glob("*.py"))
-    # The first is TensorRT-RTX's alone, the second for TensorRT 10.9 and later.
-    if path.name not in ("rtx.py", "silu_aot.py")
+    # The first is TensorRT-RTX's alone, the second for TensorRT 10.9 and later, the third reads ONNX models alone.
+    if path.name not in ("rtx.py", "silu_aot.py", "dla.py")
 ]
 
 CLASSES = {
@@ -167,8 +168,9 @@ def test_names_are_found_in_the_file_that_asks_the_builder():
 def test_the_flags_that_the_capabilities_name_are_there(trt, monkeypatch):
     made = TensorRT.__new__(TensorRT)
     monkeypatch.setattr(made, "_trt", trt, raising=False)
+    monkeypatch.setattr(made, "_device", cuda.Device("a GPU", 87), raising=False)
     caps = made.capabilities
-    assert caps.version == "8.6.0"
+    assert caps.version == "8.6.0" and caps.dla
     for typing in (caps.explicit, caps.implicit):
         assert typing is not None and typing.weak and typing.network_flags
         assert all(found(trt, f"NetworkDefinitionCreationFlag.{name}") for name in typing.network_flags)

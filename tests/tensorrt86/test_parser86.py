@@ -54,6 +54,7 @@ VARIANTS = {
     **{f"dynamic-{nms}": changed(DYNAMIC, mode=nms) for nms in ("host", "efficient", "native", "onnx")},
     "default": changed(HOST, int8_all=False),
     "depthwise": changed(HOST, keep_fp16=("depthwise",)),
+    "corrected": changed(HOST, int8_all=False, effort="default"),
     "implicit": changed(HOST, quantization="implicit"),
     "implicit-default": changed(HOST, quantization="implicit", int8_all=False),
     "implicit-depthwise": changed(HOST, quantization="implicit", keep_fp16=("depthwise",)),
@@ -327,7 +328,7 @@ def test_the_parser_reads_both_routes_of_a_two_stage_model(
     parser, images, regions, tmp_path, monkeypatch, name, variant
 ):
     def hand_over(place: str) -> onnx.ModelProto:
-        options = replace(VARIANTS[variant], nms="auto")
+        options = changed(VARIANTS[variant], mode="auto")
         return handed_over(TWO_STAGE / f"{name}.onnx", BOXES, images, tmp_path / place, options).request.model
 
     static = parser(without := hand_over("static"))

@@ -409,3 +409,59 @@ def test_a_sweep_scores_and_times_engines(machine, model, calibration_images, va
     assert [row["map"] for row in on_cpu] == pytest.approx([rows[0]["map"], rows[2]["map"]], abs=1e-9)
     refused = machine.trtdet(*command, "--backend", "onnxruntime", "-o", tmp_path / "n", "--runtime", "engine")
     assert "engines cannot be run here, as onnxruntime" in refused.message
+
+
+# Jetson's DLA
+
+ORIN = {"sm": 87, "dlas": 2}
+
+
+def test_a_dla_takes_what_it_can_and_the_gpu_the_rest(machine, calibration_images, model, tmp_path):
+    arguments = ["--quantization", "implicit", "--set", "engine.dla=1"]
+    made = build(machine, model, calibration_images, tmp_path / "b", *arguments, version="10.3.0", **ORIN)
+    facts, graph = told(made), onnx.load(str(made.model)).graph
+    assert facts["dla"] == made.manifest.backend.dla == 1
+    assert {"GPU_FALLBACK", "INT8", "FP16"} <= set(facts["flags"]) and facts["calibrated"]
+    on_dla = [node.name for node in graph.node if node.name in facts["on_dla"]]
+    assert {node.op_type for node in graph.node if node.op_type == "Conv" and node.name not in on_dla} == set()
+    assert {node.op_type for node in graph.node if node.name not in on_dla} >= {"Reshape", "Transpose"}
+    # One layer of the engine has many convolutions, and they are counted as what they run in.
+    assert (made.manifest.audit.int8, made.manifest.audit.float_by_backend) == (CONVOLUTIONS, ())
+    log = made.file("build.log").read_text()
+    assert f"{len(on_dla)} of " in log and "layers on DLA core 1; on the GPU: " in log
+    run = machine.trtdet(
+        "infer", made.path, find_images(calibration_images)[0], "-o", tmp_path / "seen", **ORIN, version="10.3.0"
+    ).ok
+    assert "TensorRT 10.3.0" in run.out
+
+
+def test_a_dla_computes_fp16_in_a_network_without_strong_types(make):
+    facts = told(make("b", "--fp16", "--set", "engine.dla=0", version="10.3.0", **ORIN))
+    assert facts["dla"] == 0 and "FP16" in facts["flags"] and facts["on_dla"] != []
+
+
+def test_from_11_4_1_on_a_dla_takes_strong_types(make):
+    facts = told(make("b", "--set", "engine.dla=0", version="11.4.1", **ORIN))
+    assert facts["dla"] == 0 and facts["flags"] == ["GPU_FALLBACK", "TF32"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        (["--fp16"], {"sm": 89}, "has no DLA here; leave --set engine.dla=1 out, or build on a Jetson Xavier or Orin"),
+        (["--fp16"], {"version": "10.8.0", "sm": 87}, "TensorRT up to 10.7, or from 11.4.1 on"),
+        (["--fp16"], {"version": "11.4.0", "sm": 87}, "TensorRT up to 10.7, or from 11.4.1 on"),
+        (["--fp16"], {"version": "10.3.0", "sm": 87, "dlas": 0}, "this machine has no DLA"),
+        (["--fp16"], {"version": "10.3.0", "sm": 87, "dlas": 1}, "1 DLA cores, numbered from 0"),
+        (["--fp32"], {"version": "10.3.0", "sm": 87}, "the DLA computes in FP16 and INT8"),
+        ([], {"version": "10.3.0", "sm": 87}, "give --quantization implicit with --set engine.dla=1"),
+        (["--fp16", "--batch", "1:2:4"], {"version": "10.3.0", "sm": 87}, "one batch size, not 1:2:4: give --batch 2"),
+    ],
+)
+def test_where_a_dla_is_not_possible_the_error_says_what_is(
+    machine, model, calibration_images, tmp_path, arguments, settings, words
+):
+    command = ["build", model, *QUICK, "--images", calibration_images, "-o", tmp_path / "b", "--guard", "off"]
+    done = machine.trtdet(*command, *arguments, "--set", "engine.dla=1", **settings)
+    assert done.code == 1 and words in done.err, done.err
+    assert not (tmp_path / "b").exists()

@@ -67,6 +67,8 @@ class InFp16:
         if index in self._half:
             return self._convolution(layer, self._half[index])
         passed_on, inside = self._passed_to_fp16(index, layer), self._fuses(index)
+        if self._only_renames(layer, inside):
+            return Moved(0, constants=0, kernels=0, type=layer.input)
         constants = 0 if inside else sum(tensor.bytes for tensor in dict.fromkeys(layer.constants))
         if passed_on is not None:
             constants = min(constants, passed_on)
@@ -124,6 +126,21 @@ class InFp16:
                 and not any(self._stays_int8(tensor) or not flow.readers[tensor.name] for tensor in layer.outputs)
             )
         return self._fused[index]
+
+    def _only_renames(self, layer: Layer, inside: bool) -> bool:
+        """Whether a layer only quantises a tensor that is there in FP16 anyway, for FP16 convolutions alone."""
+        flow = self._flow
+        if (
+            not layer.onnx
+            or not flow.operators(layer) <= set(TYPE_CHANGES)
+            or {one.type for one in layer.outputs} != {"Int8"}
+        ):
+            return False
+        if any(self._stays_int8(tensor) or not self._fp16_readers(tensor) for tensor in layer.outputs):
+            return False
+        if not inside:
+            return layer.input == "Half"
+        return not all(self._fuses(reader) for tensor in layer.inputs for reader in flow.readers[tensor.name])
 
     def _convolution(self, layer: Layer, convolution: Convolution) -> Moved:
         data, *added = layer.inputs

@@ -185,7 +185,8 @@ def _inspected(entry: Any) -> Layer:
     name, kind = str(_get(entry, "Name")), str(_get(entry, "LayerType"))
     inputs, outputs = (tuple(_tensor(tensor) for tensor in _get(entry, key)) for key in ("Inputs", "Outputs"))
     constants = tuple(_tensor(tensor) for tensor in entry.get("Constants", ()))
-    for key in ("Weights", "Bias"):  # TensorRT 8.6 and 10 count them instead of listing constants
+    # TensorRT 8.6 and 10 count them instead of listing constants, under other names where a pooling is fused too.
+    for key in ("Weights", "Bias", "ConvWeights", "ConvBias"):
         counted = entry.get(key)
         if isinstance(counted, dict) and counted.get("Count"):
             constants += (Tensor(key, _type_in(str(_get(counted, "Type"))), (int(counted["Count"]),)),)

@@ -69,10 +69,21 @@ class Flow:
         self.writers: dict[str, list[int]] = defaultdict(list)
         self.readers: dict[str, list[int]] = defaultdict(list)
         for index, layer in enumerate(self.layers):
+            # A copy without a kernel gives the same memory another name; builders list it after what writes the tensor.
+            if layer.type == "NoOp":
+                for name in (tensor.name for tensor in layer.outputs):
+                    self.writers[name] = [writer for tensor in layer.inputs for writer in self.writers[tensor.name]]
+                continue
             for tensor in layer.outputs:
                 self.writers[tensor.name].append(index)
             for tensor in layer.inputs:
                 self.readers[tensor.name].append(index)
+        for layer in reversed(self.layers):
+            if layer.type == "NoOp":
+                for tensor in layer.inputs:
+                    self.readers[tensor.name] += [
+                        reader for output in layer.outputs for reader in self.readers[output.name]
+                    ]
         self.kernels: Mapping[str, int] = self._run_by(plan.entries)
 
     def _run_by(self, names: Collection[str]) -> dict[str, int]:
@@ -83,6 +94,13 @@ class Flow:
                 # A pointwise kernel also names the convolutions around it, but never runs them.
                 if node in names and (node not in indices or self.layers[indices[node]].type in POINTWISE):
                     indices[node] = index
+        places = {node: place for place, node in enumerate(self.nodes)}
+        for index, layer in enumerate(self.layers):
+            # What runs on a DLA is one layer, which names its first and its last node.
+            if layer.type == "DLA" and layer.onnx and places.keys() >= set(layer.onnx):
+                inside = range(places[layer.onnx[0]], places[layer.onnx[-1]] + 1)
+                within = (name for name in names if places.get(name, -1) in inside)
+                indices.update({name: index for name in within if name not in indices})
         return indices
 
     @cached_property

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trtdet.backends.choice import build_remembering, choose
     from trtdet.backends.libraries import LIBRARIES, Library, library_named
     from trtdet.backends.onnxruntime import OnnxRunner, for_scores, portable
+    from trtdet.backends.tensorrt.dla import place_on_dla
     from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
     from trtdet.backends.tensorrt.engine_facts import EngineFacts, obstacle
     from trtdet.backends.tensorrt.silu_aot import check_compiler
@@ -29,6 +30,7 @@ _PARTS = {
     "choice": "build_remembering choose",
     "libraries": "LIBRARIES Library library_named",
     "onnxruntime": "OnnxRunner for_scores portable",
+    "tensorrt.dla": "place_on_dla",
     "tensorrt.engine": "EngineRunner open_engine",
     "tensorrt.engine_facts": "EngineFacts obstacle",
     "tensorrt.silu_aot": "check_compiler",
@@ -56,6 +58,7 @@ __all__ = [
     "library_named",
     "obstacle",
     "open_engine",
+    "place_on_dla",
     "portable",
 ]
 

@@ -66,6 +66,7 @@ class Capabilities:
         compiles_plugins: trtdet's plugins need no library; the engine carries their kernels.
         data_flow: how its INT8 kernels read and write.
         fp8: it multiplies matrices in FP8; engines need compute capability 8.9 or later.
+        dla: it can place layers on a DLA of this machine.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Capabilities:
     compiles_plugins: bool = False
     data_flow: DataFlow = DataFlow()
     fp8: bool = False
+    dla: bool = False
 
     def uncaptured(self, mode: NmsMode, nms: NmsConfig) -> str:
         """Why an engine with this NMS cannot be launched as a CUDA graph; empty if it can."""

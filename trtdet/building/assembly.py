@@ -16,6 +16,7 @@ from trtdet.building.engine import (
     float_network,
     implicit_network,
     warn_of_audit,
+    warn_of_dla,
 )
 from trtdet.building.job import CheckedBuild
 from trtdet.building.plan import Planned, check_latency, choose_plan, ranking, starting_plan
@@ -61,6 +62,7 @@ def assemble(
                 networks = (implicit_network(corrected, planned.plan, options, caps=caps),)
             else:
                 networks = explicit_networks(corrected, planned.plan, caps)
+        warn_of_dla(networks[0], build.target)
         timings = job.beside("timing-cache")
         engine = best_engine(networks, build.backend, build.target, timings=timings, progress=progress)
         warn_of_audit(engine, caps)
@@ -87,7 +89,9 @@ def prepared_of(build: CheckedBuild, progress: Progress = silent) -> Prepared:
     # A partial reconstruction is kept beside the bundle, so that an interrupted build can resume it.
     calibration = replace(options.calibration, unfinished=build.job.beside("reconstruction"))
     if options.implicit:
-        return prepared(ranged, calibration, (), progress=progress, plan=plan, share=False)
+        # A pooling on the DLA reads and writes one range (NvInfer.h of TensorRT 10.7, IPoolingLayer).
+        share = options.engine.dla is not None
+        return prepared(ranged, calibration, (), progress=progress, plan=plan, share=share)
     if options.plan.limited and options.corrections:
         plain = prepared(ranged, calibration, (), progress=progress, plan=plan)
         check_latency(plain, build.backend, options, progress=progress)

@@ -139,6 +139,7 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
             version_compatible=options.engine.version_compatible,
             hardware_compatible=options.engine.hardware_compatible,
             tf32=caps.tf32 and options.engine.tf32,
+            dla=options.engine.dla,
         ),
         "quantization": _quantization_part(network, options),
         "precision": CountsPart(**network.plan.counts()),

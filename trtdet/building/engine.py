@@ -21,6 +21,7 @@ from trtdet.backends import (
     build_remembering,
     cuda,
     obstacle,
+    place_on_dla,
 )
 from trtdet.backends.base import EngineTarget, compose
 from trtdet.building.corrections import Prepared
@@ -211,6 +212,16 @@ def runs_on(runtime: Runtime, caps: Capabilities, target: EngineTarget) -> Liter
     if reason and runtime == "engine":
         raise BackendError(f"engines cannot be run here, as {reason}")
     return "onnxruntime" if reason else "engine"
+
+
+def warn_of_dla(network: BuildNetwork, target: EngineTarget) -> None:
+    """Before a build for the DLA: warns of the layers that will run on the GPU, and why."""
+    if target.options.dla is None:
+        return
+    in_float32 = {name for name, precision in network.precisions.items() if precision == "fp32"}
+    placement = place_on_dla(network.model, in_float32)
+    if placement.on_gpu:
+        warnings.warn(str(placement), TrtdetWarning, stacklevel=3)
 
 
 def warn_of_audit(engine: Engine, caps: Capabilities) -> None:

@@ -97,6 +97,8 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
         raise BackendError(f"{backend} has no tactic source{f' {unknown[0]!r}' if unknown else 's'}; {allowed}")
     if not engine.tf32 and not caps.tf32:
         raise BackendError(f"{backend} does not compute in TF32; leave {_spelled('engine.tf32')}=false out")
+    if engine.dla is not None:
+        _check_dla(options, caps)
     if not options.implicit:
         for name in ("calibrator", "cache"):
             if getattr(options.calibration, name) != getattr(CalibrationOptions, name):
@@ -110,6 +112,24 @@ def _check_engine(options: BuildOptions, caps: Capabilities) -> None:
             f"{_spelled('guard')} compares the speed of engines, and {caps.name} makes none; leave it out, or choose "
             "another --backend"
         )
+
+
+def _check_dla(options: BuildOptions, caps: Capabilities) -> None:
+    option, batch = f"{_spelled('engine.dla')}={options.engine.dla}", options.batch
+    if not caps.dla:
+        raise BackendError(
+            f"{caps.name} {caps.version} has no DLA here",
+            f"leave {option} out, or build on a Jetson Xavier or Orin with TensorRT up to 10.7, or from 11.4.1 on",
+        )
+    if options.precision == "fp32":
+        raise ConfigError(f"the DLA computes in FP16 and INT8; leave {option} or --fp32 out")
+    if options.int8 and not options.implicit and caps.implicit is not None:
+        raise ConfigError(
+            f"the DLA takes no Q/DQ nodes with {caps.name} {caps.version}: give --quantization implicit with {option}"
+        )
+    if batch is not None and batch[0] != batch[2]:
+        sizes = ":".join(map(str, batch))
+        raise ConfigError(f"the DLA takes one batch size, not {sizes}: give --batch {batch[1]} with {option}")
 
 
 def check_targets(options: BuildOptions | SweepOptions, caps: Capabilities) -> None:

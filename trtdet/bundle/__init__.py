@@ -107,6 +107,8 @@ class BackendPart(_Part):
     """The engine runs on every compute capability from 8.0 on, not only on ``sms``."""
     tf32: bool = False
     """The engine may multiply float32 values in TF32."""
+    dla: int | None = None
+    """Core of Jetson's DLA that runs a part of the engine."""
 
     @property
     def loose_plugins(self) -> tuple[str, ...]:

@@ -110,6 +110,7 @@ def _config_file(bundle: Bundle, table: bool) -> str:
         "labelfile-path": "labels.txt",
         "batch-size": batch,
         "network-mode": mode,
+        **({} if manifest.backend.dla is None else {"enable-dla": 1, "use-dla-core": manifest.backend.dla}),
         "infer-dims": ";".join(map(str, manifest.input.shape.max[1:])),
         # (x * scale - mean) / std is scale / std * (x - mean / scale).
         "net-scale-factor": f"{pixels.scale / pixels.std[0]:.9g}",

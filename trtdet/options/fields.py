@@ -347,6 +347,9 @@ class EngineOptions(OptionSet, section="engine", group="engine", beside_variant=
         None, "kernel libraries that TensorRT may use (default: its own choice)", "NAME,...", many=True
     )
     tf32: bool = option(True, "multiply float32 in TF32 on GPUs since Ampere")
+    dla: int | None = option(
+        None, "core of Jetson's DLA for the layers that it takes, 0 or 1; the GPU runs the others", low=0, high=1
+    )
     plugins: tuple[Path, ...] = option(
         (),
         "libraries of TensorRT plugins, for --silu plugin; they are copied into the bundle",
@@ -548,7 +551,7 @@ class TuneOptions(OptionSet, group="search"):
         "nms.iou_threshold nms.max_detections plan.keep_fp16 plan.int8_all plan.max_map_drop plan.max_disagreement "
         "plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size engine.workspace "
         "engine.version_compatible engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 "
-        "engine.timing_cache",
+        "engine.dla engine.timing_cache",
     )
     points: int = option(
         6,
@@ -580,7 +583,7 @@ class PrepareOptions(OptionSet, group="candidates"):
         "plan.max_map_drop plan.max_disagreement plan.max_latency plan.fp16_budget plan.objective "
         "calibration.calibrator calibration.cache engine.workspace engine.version_compatible "
         "engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 engine.plugins "
-        "engine.timing_cache engine.gpu",
+        "engine.timing_cache engine.gpu engine.dla",
     )
     max_map_drop: float | None = option(
         None,
@@ -606,7 +609,7 @@ class FinishOptions(OptionSet, group="engine"):
         2.0, "time each candidate for this long, with and without transfers", "--seconds S", above=0
     )
     force: bool = same_row(BuildOptions, "force")
-    engine: EngineOptions = part(EngineOptions(), without="embed_plugins plugins")
+    engine: EngineOptions = part(EngineOptions(), without="embed_plugins plugins dla")
 
 
 Keep = int | Literal["depthwise"]

@@ -96,6 +96,7 @@ struct BackendSpec {
     std::vector<Plugin> plugins;
     bool version_compatible = false;   // later versions of the library run it as well
     bool hardware_compatible = false;  // so does every device from compute capability 8.0 on
+    int dla = -1;                      // core of a DLA that runs a part of it; -1 for none
 };
 
 struct Manifest {

@@ -185,6 +185,8 @@ def build(trt: Any, request: dict[str, Any], logger: Any, report: Report) -> dic
             profile.set_shape(tensor.name, *((size, *rest) for size in request["batch"]))
         config.add_optimization_profile(profile)
     set_options(trt, config, request)
+    if request["options"]["dla"] is not None:
+        report(set_devices(trt, builder, network, config=config, core=request["options"]["dla"]))
     # The configuration keeps no references to the cache and the monitor, so these variables do.
     timings = timing_cache(config) if request["keep_timings"] else None
     if hasattr(trt, "IProgressMonitor"):
@@ -261,6 +263,27 @@ def set_options(trt: Any, config: Any, request: dict[str, Any]) -> None:
     if options["tactic_sources"] is not None:
         sources = [getattr(trt.TacticSource, name) for name in options["tactic_sources"]]
         config.set_tactic_sources(sum(1 << int(source) for source in sources))
+
+
+def set_devices(trt: Any, builder: Any, network: Any, config: Any, core: int) -> str:
+    """Places every layer that the DLA takes on a core of it, the others on the GPU; returns a message about them.
+
+    Raises:
+        RefusedError: the machine has no such core.
+    """
+    cores = builder.num_DLA_cores
+    if core >= cores:
+        has = f"{cores} DLA cores, numbered from 0" if cores else "no DLA"
+        raise RefusedError(f"this machine has {has}, so engine.dla={core} is not possible; leave it out")
+    config.default_device_type = trt.DeviceType.DLA
+    config.DLA_core = core
+    config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    others = [layer for layer in layers if not config.can_run_on_DLA(layer)]
+    for layer in others:
+        config.set_device_type(layer, trt.DeviceType.GPU)
+    names = ", ".join(layer.name for layer in others) or "none"
+    return f"[I] {len(layers) - len(others)} of {len(layers)} layers on DLA core {core}; on the GPU: {names}"
 
 
 def timing_cache(config: Any) -> Any:
@@ -357,6 +380,8 @@ def inspect(trt: Any, engine: bytes, logger: Any, request: dict[str, Any]) -> st
     """The engine's layers from its inspector, JSON; empty if the engine cannot be loaded here."""
     runtime = trt.Runtime(logger)
     runtime.engine_host_code_allowed = True  # this process built it
+    if request["options"]["dla"] is not None:
+        runtime.DLA_core = request["options"]["dla"]
     if not request["options"]["embed_plugins"]:
         # A runtime has its own registry, without the libraries that the builder has loaded.
         for path in request["plugins"]:

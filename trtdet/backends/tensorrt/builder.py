@@ -18,6 +18,7 @@ from typing import Any
 from trtdet.backends import cuda
 from trtdet.backends.base import BuildRequest, Built, Capabilities, Typing
 from trtdet.backends.libraries import Library, library_named
+from trtdet.backends.tensorrt.dla import has_dla
 from trtdet.backends.tensorrt.messages import advised
 from trtdet.backends.tensorrt.opsets import missing_operators
 from trtdet.backends.tensorrt.silu_aot import NETWORK_FLAG
@@ -94,7 +95,8 @@ class TensorRT:
         except OSError:
             vc_plugin = False
         sources = tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ()))
-        return replace(capabilities_of(version, vc_plugin), tactic_sources=sources)
+        dla = has_dla(version, self._device.sm)
+        return replace(capabilities_of(version, vc_plugin), tactic_sources=sources, dla=dla)
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         if request.sms and request.sms != (self._device.sm,):
@@ -108,7 +110,7 @@ class TensorRT:
 def capabilities_of(version: str, vc_plugin: bool = True) -> Capabilities:
     """Capabilities of a version of TensorRT, such as 10.3, which need not be installed.
 
-    ``vc_plugin`` tells whether its library of version-compatible plugins is there. Tactic sources are left out.
+    ``vc_plugin`` tells whether its library of version-compatible plugins is there. Tactic sources and DLA cores are left out.
     """
     major, minor = (int(part) for part in version.split(".")[:2])
     implicit = LIBRARY.may_read_calibration_cache(version)
@@ -204,7 +206,9 @@ def build_engine(
 
 def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tuple[int, ...]) -> dict[str, Any]:
     """The request in the form that the build process reads."""
-    typing = caps.explicit if request.implicit is None else caps.implicit
+    # The DLA knows strongly typed networks only where there are no others.
+    weak = request.implicit is not None or (request.options.dla is not None and caps.implicit is not None)
+    typing = caps.implicit if weak else caps.explicit
     if typing is None:
         raise BackendError(f"{caps.name} {caps.version} has no calibrators; quantise explicitly")
     compiled = caps.compiles_plugins and not request.plugins and any(plugin_nodes(request.model.graph))
@@ -217,7 +221,7 @@ def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tup
             "images": [str(path.resolve()) for path in request.implicit.images],
             "preprocess": preprocess.model_dump(mode="json") if preprocess is not None else None,
         }
-    options = ("version_compatible", "hardware_compatible", "embed_plugins", "tactic_sources", "tf32")
+    options = ("version_compatible", "hardware_compatible", "embed_plugins", "tactic_sources", "tf32", "dla")
     return {
         "module": library.module,
         "network_flags": (*typing.network_flags, *((NETWORK_FLAG,) if compiled else ())),

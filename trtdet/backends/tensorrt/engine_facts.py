@@ -25,6 +25,7 @@ class EngineFacts:
         hardware_compatible: every device of compute capability 8.0 or later can run it.
         plugins: plugin libraries it needs.
         embedded: it carries its plugins, which are host code.
+        dla: core of the DLA that runs a part of it.
     """
 
     library: Library
@@ -34,6 +35,7 @@ class EngineFacts:
     hardware_compatible: bool = False
     plugins: tuple[Path, ...] = ()
     embedded: bool = False
+    dla: int | None = None
 
     @staticmethod
     def of(bundle: Bundle) -> EngineFacts:
@@ -47,6 +49,7 @@ class EngineFacts:
             hardware_compatible=backend.hardware_compatible,
             plugins=tuple(bundle.file(file) for file in backend.loose_plugins),
             embedded=backend.carries_plugins,
+            dla=backend.dla,
         )
 
     @staticmethod

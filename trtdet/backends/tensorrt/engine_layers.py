@@ -22,8 +22,17 @@ def onnx_nodes(name: str, metadata: str = "") -> tuple[str, ...]:
     if name.startswith(("Reformatting CopyNode", "__myl")):
         return ()
     region = re.match(r"\{ForeignNode\[(.*)\]\}", name)
-    parts = region[1].split("...") if region else re.split(r" \+ | \|\| |, ", re.sub(r"PWN\(|\)", "", name))
+    parts = region[1].split("...") if region else map(_without_group, re.split(r" \+ | \|\| |, ", name))
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def _without_group(part: str) -> str:
+    """A part of a layer's name without the brackets of ``PWN(...)``, which a node's own name may have too."""
+    while part.startswith("PWN("):
+        part = part.removeprefix("PWN(")
+    while part.endswith(")") and part.count(")") > part.count("("):
+        part = part.removesuffix(")")
+    return part
 
 
 def new_profiler(trt: Any) -> Any:

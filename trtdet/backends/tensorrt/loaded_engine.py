@@ -113,6 +113,8 @@ class LoadedEngine:
         if facts.embedded or facts.version_compatible:
             # Host code, of plugins or of the version's runtime, needs this permission.
             runtime.engine_host_code_allowed = True
+        if facts.dla is not None:
+            runtime.DLA_core = facts.dla
         for path in facts.plugins:
             if runtime.get_plugin_registry().load_library(str(path.resolve())) is None:
                 raise self.refused(f"loading the plugin library '{path}'", mark)
