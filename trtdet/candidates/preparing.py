@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from trtdet import __version__
-from trtdet.backends.base import Built
+from trtdet.backends.base import Built, EngineTarget
 from trtdet.backends.planned import PlannedBackend
 from trtdet.building.assembly import prepared_of
 from trtdet.building.bundle import write_bundle
@@ -77,7 +77,7 @@ def prepare(
             f"say what will build the engine: {spelled(PrepareOptions, 'target')} tensorrt-10.3, for example"
         )
     backend = PlannedBackend(options.target)
-    plan = options.build.plan
+    plan, target = options.build.plan, EngineTarget.of(options.build)
     if plan.ray is not None:
         raise ConfigError("a folder of candidates is prepared on one machine; leave plan.ray out")
     job = job_of(
@@ -106,8 +106,8 @@ def prepare(
             trtdet_version=__version__,
             library=backend.capabilities.name,
             version=backend.capabilities.version,
-            sms=options.build.sms,
-            batch=options.build.batch,
+            sms=target.sms,
+            batch=target.batch,
             key=work.key,
             bound=bound,
             reference=work.reference,

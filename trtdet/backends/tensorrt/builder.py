@@ -110,7 +110,8 @@ class TensorRT:
 def capabilities_of(version: str, vc_plugin: bool = True) -> Capabilities:
     """Capabilities of a version of TensorRT, such as 10.3, which need not be installed.
 
-    ``vc_plugin`` tells whether its library of version-compatible plugins is there. Tactic sources and DLA cores are left out.
+    ``vc_plugin`` tells whether its library of version-compatible plugins is there. Tactic sources and DLA are
+    left out.
     """
     major, minor = (int(part) for part in version.split(".")[:2])
     implicit = LIBRARY.may_read_calibration_cache(version)
