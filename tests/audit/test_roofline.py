@@ -230,7 +230,8 @@ def test_the_tables_say_that_they_are_estimates_and_name_the_slowest_layers():
     assert isinstance(totals, Table)
     assert totals.title.startswith("estimated, not measured: made up at its published rates (100 GB/s, FP16 10 TFLOPS")
     assert [row[0] for row in totals.rows] == [1, 32]
-    assert totals.rows[1][2] == pytest.approx(32e3 / batches[1].ms)
+    assert totals.rows[1][3] == pytest.approx(32e3 / batches[1].ms)
+    assert [row[2] for row in totals.rows] == ["{:.3f} .. {:.3f}".format(*each.interval_ms) for each in batches]
     for row in totals.rows:
         assert math.fsum(share for share in row[-3:] if isinstance(share, float)) == pytest.approx(1.0)
     for table, found in zip(layers, batches, strict=True):

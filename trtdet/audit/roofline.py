@@ -35,7 +35,7 @@ from trtdet.bundle import Bundle
 from trtdet.errors import ConfigError
 from trtdet.quantization import PrecisionPlan
 from trtdet.quantization.macs import Macs
-from trtdet.tables import Column, Table, Tables
+from trtdet.tables import Cell, Column, Table, Tables
 
 Bound = Literal["memory", "arithmetic", "launch"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
@@ -356,10 +356,11 @@ def estimate_tables(estimates: Sequence[Estimate], alone: Sequence[Estimate], ev
     ``estimates`` has one entry per batch, launched as a CUDA graph; ``alone`` has the same launched kernel by kernel.
     """
     gpu = estimates[0].gpu
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         (
             total.batch,
             total.ms,
+            "{:.3f} .. {:.3f}".format(*total.interval_ms),
             1e3 * total.batch / total.ms,
             single.ms,
             total.bytes / 1e6,
@@ -371,6 +372,7 @@ def estimate_tables(estimates: Sequence[Estimate], alone: Sequence[Estimate], ev
     columns: tuple[Column | str, ...] = (
         "batch",
         Column("ms", ".3f"),
+        "90 % interval",
         Column("images/s", ".0f"),
         Column("ms without CUDA graph", ".3f"),
         Column("MB", ".1f"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trtdet.audit.roofline import TIME_WITHIN
 from trtdet.quantization import Cause
 from trtdet.report.document import Grid, Section
 from trtdet.report.runs import Run
@@ -130,7 +131,7 @@ def figures_section(run: Run) -> Section:
         rows.append(("latency", f"{latency['value']:.2f}x", against, basis))
     if estimate:
         times = [f"{estimate[key]['ms']:.3f} ms" for key in ("int8", "fp16")]
-        basis = f"estimated for {estimate['gpu']}, batch {estimate['batch']}; not measured"
+        basis = f"estimated for {estimate['gpu']}, batch {estimate['batch']}, within a factor of {TIME_WITHIN:g}"
         rows.append(("time of a run", times[0], f"{times[1]} in FP16", basis))
         if "interval" in estimate:
             ratio = "{:.2f} ({:.2f} .. {:.2f})".format(estimate["ratio"], *estimate["interval"])
