@@ -186,8 +186,8 @@ def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True, fp16: 
     """Estimates the time of an engine on a GPU, which need not be the GPU it was built for.
 
     ``fp16`` names INT8 convolutions to estimate in FP16, see :class:`trtdet.audit.fp16.InFp16`. For 14 plans each of
-    YOLOX-nano and YOLOv5n, the result differed by at most 4.3 % from the estimate of the engine that TensorRT-RTX 1.7
-    built, and ranked the plans alike (Spearman 0.99; L4, batch 1).
+    YOLOX-nano and YOLOv5n, the result differed by at most 5.8 % from the estimate of the engine that TensorRT-RTX 1.7
+    built, and ranked the plans alike (Spearman 0.98 and 0.96; L4, batch 1).
 
     Activation bytes and operations scale with the batch, constants do not. A builder might choose other kernels for
     another batch; the estimate ignores that. ``graph`` launches all kernels as one CUDA graph.
