@@ -10,7 +10,8 @@ Prints Markdown: times, the batch from which INT8 pays, and the channels from wh
 
 TensorRT-RTX generates a kernel after each INT8 convolution. TensorRT 8.6 and 10 have kernels that read INT8, activate
 and write INT8; engines of theirs cannot be built without a GPU. The column "fused" imagines such an engine: the kernels
-of FP16's, the same convolutions in INT8, and every tensor that one of them reads in INT8.
+of FP16's, the convolutions in INT8 that the default plan of TensorRT 8.6 and 10 has there, also those that stay in FP16
+on TensorRT-RTX because they are bound by memory, and every tensor that one of them reads in INT8.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from trtdet.audit.roofline import Estimate, estimate, flow_of
 from trtdet.audit.traffic import Flow
 from trtdet.data import ImageStream
 from trtdet.exporter import ExportOptions, export, yolox
-from trtdet.quantization import CORRECTIONS, Entry, PrecisionPlan
+from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
 from trtdet.tables import Column, Table
 
 ZOO = ("yolox-s", "yolox-m", "yolox-l")
@@ -53,8 +54,12 @@ class Pair:
 
     @cached_property
     def fused(self) -> Flow:
-        """FP16's kernels with the convolutions of the INT8 engine in INT8, reading and, for one another, writing it."""
-        names = {name for name, one in self.int8.convolutions.items() if self.int8.layers[one.layer].input == "Int8"}
+        """FP16's kernels with the plan of TensorRT 8.6 and 10, whose INT8 convolutions hand on INT8 to one another."""
+        names = {
+            name
+            for name, entry in self.int8.plan.entries.items()
+            if entry.precision == "int8" or entry.cause is Cause.BOUND_BY_MEMORY
+        }
         readers = {index for index, runs in self.fp16.runs.items() if any(one.name in names for one in runs)}
         read = {tensor.name for index in readers for tensor in self.fp16.layers[index].inputs}
 

@@ -63,7 +63,7 @@ def test_the_page_is_whole_loads_nothing_and_escapes_names():
     assert "prefers-color-scheme:dark" in text
     text = "".join(found.text)
     assert "Accuracy and speed of <b>&net" in text
-    assert "<b>&net: 4 of 5 variants are Pareto-optimal, from 0.2 to 0.4 ms (estimate, L4, batch 1)" in text
+    assert "<b>&net: 4 of 5 variants are Pareto-optimal, from 0.2 to 0.4 ms (estimate within 1.3x, L4, batch 1)" in text
     assert "the cheapest INT8 variant without a significant loss is 5 (all FP16) at 0.4 ms" in text
 
 
@@ -76,7 +76,7 @@ def test_every_point_is_drawn_with_its_facts_and_the_best_are_joined():
     assert dominated["y"] == pytest.approx([-2.0])
     assert dominated["error_y"]["array"] == pytest.approx([0.2]) == dominated["error_y"]["arrayminus"]
     (tip,) = dominated["hovertext"]
-    facts = "3 convolutions INT8, 1 FP16, 0 FP32<br>0.35 ms (estimate, L4, batch 1)<br>"
+    facts = "3 convolutions INT8, 1 FP16, 0 FP32<br>0.35 ms (estimate within 1.3x, L4, batch 1)<br>"
     assert tip.startswith(f"variant 4: default<br>{facts}")
     assert "mAP against FP32 -2.00 (-2.20 .. -1.80)" in tip
     assert tip.endswith("dominated by variant 2")

@@ -49,7 +49,11 @@ def test_estimates_and_engines_of_a_library_that_builds_without_a_gpu(tune, run,
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     rtx = ["--backend", "tensorrt-rtx", "--sm", 86, "--json", "--set"]
     front = tune(*rtx, "engine.gpu=RTX 3090").ok.json
-    assert (front["gpu"], front["device"], front["unit"]) == ("RTX 3090", None, "ms (estimate, RTX 3090, batch 1)")
+    assert (front["gpu"], front["device"], front["unit"]) == (
+        "RTX 3090",
+        None,
+        "ms (estimate within 1.3x, RTX 3090, batch 1)",
+    )
     by = {title: point for point in front["variants"] for title in point["titles"]}
     assert all(point["engine"] > 0 and point["cost"] == point["estimated"] > 0 for point in front["variants"])
     assert (by["all INT8"]["counts"]["int8"], by["all FP16"]["counts"]["fp16"]) == (CONVOLUTIONS, CONVOLUTIONS)

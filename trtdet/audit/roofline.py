@@ -1,15 +1,18 @@
 """Estimates the time of an engine on a GPU that is not here, from its layers and the GPU's published rates.
 
-A layer that starts a kernel takes the longest of three times, plus the cost of its launch:
+A layer that starts a kernel takes the longest of three times, plus a fixed time of the kernel itself:
 
-- its bytes (inputs, outputs and constants, with channel padding) at the memory bandwidth;
-- the multiply-adds of its convolutions and matrix products at the tensor cores' dense rate for the input type, with the
-  channels of each group padded to the 16 bytes of a tensor-core operand; depthwise convolutions run on ordinary cores;
+- its bytes (inputs, outputs and constants, with channel padding) at the share of the bandwidth that kernels reach;
+- the multiply-adds of its convolutions and matrix products at the share of the tensor cores' dense rate for the input
+  type that kernels reach, with the channels of each group padded to the 16 bytes of a tensor-core operand, and the
+  output cut into tiles that occupy the multiprocessors in waves; depthwise convolutions run on ordinary cores;
 - its element-wise operators at the rate of the ordinary cores.
 
 This is a roofline (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
-architectures", CACM 52(4), 2009): a lower bound, as no kernel reaches all peak rates. A tensor that stays in the L2
-cache costs less than counted here; ``Estimate.cached`` is the upper limit of such bytes.
+architectures", CACM 52(4), 2009) below the peaks. What kernels reach was fitted to 35 published times: seven engines of
+NVIDIA/TensorRT's ``trt-engine-explorer`` on A100, RTX 3090 and TITAN RTX, with the times of their layers, and FP16 and
+INT8 of seven detectors on T4, Orin, RTX 2060 to 3080 and RTX PRO 6000 (``benchmarks/estimates.py``). The intervals are
+the errors for GPUs and models that the fit left out one at a time.
 """
 
 from __future__ import annotations
@@ -25,22 +28,50 @@ import onnx
 from trtdet.audit.findings import listed
 from trtdet.audit.fp16 import InFp16, Moved
 from trtdet.audit.gpus import Gpu
-from trtdet.audit.layers import BITS
+from trtdet.audit.layers import BITS, Layer
 from trtdet.audit.results import Audit
 from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Flow
 from trtdet.bundle import Bundle
 from trtdet.errors import ConfigError
 from trtdet.quantization import PrecisionPlan
-from trtdet.tables import Column, Table, Tables
+from trtdet.quantization.macs import Macs
+from trtdet.tables import Cell, Column, Table, Tables
 
 Bound = Literal["memory", "arithmetic", "launch"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
 """What limits a layer's speed."""
 
-GRAPH_LAUNCH_US = 0.55
-"""Microseconds between two kernels of a CUDA graph.
-Source: NVIDIA technical blog, "Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements",
-11 September 2024: a graph of 1025 empty kernels in a line runs 567 us on the device (CUDA 12.6, Ampere)."""
+KERNEL_CYCLES = 7200
+"""GPU clocks that every kernel of a CUDA graph takes beside its work: start, first loads, last writes, and the wait for
+them; 4.1 us at 1.77 GHz. Fitted; the 72 kernels of a MobileNet at batch 1 take 4.9 us each on a TITAN RTX."""
+
+MEMORY = 0.9
+"""Share of the bandwidth that kernels reach. Fitted; a ResNet-50's convolutions of 64 to 256 channels reach 0.82 to 0.9
+on an RTX 3090."""
+
+QUANTISED = 0.5
+"""The same for a kernel that only quantises a feature map: 0.45 to 0.5 in ResNet-18 on an A100."""
+
+IMAGE = 0.16
+"""The same for a kernel that converts an image of up to four channels to the engine's type and layout: 0.13 to 0.24 on
+an A100, though 0.8 on an RTX 3090."""
+
+ARITHMETIC: Mapping[int, float] = {8: 0.69, 16: 0.76, 32: 0.6}
+"""Share of the dense tensor-core rate that full waves of a convolution reach, by the bits of what it reads. Fitted."""
+
+DEPTHWISE = 0.5
+"""Share of the ordinary cores' rate that depthwise convolutions reach. Fitted, by few layers."""
+
+TILE = 64
+"""Places, and output channels, that a multiprocessor computes at a time: fewer tiles than multiprocessors leave some
+idle. Fitted among 1, 32, 64 and 128; builders choose tiles of 32 to 256."""
+
+TIME_WITHIN = 1.3
+"""Factor of the interval of a time. 90 % of the times of a GPU or a model lay within 1.22 where a fit left these out;
+rounded up, as rows that share a GPU or a model are not independent."""
+
+RATIO_WITHIN = 1.2
+"""The same for the ratio of INT8's time to FP16's: 1.18, rounded up."""
 
 LAUNCH_US = 3.0
 """Microseconds that the host takes to launch a kernel, so the shortest time between two kernels without a graph.
@@ -49,6 +80,8 @@ Source: Zhang, Wahib and Matsuoka, "Understanding the overheads of launching CUD
 _VECTOR = 16
 """Bytes that a row of a tensor-core operand is padded to: 8 channels in FP16, 16 in INT8.
 Source: NVIDIA, "Deep Learning Performance: Convolutional Layers User's Guide", section "Channels In And Out"."""
+
+_IMAGE_CHANNELS = 4
 
 _SHOWN = 8
 """Layers in a short table of an estimate."""
@@ -61,7 +94,8 @@ class LayerEstimate:
     Attributes:
         about: names of its convolutions, else of its other ONNX nodes, else its own.
         operations: of convolutions and matrix products; a multiply-add is two.
-        launch_ms: launch cost; without a CUDA graph, only the part that the layer's own work does not hide.
+        launch_ms: the kernel's fixed time; without a CUDA graph at least the part of the host's launch that the layer's
+            own work does not hide.
     """
 
     name: str
@@ -88,7 +122,7 @@ class LayerEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated minimum time of an engine on a GPU, not a measurement; ``graph`` means launched as a CUDA graph.
+    """Estimated time of an engine on a GPU, not a measurement; ``graph`` means launched as a CUDA graph.
 
     Attributes:
         layers: the layers that start a kernel, in the order of the builder.
@@ -107,6 +141,11 @@ class Estimate:
         return math.fsum(layer.ms for layer in self.layers)
 
     @property
+    def interval_ms(self) -> tuple[float, float]:
+        """Least and most milliseconds that a measurement may show, at 90 % confidence; see ``TIME_WITHIN``."""
+        return self.ms / TIME_WITHIN, self.ms * TIME_WITHIN
+
+    @property
     def bytes(self) -> int:
         """Bytes that all layers move."""
         return sum(layer.bytes for layer in self.layers)
@@ -122,7 +161,8 @@ class Estimate:
 
     def __str__(self) -> str:
         where = f"{self.gpu.name} at batch {self.batch}"
-        return f"{self.ms:.3f} ms on {where}, estimated from published rates, not measured"
+        low, high = self.interval_ms
+        return f"{self.ms:.3f} ms ({low:.3f} .. {high:.3f}) on {where}, estimated from published rates, not measured"
 
     def as_dict(self) -> dict[str, Any]:
         layers = [{**asdict(layer), "ms": layer.ms, "bound": layer.bound} for layer in self.layers]
@@ -132,6 +172,7 @@ class Estimate:
             "measured": False,
             "cuda_graph": self.graph,
             "ms": self.ms,
+            "interval_ms": list(self.interval_ms),
             "bytes": self.bytes,
             "cached_bytes": self.cached,
             "operations": self.operations,
@@ -145,8 +186,8 @@ def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True, fp16: 
     """Estimates the time of an engine on a GPU, which need not be the GPU it was built for.
 
     ``fp16`` names INT8 convolutions to estimate in FP16, see :class:`trtdet.audit.fp16.InFp16`. For 14 plans each of
-    YOLOX-nano and YOLOv5n, the result differed by at most 4.3 % from the estimate of the engine that TensorRT-RTX 1.7
-    built, and ranked the plans alike (Spearman 0.99; L4, batch 1).
+    YOLOX-nano and YOLOv5n, the result differed by at most 5.8 % from the estimate of the engine that TensorRT-RTX 1.7
+    built, and ranked the plans alike (Spearman 0.98 and 0.96; L4, batch 1).
 
     Activation bytes and operations scale with the batch, constants do not. A builder might choose other kernels for
     another batch; the estimate ignores that. ``graph`` launches all kernels as one CUDA graph.
@@ -211,8 +252,9 @@ class Roofline:
         operations, tensor_ms = self._products(index, moved.type)
         pointwise_ms = self._pointwise_ms(index, index in self._flow.workers)
         arithmetic_ms = max(tensor_ms, pointwise_ms + sum(self._pointwise_ms(other, True) for other in inside))
-        memory_ms = total / self._gpu.bandwidth / 1e6
-        launch_ms = moved.kernels * GRAPH_LAUNCH_US / 1e3
+        gpu, reached = self._gpu, _reached(layer)
+        memory_ms = total / (gpu.bandwidth * gpu.memory * reached) / 1e6
+        launch_ms = moved.kernels * KERNEL_CYCLES / (gpu.clock * gpu.sustained) / 1e6
         if not self._graph:
             launch_ms = max(launch_ms, moved.kernels * LAUNCH_US / 1e3 - max(memory_ms, arithmetic_ms))
         return LayerEstimate(
@@ -230,7 +272,8 @@ class Roofline:
     def _products(self, index: int, kind: str) -> tuple[int, float]:
         """Operations of a layer's convolutions and matrix products on type ``kind``, and their milliseconds."""
         gpu, bits = self._gpu, BITS.get(kind, 32)
-        rate = gpu.int8 if bits <= 8 else gpu.fp16 if bits == 16 else gpu.tf32 or gpu.fp32
+        peak = gpu.int8 if bits <= 8 else gpu.fp16 if bits == 16 else gpu.tf32 or gpu.fp32
+        rate = peak * gpu.sustained * ARITHMETIC[min(max(bits, 8), 32)]
         step = _VECTOR * 8 // bits
         operations, ms = 0.0, 0.0
         for name in self._flow.workers.get(index, ()):
@@ -242,11 +285,19 @@ class Roofline:
             count = 2 * work.count * self._batch
             operations += count
             if work.depthwise:
-                ms += count / gpu.fp32 / 1e9
+                ms += count / (gpu.fp32 * gpu.sustained * DEPTHWISE) / 1e9
             elif count:
                 filled = _filled(work.inputs // work.groups, step) * _filled(work.outputs // work.groups, step)
-                ms += count * filled / rate / 1e9
+                ms += count * filled / (rate * self._occupied(work)) / 1e9
         return round(operations), ms
+
+    def _occupied(self, work: Macs) -> float:
+        """Share of the multiprocessors that a convolution or product keeps busy, above 0 to 1."""
+        values = work.count * self._batch * work.groups // (work.inputs * math.prod(work.kernel))
+        columns = work.outputs // work.groups
+        rows = values // work.outputs
+        tiles = work.groups * -(-max(rows, 1) // TILE) * -(-max(columns, 1) // TILE)
+        return tiles / (-(-tiles // self._gpu.sms) * self._gpu.sms)
 
     def _pointwise_ms(self, index: int, beside: bool) -> float:
         """Milliseconds of a layer's element-wise operators; ``beside`` means in the kernel of a convolution."""
@@ -266,7 +317,9 @@ class Roofline:
             values = min(flow.elements.get(node.output[0], most), most)
             instructions += (_STEPS.get(node.op_type, 1) + special) * values
         # The rate counts two operations per multiply-add, so an instruction counts as two.
-        self._instructions[index, beside] = instructions * self._scale * 2 / self._gpu.fp32 / 1e9
+        self._instructions[index, beside] = (
+            instructions * self._scale * 2 / (self._gpu.fp32 * self._gpu.sustained) / 1e9
+        )
         return self._instructions[index, beside]
 
     @cached_property
@@ -282,6 +335,16 @@ class Roofline:
         return total
 
 
+def _reached(layer: Layer) -> float:
+    """Share of the bandwidth that the kernel of a layer reaches. Generated kernels fuse their conversions."""
+    if layer.type != "Reformat" or not layer.inputs or not layer.outputs:
+        return MEMORY
+    source = layer.inputs[0]
+    if len(source.dims) == 4 and source.dims[1] <= _IMAGE_CHANNELS:
+        return IMAGE
+    return QUANTISED if layer.output == "Int8" != layer.input else MEMORY
+
+
 def _filled(channels: int, step: int) -> float:
     """Padded channels per real channel."""
     return -(-channels // step) * step / max(channels, 1)
@@ -293,10 +356,11 @@ def estimate_tables(estimates: Sequence[Estimate], alone: Sequence[Estimate], ev
     ``estimates`` has one entry per batch, launched as a CUDA graph; ``alone`` has the same launched kernel by kernel.
     """
     gpu = estimates[0].gpu
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         (
             total.batch,
             total.ms,
+            "{:.3f} .. {:.3f}".format(*total.interval_ms),
             1e3 * total.batch / total.ms,
             single.ms,
             total.bytes / 1e6,
@@ -308,6 +372,7 @@ def estimate_tables(estimates: Sequence[Estimate], alone: Sequence[Estimate], ev
     columns: tuple[Column | str, ...] = (
         "batch",
         Column("ms", ".3f"),
+        "90 % interval",
         Column("images/s", ".0f"),
         Column("ms without CUDA graph", ".3f"),
         Column("MB", ".1f"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtdet.audit.gpus import Gpu
-from trtdet.audit.roofline import estimate, flow_of
+from trtdet.audit.roofline import RATIO_WITHIN, estimate, flow_of
 from trtdet.backends import EngineFacts, RunInfo, choose, obstacle
 from trtdet.building.assembly import assemble
 from trtdet.building.bundle import AUDIT
@@ -61,7 +61,7 @@ class EngineFigures:
 
 @dataclass(frozen=True)
 class Estimated:
-    """Estimates of both engines from a GPU's published rates, without a measurement.
+    """Estimates of both engines from a GPU's published rates, without a measurement; see :mod:`trtdet.audit.roofline`.
 
     ``fp16`` uses the SiLU form that is best for FP16. Without ``cuda_graph`` launches take longer.
     """
@@ -77,8 +77,24 @@ class Estimated:
         """Time of INT8 divided by that of FP16; below 1, INT8 is faster."""
         return self.int8.ms / self.fp16.ms
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Least and most that a measurement of ``ratio`` may show, at 90 % confidence."""
+        return self.ratio / RATIO_WITHIN, self.ratio * RATIO_WITHIN
+
+    @property
+    def verdict(self) -> str:
+        """Which of both is faster, as far as the estimate can tell."""
+        low, high = self.interval
+        return "INT8 is faster" if high < 1 else "FP16 is faster" if low > 1 else "cannot tell which is faster"
+
     def __str__(self) -> str:
-        return f"INT8 against FP16 ({self.basis}): {self.ratio:.2f}x the time, {self.sizes}"
+        return f"INT8 against FP16 ({self.basis}): {self.times}: {self.verdict}; {self.sizes}"
+
+    @property
+    def times(self) -> str:
+        """The ratio with its interval, as text."""
+        return f"{self.ratio:.2f}x the time ({self.interval[0]:.2f} .. {self.interval[1]:.2f})"
 
     @property
     def basis(self) -> str:
@@ -95,7 +111,8 @@ class Estimated:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**asdict(self), "ratio": self.ratio, "said": str(self)}
+        plain = {"ratio": self.ratio, "interval": list(self.interval), "verdict": self.verdict, "said": str(self)}
+        return {**asdict(self), **plain}
 
 
 @dataclass(frozen=True)
@@ -178,6 +195,10 @@ class Worth:
             reason = f"INT8 could not be compared with FP16, as {self.unmeasured}"
             return replace(self, guard=GuardPart(shipped="int8", least=least, reason=reason))
         gpu = "" if self.estimate is None else self.estimate.gpu
+        times = f"{speedup:.2f} times"
+        if self.latency is None and self.estimate is not None:
+            low, high = (1 / bound for bound in reversed(self.estimate.interval))
+            times += f" ({low:.2f} .. {high:.2f})"
         guard = GuardPart(
             shipped="int8" if speedup >= least else "fp16",
             least=least,
@@ -185,7 +206,7 @@ class Worth:
             how="estimated" if self.latency is None else "measured",
             on=self.run_info.device if self.latency is not None and self.run_info is not None else gpu,
             batch=self.batch,
-            reason=f"INT8 is {speedup:.2f} times as fast as FP16 ({self.basis}), and --guard asks for {least:g}",
+            reason=f"INT8 is {times} as fast as FP16 ({self.basis}), and --guard asks for {least:g}",
         )
         return replace(self, guard=guard)
 
@@ -194,8 +215,13 @@ class Worth:
         """Advice if INT8 is not faster than FP16; empty if ``--guard X`` decided, or the speed-up is unknown."""
         if self.guard is not None or self.speedup is None or self.speedup > 1:
             return ""
+        times, what = f"{1 / self.speedup:.2f}x the time", "INT8 is not faster than FP16"
+        if self.latency is None and self.estimate is not None:
+            times = self.estimate.times
+            if self.estimate.interval[0] <= 1:
+                what = "cannot tell whether INT8 is faster than FP16"
         return (
-            f"INT8 is not faster than FP16 ({self.basis}: {1 / self.speedup:.2f}x the time); --guard {GUARD:g} ships "
+            f"{what} ({self.basis}: {times}); --guard {GUARD:g} ships "
             "FP16 where INT8 does not pay; 'trtdet audit --gpu NAME' shows what bounds it and what gets in its way"
         )
 

@@ -16,7 +16,7 @@ import onnx
 
 from trtdet.audit.gpus import GPUS, Gpu, gpu_named
 from trtdet.audit.neighbours import Costs, Joint, MeasuredPart, measured_costs, time_costs
-from trtdet.audit.roofline import Roofline
+from trtdet.audit.roofline import TIME_WITHIN, Roofline
 from trtdet.audit.traffic import Flow
 from trtdet.backends import Backend, EngineFacts, EngineTarget, Runner, open_engine
 from trtdet.building.corrections import Prepared
@@ -92,7 +92,7 @@ def plan_times(
         measured, name = _layers_measured(engine, half, prepared, backend=backend, options=options, progress=progress)
         costs, basis = measured_costs(flow, roofline, measured), f"from layers measured on {name}"
     else:
-        costs, name, basis = time_costs(flow, roofline), gpu.name, f"estimate, {gpu.name}"
+        costs, name, basis = time_costs(flow, roofline), gpu.name, f"estimate within {TIME_WITHIN:g}x, {gpu.name}"
     image = ""
     if options.plan.objective == "throughput":
         costs, image = costs.shared_by(batch), " an image"

@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from trtdet.audit import Audit, audit, layers_of
-from trtdet.audit.roofline import estimate
+from trtdet.audit.roofline import RATIO_WITHIN, estimate
 from trtdet.audit.traffic import Flow
 from trtdet.backends import (
     Backend,
@@ -153,7 +153,7 @@ def finish(
             raise BackendError(f"no candidate could be built; the first: {first.problem}", first.hint, first.messages)
         times, how, on, reason = _times(entrants, backend, options, progress=progress)
         problems.update({name: text for name, text in reason.items() if name})
-        chosen, why = _choice(entrants, times)
+        chosen, why = _choice(entrants, times, how)
         parts = tuple(
             _part(one, problems.get(one.name, ""), times.get(one.name), how=how, on=on, shipped=one is chosen.candidate)
             for one in content.candidates
@@ -249,7 +249,7 @@ def _times(
             flow = Flow(one.audit.layers, one.plan, one.model)
             estimated[one.candidate.name] = estimate(flow, gpu, batch, graph=graph).ms
         half = estimated.get(_FP16)
-        ratios = {name: None if half is None else Ratio(*[ms / half] * 3) for name, ms in estimated.items()}
+        ratios = {name: None if half is None else _estimated_ratio(ms / half) for name, ms in estimated.items()}
         return {name: _Timed(ms, ratios[name]) for name, ms in estimated.items()}, "estimated", gpu.name, {}
     with ExitStack() as stack:
         targets = []
@@ -278,16 +278,22 @@ def _times(
     return times, "measured", results[0].run_info.device, reasons
 
 
-def _choice(entrants: list[_Entrant], times: dict[str, _Timed]) -> tuple[_Entrant, str]:
-    """The candidate to ship, and why. Without times it is the default plan, whose accuracy every build checks."""
+def _estimated_ratio(value: float) -> Ratio:
+    within = 1.0 if value == 1 else RATIO_WITHIN
+    return Ratio(value, value / within, value * within)
+
+
+def _choice(entrants: list[_Entrant], times: dict[str, _Timed], how: str | None) -> tuple[_Entrant, str]:
+    """The candidate to ship, and why. Without times it is the default plan, whose accuracy every build checks. An
+    estimate decides by its value: its interval is as wide as most differences."""
     timed = {one.candidate.name: one for one in entrants if one.candidate.name in times}
     if not timed:
         default = next((one for one in entrants if one.candidate.name == "default"), entrants[0])
         return default, f"'{default.candidate.name}' ships"
     ratios = {name: times[name].ratio or Ratio(*[times[name].ms] * 3) for name in timed}
     fastest = min(ratios, key=lambda name: ratios[name].value)
-    equal = [name for name, ratio in ratios.items() if ratio.low <= ratios[fastest].high]
-    best = max(equal, key=lambda name: timed[name].candidate.accuracy.difference)
+    equal = [name for name, ratio in ratios.items() if how == "measured" and ratio.low <= ratios[fastest].high]
+    best = max(equal or [fastest], key=lambda name: timed[name].candidate.accuracy.difference)
     if best == fastest:
         return timed[best], f"'{best}' ships as the fastest of {len(timed)}"
     return timed[best], f"'{best}' ships: the most accurate of the {len(equal)} fastest, whose times do not differ"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from trtdet.audit.roofline import TIME_WITHIN
 from trtdet.building.variants import EXPERIMENT, Overrides
 from trtdet.evaluation.comparison import Finite, MaskScore
 from trtdet.files import write_atomically
@@ -178,7 +179,7 @@ class Experiment:
         if self.device is not None and all(variant.latency_ms is not None for variant in self.variants):
             return f"ms{image} (measured on {self.device}, batch {self.batch})"
         if self.gpu is not None:
-            return f"ms{image} (estimate, {self.gpu}, batch {self.batch})"
+            return f"ms{image} (estimate within {TIME_WITHIN:g}x, {self.gpu}, batch {self.batch})"
         return _MULTIPLY_ADDS
 
     @property

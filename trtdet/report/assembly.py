@@ -115,7 +115,8 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         comparison = (run.worth or {}).get("estimate")
         gpu = gpu_of(comparison["gpu"] if comparison else None, manifest.backend.sms)
         times = estimate(flow_of(bundle), gpu, manifest.input.shape.opt[0])
-        basis = f"estimated for {times.gpu.name}, batch {times.batch}"
+        low, high = times.interval_ms
+        basis = f"estimated for {times.gpu.name}, batch {times.batch}; a run {low:.2f} to {high:.2f} ms"
         sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), basis))
         sections.append(audit_section(run.audit, plan, times))
     else:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trtdet.audit.roofline import TIME_WITHIN
 from trtdet.quantization import Cause
 from trtdet.report.document import Grid, Section
 from trtdet.report.runs import Run
@@ -108,7 +109,10 @@ def _next_steps(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[st
     if audit is not None and audit.int8 + audit.fp8 == 0 and bundle.manifest.shipped == "int8":
         yield "build with --fp16, or with --int8-all", "no convolution runs in INT8"
     elif worth is not None and worth.get("speedup") is not None and worth["speedup"] <= 1 and not worth.get("guard"):
-        yield "build with --guard", "INT8 is not faster than FP16, and --guard ships FP16 then"
+        what = "INT8 is not faster than FP16"
+        if worth.get("latency") is None and (worth.get("estimate") or {}).get("verdict", "").startswith("cannot"):
+            what = "the estimate cannot tell whether INT8 is faster than FP16: measure it with 'trtdet bench'"
+        yield "build with --guard", f"{what}; --guard ships FP16 where it is not"
     if worth is not None and worth.get("advice"):
         yield "see --keep-fp16 in the next line", str(worth["advice"])
     for advice in audit.advice[:_MOST] if audit is not None else ():
@@ -127,8 +131,11 @@ def figures_section(run: Run) -> Section:
         rows.append(("latency", f"{latency['value']:.2f}x", against, basis))
     if estimate:
         times = [f"{estimate[key]['ms']:.3f} ms" for key in ("int8", "fp16")]
-        basis = f"estimated for {estimate['gpu']}, batch {estimate['batch']}; not measured"
+        basis = f"estimated for {estimate['gpu']}, batch {estimate['batch']}, within a factor of {TIME_WITHIN:g}"
         rows.append(("time of a run", times[0], f"{times[1]} in FP16", basis))
+        if "interval" in estimate:
+            ratio = "{:.2f} ({:.2f} .. {:.2f})".format(estimate["ratio"], *estimate["interval"])
+            rows.append(("INT8's time over FP16's", ratio, estimate["verdict"], basis))
     if bundle.engine is not None:
         other = f"{estimate['fp16']['file_bytes'] / 1e6:.2f} MB in FP16" if estimate else ""
         rows.append(("engine file", f"{bundle.engine.stat().st_size / 1e6:.2f} MB", other, "size of the file"))
