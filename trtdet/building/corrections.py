@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,7 +11,7 @@ import onnx
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.half import Magnitudes, half_parts, within_half
 from trtdet.building.ranges import Calibrated, Selection, sources_of
-from trtdet.calibration import Ranges
+from trtdet.calibration import Range, Ranges
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import ConfigError, ModelError
@@ -23,17 +24,17 @@ from trtdet.quantization import (
     Corrections,
     DataFlow,
     HeadRange,
+    NetworkForm,
     PrecisionPlan,
     QdqPlacement,
     Requantized,
     Start,
-    WeightForm,
     WeightScales,
     correct,
     insert_qdq,
     judged_beside,
     lint,
-    quantized_joins,
+    no_worse,
     requantize,
     sense,
     shared,
@@ -84,27 +85,42 @@ class Prepared:
     def config(self) -> Config:
         return self.graph.config
 
-    def explicit(self, plan: PrecisionPlan, form: WeightForm | None = None) -> Requantized:
-        """The Q/DQ model of a plan; ``form`` of the weight scales is the backend's first if None.
+    def explicit(self, plan: PrecisionPlan, form: NetworkForm = NetworkForm()) -> Requantized:
+        """The Q/DQ model of a plan in a form, see :class:`trtdet.quantization.NetworkForm`. A tensor that only the form
+        quantises takes its largest magnitude on the calibration images as its range.
 
         Raises:
             ConfigError: the plan does not fit the model.
             ModelError: the Q/DQ nodes would make a backend run INT8 layers in float.
         """
-        flow, model = self.flow, self.model
+        flow, model, able = self.flow, self.model, self.graph.placement
+        plan = form.planned(model, plan, able.plan)
         half = half_parts(model, plan, flow, magnitudes=self.magnitudes)
-        explicit = insert_qdq(
-            model,
-            self.graph.placement.following(plan),
-            self.ranges,
-            corrections=self.corrections,
-            weights=WeightScales(form or flow.weights[0], half.outputs),
-        )
-        network = requantize(to_half(quantized_joins(explicit), half.names, half.left), self.ranges.inputs)
+        placement = form.placed(model, able.following(plan))
+        mapped, tensors = self.corrections.tensors, self.ranges.tensors
+        more = self.magnitudes.of(name for name in placement.activations if name not in tensors)
+        ranges = replace(self.ranges, tensors={**tensors, **{name: Range(x, -x, x) for name, x in more.items()}})
+        unmapped = tuple(name for name in placement.activations if name not in mapped)
+        ranges = form.ranged(model, replace(placement, activations=unmapped), ranges)
+        weights = WeightScales(form.weights or flow.weights[0], half.outputs)
+        explicit = insert_qdq(model, placement, ranges, corrections=self.corrections, weights=weights)
+        network = requantize(to_half(form.paired(explicit), half.names, half.left), ranges.inputs)
         problems = lint(network.model)
         if problems:
             raise ModelError(f"the INT8 graph would lose INT8 in {len(problems)} places, the first: {problems[0]}")
         return network
+
+    def harmless(self, plan: PrecisionPlan, forms: Sequence[NetworkForm]) -> tuple[NetworkForm, ...]:
+        """The forms whose detections on the held-back images differ from the float model's no more than those of the
+        default form, see :func:`trtdet.quantization.no_worse`. Runs all networks with onnxruntime.
+
+        Raises:
+            ConfigError: there are fewer than two calibration images.
+        """
+        sources = sources_of(self.graph, self.calibrated.paths, cache=self.calibrated.cache, progress=silent)
+        networks = [self.explicit(plan, form).model for form in (NetworkForm(), *forms)]
+        kept = no_worse(self.model, self.graph.placement, networks=networks, sources=sources)
+        return tuple(form for form, harmless in zip(forms, kept, strict=True) if harmless)
 
     def without_overflow(self, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
         """The plan with FP32 where values exceed FP16, see :func:`trtdet.building.half.within_half`."""
