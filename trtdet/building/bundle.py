@@ -198,5 +198,5 @@ def _quantization_part(network: BuildNetwork, options: BuildOptions) -> Quantiza
         histograms_key=collection.key,
         images=ImagesPart(count=collection.images, sha256=collection.images_sha256, skipped=collection.skipped),
         corrections=prepared.summary,
-        weight_scales=network.form.weights if network.form else None,
+        weight_scales=network.form,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -29,12 +28,12 @@ from trtdet.quantization import (
     QdqPlacement,
     Requantized,
     Start,
+    WeightForm,
     WeightScales,
     correct,
     insert_qdq,
     judged_beside,
     lint,
-    no_worse,
     requantize,
     sense,
     shared,
@@ -85,9 +84,11 @@ class Prepared:
     def config(self) -> Config:
         return self.graph.config
 
-    def explicit(self, plan: PrecisionPlan, form: NetworkForm = NetworkForm()) -> Requantized:
-        """The Q/DQ model of a plan in a form, see :class:`trtdet.quantization.NetworkForm`. A tensor that only the form
-        quantises takes its largest magnitude on the calibration images as its range.
+    def explicit(
+        self, plan: PrecisionPlan, weights: WeightForm | None = None, form: NetworkForm = NetworkForm()
+    ) -> Requantized:
+        """The Q/DQ model of a plan; ``weights`` is the form of their scales, the backend's first if None. A tensor that
+        only ``form`` quantises takes its largest magnitude on the calibration images as its range.
 
         Raises:
             ConfigError: the plan does not fit the model.
@@ -102,25 +103,13 @@ class Prepared:
         ranges = replace(self.ranges, tensors={**tensors, **{name: Range(x, -x, x) for name, x in more.items()}})
         unmapped = tuple(name for name in placement.activations if name not in mapped)
         ranges = form.ranged(model, replace(placement, activations=unmapped), ranges)
-        weights = WeightScales(form.weights or flow.weights[0], half.outputs)
-        explicit = insert_qdq(model, placement, ranges, corrections=self.corrections, weights=weights)
+        scales = WeightScales(weights or flow.weights[0], half.outputs)
+        explicit = insert_qdq(model, placement, ranges, corrections=self.corrections, weights=scales)
         network = requantize(to_half(form.paired(explicit), half.names, half.left), ranges.inputs)
         problems = lint(network.model)
         if problems:
             raise ModelError(f"the INT8 graph would lose INT8 in {len(problems)} places, the first: {problems[0]}")
         return network
-
-    def harmless(self, plan: PrecisionPlan, forms: Sequence[NetworkForm]) -> tuple[NetworkForm, ...]:
-        """The forms whose detections on the held-back images differ from the float model's no more than those of the
-        default form, see :func:`trtdet.quantization.no_worse`. Runs all networks with onnxruntime.
-
-        Raises:
-            ConfigError: there are fewer than two calibration images.
-        """
-        sources = sources_of(self.graph, self.calibrated.paths, cache=self.calibrated.cache, progress=silent)
-        networks = [self.explicit(plan, form).model for form in (NetworkForm(), *forms)]
-        kept = no_worse(self.model, self.graph.placement, networks=networks, sources=sources)
-        return tuple(form for form, harmless in zip(forms, kept, strict=True) if harmless)
 
     def without_overflow(self, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
         """The plan with FP32 where values exceed FP16, see :func:`trtdet.building.half.within_half`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
@@ -31,7 +31,17 @@ from trtdet.calibration import cache
 from trtdet.errors import BackendError, CalibrationError, TrtdetWarning
 from trtdet.options import BuildOptions
 from trtdet.progress import Progress, silent
-from trtdet.quantization import Cause, DataFlow, Entry, NetworkForm, Precision, PrecisionPlan, Requantized, to_half
+from trtdet.quantization import (
+    Cause,
+    DataFlow,
+    Entry,
+    NetworkForm,
+    Precision,
+    PrecisionPlan,
+    Requantized,
+    WeightForm,
+    to_half,
+)
 from trtdet.runtime.detector import Runtime
 
 OLDEST = 8600
@@ -49,7 +59,7 @@ class BuildNetwork:
         implicit: ranges of a model without Q/DQ nodes.
         cache: the ranges as text of a calibration cache.
         prepared: ranges and corrections; None for float networks and for the user's calibration cache.
-        form: how the INT8 layers are written; None without Q/DQ nodes.
+        form: form of the INT8 weight scales; None without Q/DQ nodes.
     """
 
     activations: Requantized
@@ -59,7 +69,7 @@ class BuildNetwork:
     implicit: Implicit | None = None
     cache: str = ""
     prepared: Prepared | None = None
-    form: NetworkForm | None = None
+    form: WeightForm | None = None
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -92,23 +102,22 @@ def float_network(
 
 
 def explicit_networks(
-    prepared: Prepared, plan: PrecisionPlan, caps: Capabilities, forms: Sequence[NetworkForm] = (NetworkForm(),)
+    prepared: Prepared, plan: PrecisionPlan, caps: Capabilities, form: NetworkForm = NetworkForm()
 ) -> tuple[BuildNetwork, ...]:
-    """The model with Q/DQ nodes in each form, once for each form of weight scales that the backend may run fastest."""
-    networks = []
-    for form in (replace(form, weights=weights) for form in forms for weights in prepared.flow.weights):
-        planned = form.planned(prepared.model, plan, prepared.graph.placement.plan)
-        network = BuildNetwork(
-            prepared.explicit(planned, form),
+    """The model with Q/DQ nodes, once for each form of weight scales that the backend may run fastest."""
+    plan = form.planned(prepared.model, plan, prepared.graph.placement.plan)
+    return tuple(
+        BuildNetwork(
+            prepared.explicit(plan, weights, form),
             precision="int8",
-            plan=planned,
-            precisions=prepared.graph.quantizable.precisions(planned),
+            plan=plan,
+            precisions=prepared.graph.quantizable.precisions(plan),
             cache=prepared.ranges.to_calibration_cache(caps.cache_version or OLDEST),
             prepared=prepared,
-            form=form,
+            form=weights,
         )
-        networks.append(network)
-    return tuple(networks)
+        for weights in prepared.flow.weights
+    )
 
 
 def implicit_network(

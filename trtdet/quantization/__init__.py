@@ -1,6 +1,6 @@
 """Quantisation: where Q/DQ pairs go, in which precision each convolution runs, and what is corrected."""
 
-from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS, correct, judged_beside, no_worse
+from trtdet.quantization.corrections import CORRECTIONS, DEFAULT_CORRECTIONS, correct, judged_beside
 from trtdet.quantization.corrections.head_ranges import HeadRange, Start, sense
 from trtdet.quantization.corrections.policies import Corrected
 from trtdet.quantization.defaults import default_plan, left_by_default
@@ -55,7 +55,6 @@ __all__ = [
     "judged_beside",
     "left_by_default",
     "lint",
-    "no_worse",
     "nodes_of",
     "place",
     "quantizable",

@@ -19,7 +19,6 @@ from trtdet.passes.walk import maker, upstream
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 from trtdet.quantization.shared_scales import quantized_cuts, quantized_joins, shared
-from trtdet.quantization.weight_forms import WeightForm
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,6 @@ class NetworkForm:
     """How a plan is written as a network. The default is what a build writes.
 
     Attributes:
-        weights: scales of the weights; None for the backend's first form.
         joins: ``close`` quantises the inputs of a Concat where their ranges are within a factor of 1.25 of its
             output's. ``all`` gives all of them the widest range, so that each kernel writes its part of the Concat in
             INT8, and lets the pairs pass MaxPool and nearest Resize. Source: NVIDIA-AI-IOT/yolo_deepstream,
@@ -38,7 +36,6 @@ class NetworkForm:
         first: precision of the layers that read the image; None for the plan's.
     """
 
-    weights: WeightForm | None = None
     joins: Literal["close", "all"] = "close"
     residual: Literal["skip", "both", "none"] = "skip"
     pairs: Literal["shared", "own"] = "shared"

@@ -21,7 +21,7 @@ from trtdet.errors import ConfigError
 from trtdet.options.fields import EFFORTS
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.bias import Bias
-from trtdet.quantization.corrections.gate import QuantizedForm, Task, compare, equivalent, head_errors
+from trtdet.quantization.corrections.gate import QuantizedForm, Task, compare
 from trtdet.quantization.corrections.head_ranges import HeadRange, Start, head_noise
 from trtdet.quantization.corrections.policies import Corrected, judge
 from trtdet.quantization.corrections.reconstruct import Reconstruct
@@ -115,18 +115,6 @@ def judged_beside(
     )
     verdict = compare(task, forms)
     return replace(corrected, summary=(*corrected.summary[:-1], verdict.sentences()[-1])) if verdict.kept else None
-
-
-def no_worse(
-    model: onnx.ModelProto, placement: QdqPlacement, networks: Sequence[onnx.ModelProto], sources: Sources
-) -> list[bool]:
-    """Whether each network but the first moves the float model's boxes and scores as little as the first, on the
-    held-back images of ``sources``, see :func:`trtdet.quantization.corrections.gate.equivalent`."""
-    fit, held = sources.split()
-    first, *others = head_errors(
-        Task(model, placement, {}, corrections=(), fit=fit, held=held, sources=sources), networks
-    )
-    return [equivalent(first, other) for other in others]
 
 
 def _narrow(task: Task, sites: Sequence[Site]) -> None:

@@ -30,7 +30,7 @@ _MUCH = 1.1
 """A simpler form is rejected if its error is more than this many times the best one."""
 
 _STANDING = 1.05
-"""The same limit for the uncorrected form, and for another form of the same network."""
+"""The same limit for the uncorrected form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +150,6 @@ def compare(task: Task, forms: Sequence[QuantizedForm]) -> Verdict:
         models.append(requantize(int8, form.ranges.inputs).model)
     errors = head_errors(task, models)
     return Verdict(tuple(forms), errors=tuple(errors), nodes=tuple(len(model.graph.node) for model in models))
-
-
-def equivalent(first: HeadError, other: HeadError) -> bool:
-    """Whether images show no loss of a form against the first: its error is hardly larger, and not certainly."""
-    return other.distance <= _STANDING * first.distance and sureness(first, other) < _SURE
 
 
 def head_errors(task: Task, quantized: Sequence[onnx.ModelProto]) -> list[HeadError]:
