@@ -29,7 +29,7 @@ ORDER = (
         "calibration",
     ),
     *("quantization", "exporter", "backends", "runtime", "audit", "evaluation", "performance", "plans"),
-    *("building", "experiments", "deploy", "report", "demo", "cli", "__main__"),
+    *("building", "experiments", "candidates", "deploy", "report", "demo", "cli", "__main__"),
 )
 """From the ground up: a package imports from those before it, and from itself."""
 LEVEL = {name: level for level, name in enumerate(ORDER)}

@@ -91,13 +91,15 @@ class CheckedBuild:
         return self.previous if current else None
 
 
-def checked_build(job: Job, progress: Progress = silent) -> CheckedBuild:
+def checked_build(job: Job, progress: Progress = silent, backend: Backend | None = None) -> CheckedBuild:
     """Makes all checks that need no decoded image, and rewrites the model.
+
+    ``backend`` replaces the backend that the options name.
 
     Raises:
         TrtdetError: its subclass names the kind of problem; nothing has been written.
     """
-    options, backend = job.options, choose(job.options.backend)
+    options, backend = job.options, backend or choose(job.options.backend)
     caps, int8 = backend.capabilities, job.options.int8
     check_build(options, caps)
     plugins = plugin_parts(options.engine.plugins, caps, options.engine.embed_plugins)

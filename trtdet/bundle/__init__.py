@@ -188,6 +188,34 @@ class GuardPart(_Part):
     reason: str
 
 
+class CandidatePart(_Part):
+    """A network that was considered for the engine, see :mod:`trtdet.candidates`.
+
+    ``map`` is the network's mAP, 0..1, and ``difference`` its distance to the float model's, with the 90 % interval
+    ``low`` to ``high``; without annotated images they are of the agreement with the float model. ``ms`` is the median
+    time of a run, and ``ratio`` its time divided by that of FP16, with its interval. ``problem`` says why it was not
+    built or not shipped; empty if it could be.
+    """
+
+    name: str
+    title: str
+    int8_share: float
+    figure: Literal["map", "agreement"]
+    value: float
+    difference: float
+    low: float
+    high: float
+    images: int
+    ms: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    how: Literal["measured", "estimated"] | None = None
+    on: str = ""
+    shipped: bool = False
+    problem: str = ""
+
+
 class Manifest(_Part):
     """Content of ``manifest.json``. Schema 1 may get new keys; no key is removed or changes its meaning."""
 
@@ -212,6 +240,8 @@ class Manifest(_Part):
     masks: MasksPart | None = None
     guard: GuardPart | None = None
     """None without ``--guard X``, or before INT8 is compared."""
+    candidates: tuple[CandidatePart, ...] = ()
+    """The networks that 'trtdet finish' chose from; empty for 'trtdet build'."""
     content_hash: str
     """SHA-256 of all inputs of the build; a build with an equal hash keeps the bundle."""
 

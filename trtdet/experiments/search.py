@@ -68,7 +68,7 @@ from trtdet.experiments.folder import (
     row_names,
 )
 from trtdet.files import sha256_file, writing
-from trtdet.options import DEFAULT_IMAGES, Stage, TuneOptions, changed
+from trtdet.options import DEFAULT_IMAGES, PlanOptions, Stage, TuneOptions, changed
 from trtdet.plans.optimiser import Problem, front
 from trtdet.plans.ranking import check_rankable
 from trtdet.plans.scores import Sensitivity
@@ -235,7 +235,7 @@ def _checked(
     tuning = Tuning("", model=model, config=config, folder=output, options=options)
     build = checked_build(tuning.job, progress)
     check_rankable(build.graph.plan)
-    dataset, left_out = measuring_images(options, build)
+    dataset, left_out = measuring_images(options.build.plan, build)
     if left_out:
         warnings.warn(
             f"{left_out} of the {left_out + len(dataset.images)} images of --val-images are calibration images too and "
@@ -257,14 +257,14 @@ def _checked(
     return replace(tuning, key=key), build, dataset, left_out
 
 
-def measuring_images(options: TuneOptions, build: CheckedBuild) -> tuple[CocoDataset, int]:
+def measuring_images(plan: PlanOptions, build: CheckedBuild) -> tuple[CocoDataset, int]:
     """The images that measure accuracy, none of which calibrates, and how many were left out for that.
 
     Raises DataError if no image remains, or the images do not fit their annotations.
     """
-    dataset = scored_images(options.build.plan, build.graph.config)
+    dataset = scored_images(plan, build.graph.config)
     if dataset is None:
-        calibration = options.build.calibration
+        calibration = build.options.calibration
         assert calibration.images is not None, "validation asks for calibration images"
         paths = calibration_images(calibration)
         rest = sorted(set(paths).difference(build.selected.paths))
@@ -295,6 +295,18 @@ def titled_plans(graph: PlacedGraph, names: Sequence[str]) -> dict[tuple[str, ..
     return plans
 
 
+def plan_with(prepared: Prepared, kept: Sequence[str], progress: Progress = silent) -> PrecisionPlan:
+    """The plan of a model prepared for INT8 wherever possible, with the convolutions ``kept`` in FP16."""
+    graph = prepared.graph
+    default = default_plan(graph.model, graph.placement, graph.flow)
+    entries = dict(prepared.plan.entries)
+    for name in kept:
+        entries[name] = default.entries[name]
+        if entries[name].precision != "fp16":
+            entries[name] = Entry("fp16", "kept: in FP16 in this plan of the front", Cause.KEPT_TUNED)
+    return prepared.without_overflow(PrecisionPlan(entries), progress)
+
+
 class _Measuring:
     """Measures the plans of a tune."""
 
@@ -316,20 +328,14 @@ class _Measuring:
             by_size = plan_problem(prepared, size_costs(prepared), self.ranking)
             for plan in front(by_size, self._points - len(plans) + 2):
                 titles.setdefault(plan.half, ("optimiser, by size",))
-        default = default_plan(graph.model, graph.placement, graph.flow)
         candidates = []
         for kept, title in titles.items():
-            entries = dict(prepared.plan.entries)
-            for name in kept:
-                entries[name] = default.entries[name]
-                if entries[name].precision != "fp16":
-                    entries[name] = Entry("fp16", "kept: in FP16 in this plan of the front", Cause.KEPT_TUNED)
             picks = {name: "fp16" if name in kept else "int8" for name in problem.choices}
             candidates.append(
                 CandidatePlan(
                     titles=title,
                     kept=kept,
-                    plan=prepared.without_overflow(PrecisionPlan(entries), self._progress),
+                    plan=plan_with(prepared, kept, progress=self._progress),
                     error=problem.plan(picks).error,
                     estimated=None if self.times is None else self.times.of(kept),
                 )
@@ -447,4 +453,4 @@ def _measuring_of(tuning: Tuning) -> _Measuring:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # shown by the driver
         build = checked_build(tuning.job)
-    return _Measuring(tuning, build, dataset=measuring_images(tuning.options, build)[0], progress=silent)
+    return _Measuring(tuning, build, dataset=measuring_images(tuning.options.build.plan, build)[0], progress=silent)

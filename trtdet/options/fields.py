@@ -564,6 +564,48 @@ class TuneOptions(OptionSet, group="search"):
     )
 
 
+@dataclass(frozen=True)
+class PrepareOptions(OptionSet, group="candidates"):
+    """Options of ``trtdet prepare``. Those of the engine's builder are given to ``trtdet finish``."""
+
+    target: str = option(
+        "",
+        "what will build the engine, such as tensorrt-10.3 or tensorrt-rtx-1.7; it need not be installed",
+        "--for LIBRARY-VERSION",
+    )
+    build: BuildOptions = part(
+        BuildOptions(),
+        flat=True,
+        without="precision backend quantization guard from force input.size plan.keep_fp16 plan.int8_all "
+        "plan.max_map_drop plan.max_disagreement plan.max_latency plan.fp16_budget plan.objective "
+        "calibration.calibrator calibration.cache engine.workspace engine.version_compatible "
+        "engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 engine.plugins "
+        "engine.timing_cache engine.gpu",
+    )
+    max_map_drop: float | None = option(
+        None,
+        "largest loss of a candidate that may ship, in points, at the upper end of its 90 % interval (default: no loss "
+        "that the images show, and at most 0.5)",
+        "--max-map-drop X",
+        low=0,
+        high=100,
+    )
+    points: int = option(
+        2, "candidates of the optimiser, besides FP16, the default plan and INT8 everywhere", "--points N", low=0
+    )
+
+
+@dataclass(frozen=True)
+class FinishOptions(OptionSet, group="engine"):
+    """Options of ``trtdet finish``."""
+
+    budget: float | None = option(
+        None, "build no further candidate after this many minutes", "--budget MINUTES", above=0
+    )
+    force: bool = same_row(BuildOptions, "force")
+    engine: EngineOptions = part(EngineOptions(), without="embed_plugins plugins")
+
+
 Keep = int | Literal["depthwise"]
 
 

@@ -88,52 +88,13 @@ class TensorRT:
     @property
     def capabilities(self) -> Capabilities:
         version: str = self._trt.__version__
-        major, minor = (int(part) for part in version.split(".")[:2])
-        implicit = LIBRARY.may_read_calibration_cache(version)
         vc_plugin = True
         try:
-            ctypes.CDLL(f"libnvinfer_vc_plugin.so.{major}")
+            ctypes.CDLL(f"libnvinfer_vc_plugin.so.{version.partition('.')[0]}")
         except OSError:
             vc_plugin = False
-        # By major version. Up to 10, a convolution, its SiLU and the quantisation of the result fuse (NVIDIA/TensorRT,
-        # thread 3205, and the plans in its tools/experimental/trt-engine-explorer). For 11 it is not published which
-        # weight scales fuse.
-        silu: tuple[SiluForm, ...] = ("swish", "keep", "plugin")
-        explicit, data_flow = Typing(), DataFlow(half=True, weights=("channel", "tensor"), fused=False)
-        if major == 10:
-            silu, explicit, data_flow = ("keep", "plugin"), Typing(("STRONGLY_TYPED",)), DataFlow(half=True, fused=True)
-        elif major < 10:
-            silu, explicit, data_flow = ("plugin", "keep"), Typing(("EXPLICIT_BATCH",), weak=True), DataFlow(fused=True)
-        return Capabilities(
-            name=LIBRARY.name,
-            version=version,
-            makes_engine=LIBRARY.makes_engine,
-            lists_layers=True,
-            keeps_timing_cache=True,
-            has_inspector=True,
-            # 10.12 deprecates EfficientNMS in favour of INMSLayer, which allocates memory while it runs.
-            in_graph_nms=("efficient", "onnx", "native"),
-            uncaptured_nms=UNCAPTURED_NMS,
-            # The plugin of the 8.6.0 wheel accepts the field but ignores it.
-            nms_across_classes=not version.startswith("8.6.0"),
-            max_topk=3840,
-            explicit=explicit,
-            implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True) if implicit else None,
-            version_compatible=(major, minor) >= (8, 6),
-            hardware_compatible=(major, minor) >= (8, 6),
-            tf32=True,
-            tactic_sources=tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ())),
-            # Without it only one context can use a dynamic batch; later versions always share the profile.
-            preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
-            cache_version=version_number(version) if implicit else 0,
-            missing_ops=missing_operators((major, minor), vc_plugin),
-            max_opset=LIBRARY.newest_opset(version),
-            silu=silu,
-            loads_plugins=LIBRARY.loads_plugins,
-            compiles_plugins=(major, minor) >= (10, 9),
-            data_flow=data_flow,
-            fp8=major >= 10,
-        )
+        sources = tuple(getattr(getattr(self._trt, "TacticSource", None), "__members__", ()))
+        return replace(capabilities_of(version, vc_plugin), tactic_sources=sources)
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         if request.sms and request.sms != (self._device.sm,):
@@ -142,6 +103,53 @@ class TensorRT:
                 f"{' '.join(map(str, request.sms))}; leave --sm out or use --backend tensorrt-rtx"
             )
         return replace(build_engine(LIBRARY, self.capabilities, request, progress=progress), sms=(self._device.sm,))
+
+
+def capabilities_of(version: str, vc_plugin: bool = True) -> Capabilities:
+    """Capabilities of a version of TensorRT, such as 10.3, which need not be installed.
+
+    ``vc_plugin`` tells whether its library of version-compatible plugins is there. Tactic sources are left out.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    implicit = LIBRARY.may_read_calibration_cache(version)
+    # By major version. Up to 10, a convolution, its SiLU and the quantisation of the result fuse (NVIDIA/TensorRT,
+    # thread 3205, and the plans in its tools/experimental/trt-engine-explorer). For 11 it is not published which
+    # weight scales fuse.
+    silu: tuple[SiluForm, ...] = ("swish", "keep", "plugin")
+    explicit, data_flow = Typing(), DataFlow(half=True, weights=("channel", "tensor"), fused=False)
+    if major == 10:
+        silu, explicit, data_flow = ("keep", "plugin"), Typing(("STRONGLY_TYPED",)), DataFlow(half=True, fused=True)
+    elif major < 10:
+        silu, explicit, data_flow = ("plugin", "keep"), Typing(("EXPLICIT_BATCH",), weak=True), DataFlow(fused=True)
+    return Capabilities(
+        name=LIBRARY.name,
+        version=version,
+        makes_engine=LIBRARY.makes_engine,
+        lists_layers=True,
+        keeps_timing_cache=True,
+        has_inspector=True,
+        # 10.12 deprecates EfficientNMS in favour of INMSLayer, which allocates memory while it runs.
+        in_graph_nms=("efficient", "onnx", "native"),
+        uncaptured_nms=UNCAPTURED_NMS,
+        # The plugin of the 8.6.0 wheel accepts the field but ignores it.
+        nms_across_classes=not version.startswith("8.6.0"),
+        max_topk=3840,
+        explicit=explicit,
+        implicit=Typing(("EXPLICIT_BATCH",) if major < 10 else (), weak=True) if implicit else None,
+        version_compatible=(major, minor) >= (8, 6),
+        hardware_compatible=(major, minor) >= (8, 6),
+        tf32=True,
+        # Without it only one context can use a dynamic batch; later versions always share the profile.
+        preview_features=("PROFILE_SHARING_0806",) if (major, minor) == (8, 6) else (),
+        cache_version=version_number(version) if implicit else 0,
+        missing_ops=missing_operators((major, minor), vc_plugin),
+        max_opset=LIBRARY.newest_opset(version),
+        silu=silu,
+        loads_plugins=LIBRARY.loads_plugins,
+        compiles_plugins=(major, minor) >= (10, 9),
+        data_flow=data_flow,
+        fp8=major >= 10,
+    )
 
 
 def build_engine(

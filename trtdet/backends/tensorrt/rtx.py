@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trtdet.backends.base import BuildRequest, Built, Capabilities
@@ -25,32 +26,9 @@ class TensorRTRTX:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            name=LIBRARY.name,
-            version=self._trt.__version__,
-            makes_engine=LIBRARY.makes_engine,
-            lists_layers=True,
-            # The builder ignores timing caches; its messages list the layers.
-            sms=(75, 80, 86, 89, 120, 121),
-            default_sms=(80, 86, 89, 120),
-            sms_without_int8=(75,),
-            uncaptured_nms={"native": UNCAPTURED_NMS["native"]},
-            # From 1.2 on; its release notes require the flag for capture.
-            capture_flags=tuple(name for name in ("REQUIRE_USER_ALLOCATION",) if hasattr(self._trt.BuilderFlag, name)),
-            tf32=True,
-            max_topk=3840,
-            # INT8 convolutions never write INT8, and write float32 if they apply per-channel weight scales.
-            data_flow=DataFlow(half=True, weights=("tensor",), fused=False),
-            max_opset=LIBRARY.newest_opset(),
-            fp8=True,
-            missing_ops={
-                **dict.fromkeys((*NEVER, "DeformConv"), "its parser does not know the operator"),
-                "NonMaxSuppression": "it parses but has no implementation on any GPU",
-                "NonZero": "its import fails",
-                "RoiAlign": "its import needs a CUDA driver",
-                **dict.fromkeys((*PLUGIN_ACTIVATIONS, EFFICIENT), "parsing an operator of a plugin ends its process"),
-            },
-        )
+        # From 1.2 on; its release notes require the flag for capture.
+        flags = tuple(name for name in ("REQUIRE_USER_ALLOCATION",) if hasattr(self._trt.BuilderFlag, name))
+        return replace(capabilities_of(self._trt.__version__), capture_flags=flags)
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         caps = self.capabilities
@@ -69,3 +47,31 @@ class TensorRTRTX:
                 built.messages,
             )
         return built
+
+
+def capabilities_of(version: str) -> Capabilities:
+    """Capabilities of a version of TensorRT-RTX, which need not be installed; without its capture flags."""
+    return Capabilities(
+        name=LIBRARY.name,
+        version=version,
+        makes_engine=LIBRARY.makes_engine,
+        lists_layers=True,
+        # The builder ignores timing caches; its messages list the layers.
+        sms=(75, 80, 86, 89, 120, 121),
+        default_sms=(80, 86, 89, 120),
+        sms_without_int8=(75,),
+        uncaptured_nms={"native": UNCAPTURED_NMS["native"]},
+        tf32=True,
+        max_topk=3840,
+        # INT8 convolutions never write INT8, and write float32 if they apply per-channel weight scales.
+        data_flow=DataFlow(half=True, weights=("tensor",), fused=False),
+        max_opset=LIBRARY.newest_opset(),
+        fp8=True,
+        missing_ops={
+            **dict.fromkeys((*NEVER, "DeformConv"), "its parser does not know the operator"),
+            "NonMaxSuppression": "it parses but has no implementation on any GPU",
+            "NonZero": "its import fails",
+            "RoiAlign": "its import needs a CUDA driver",
+            **dict.fromkeys((*PLUGIN_ACTIVATIONS, EFFICIENT), "parsing an operator of a plugin ends its process"),
+        },
+    )

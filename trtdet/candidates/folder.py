@@ -1,0 +1,220 @@
+"""The folder of candidate networks.
+
+| file | content |
+|---|---|
+| ``prepared.json`` | the candidates with their accuracy, the target, and the SHA-256 of every file; written last |
+| ``NAME.onnx`` | a candidate's network; its weights are in ``weights.bin`` |
+| ``weights.bin`` | each distinct tensor of all networks once |
+| ``NAME.manifest.json`` and others | files of the candidate's bundle, except engine and model |
+| ``README.md`` | which file is which, and the command of trtexec for each |
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import onnx
+from onnx.external_data_helper import set_external_data
+from pydantic import TypeAdapter
+
+from trtdet.bundle import MANIFEST, Manifest
+from trtdet.errors import BundleError
+from trtdet.files import sha256_file
+from trtdet.files.documents import DocumentError, read_document
+from trtdet.options.fields import Precision
+from trtdet.quantization import WeightForm
+from trtdet.tables import Column, Table
+
+PREPARED = "prepared.json"
+WEIGHTS = "weights.bin"
+README = "README.md"
+
+_SHARED_FROM = 1024
+"""Bytes from which a tensor is stored beside the networks."""
+
+_ALIGNED = 64
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy of a network on images that neither calibrated it nor chose its plan.
+
+    Attributes:
+        figure: ``map`` for COCO mAP 0.50:0.95; ``agreement`` for the average precision against the float model's
+            detections, without annotations.
+        value: 0..1.
+        difference: ``value`` minus the float model's, which agrees with itself by 1.
+        low, high: 90 % interval of ``difference``.
+        images: number of images.
+    """
+
+    figure: Literal["map", "agreement"]
+    value: float
+    difference: float
+    low: float
+    high: float
+    images: int
+
+    def __str__(self) -> str:
+        low, high = 100 * self.low, 100 * self.high
+        return f"{100 * self.difference:+.2f} ({low:+.2f} .. {high:+.2f})"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network that may become the engine.
+
+    Attributes:
+        name: of its files.
+        title: what it is, in words.
+        precision: lowest precision that its engine may use.
+        precisions: ``fp16`` or ``fp32`` by name of the nodes that stay out of INT8, for weakly typed networks.
+        implicit: it is a float model, and its ranges are in the file ``calibration.cache``.
+        form: form of its INT8 weight scales; None without Q/DQ nodes.
+        int8_share: of the multiply-adds in INT8, 0..1.
+        accuracy: of a network with the same ranges and Q/DQ nodes if ``implicit``, as TensorRT's own choice of layers
+            runs on a GPU only.
+        refused: why it may not ship; empty if it may.
+        files: by name in a bundle, the file in this folder.
+    """
+
+    name: str
+    title: str
+    precision: Precision
+    precisions: dict[str, str]
+    implicit: bool
+    form: WeightForm | None
+    int8_share: float
+    accuracy: Accuracy
+    refused: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        """Its ONNX file."""
+        return f"{self.name}.onnx"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Content of ``prepared.json``.
+
+    Attributes:
+        library, version: what will build the engine.
+        sms: compute capabilities to build for; empty for the machine's own.
+        batch: (min, opt, max) of a dynamic batch, else None.
+        key: hash over all inputs.
+        bound: which candidates may ship, in words.
+        reference: the float model's mAP, 0..1; 1 for agreement.
+    """
+
+    schema: Literal[1]
+    trtdet_version: str
+    library: str
+    version: str
+    sms: tuple[int, ...]
+    batch: tuple[int, int, int] | None
+    key: str
+    bound: str
+    reference: float
+    candidates: tuple[Candidate, ...]
+    files: dict[str, str]
+
+
+class SharedWeights:
+    """Collects the weights of several networks; ``data`` has each distinct tensor once."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._places: dict[bytes, int] = {}
+
+    def external(self, model: onnx.ModelProto) -> bytes:
+        """The network as a file beside ``weights.bin``; the model itself is not changed."""
+        light = onnx.ModelProto()
+        light.CopyFrom(model)
+        for tensor in light.graph.initializer:
+            content = tensor.raw_data
+            if len(content) < _SHARED_FROM:
+                continue
+            digest = hashlib.sha256(content).digest()
+            if digest not in self._places:
+                self.data.extend(b"\0" * (-len(self.data) % _ALIGNED))
+                self._places[digest] = len(self.data)
+                self.data.extend(content)
+            set_external_data(tensor, WEIGHTS, offset=self._places[digest], length=len(content))
+            tensor.ClearField("raw_data")
+        return light.SerializeToString(deterministic=True)
+
+
+class PreparedFolder:
+    """Reads a folder of candidate networks and compares every file with its hash.
+
+    Raises:
+        BundleError: it is no such folder, was written by a later version, or a file is missing or changed.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        file = self.path / PREPARED
+        try:
+            self.content = read_document(file, TypeAdapter(Prepared))
+        except (FileNotFoundError, NotADirectoryError):
+            raise BundleError(
+                f"'{path}' has no {PREPARED}; give the folder that 'trtdet prepare' wrote with -o"
+            ) from None
+        except OSError as error:
+            raise BundleError(f"'{file}' cannot be read: {error.strerror or error}; check the file") from None
+        except DocumentError as error:
+            raise BundleError(f"'{file}' cannot be used ({error}); run 'trtdet prepare' again") from None
+        for name, digest in self.content.files.items():
+            # A name that leads out of the folder is no file of it.
+            if Path(name).name != name or not (self.path / name).is_file():
+                raise BundleError(f"'{path}' lacks '{name}'; copy the whole folder, or run 'trtdet prepare' again")
+            if sha256_file(self.path / name) != digest:
+                raise BundleError(f"'{path}': '{name}' was altered; copy it again, or run 'trtdet prepare' again")
+        missing = next((name for one in self.content.candidates for name in one.files.values() if name not in self), "")
+        if missing:
+            raise BundleError(f"'{file}' names '{missing}' without a hash; run 'trtdet prepare' again")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.content.files
+
+    def model(self, candidate: Candidate) -> onnx.ModelProto:
+        """A candidate's network with its weights."""
+        return onnx.load(self.path / candidate.model)
+
+    def manifest(self, candidate: Candidate) -> Manifest:
+        """The manifest of a candidate's bundle, still without the engine."""
+        return read_document(self.path / candidate.files[MANIFEST], TypeAdapter(Manifest))
+
+    def table(self) -> Table:
+        """The candidates with their accuracy."""
+        return candidates_table(self.content.candidates)
+
+
+def candidates_table(candidates: tuple[Candidate, ...]) -> Table:
+    """The candidates, and whether each may ship."""
+    figure = "mAP" if candidates[0].accuracy.figure == "map" else "agreement"
+    columns = (
+        Column("candidate", align="left"),
+        Column("multiply-adds in INT8", ".0%"),
+        Column(figure, ".2f"),
+        Column("against FP32 (90 % interval)", align="right"),
+        Column("network", align="left"),
+        Column("", align="left"),
+    )
+    rows = [
+        (
+            one.name,
+            one.int8_share,
+            100 * one.accuracy.value,
+            str(one.accuracy),
+            one.title,
+            f"may not ship: {one.refused}" if one.refused else "",
+        )
+        for one in candidates
+    ]
+    return Table(columns, rows)

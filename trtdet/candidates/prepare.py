@@ -1,0 +1,335 @@
+"""Writes candidate networks for an engine that another machine builds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx
+
+from trtdet import __version__
+from trtdet.backends.base import Built, Capabilities
+from trtdet.backends.planned import PlannedBackend
+from trtdet.building.assembly import prepared_of
+from trtdet.building.bundle import write_bundle
+from trtdet.building.corrections import Prepared as Corrected
+from trtdet.building.engine import BuildNetwork, Engine, explicit_networks, float_network, implicit_network
+from trtdet.building.job import CheckedBuild, Job, checked_build, job_of
+from trtdet.building.plan import plan_problem, ranking
+from trtdet.building.ranges import HISTOGRAMS, check_detections
+from trtdet.bundle import MANIFEST, PORTABLE, BundleWriter
+from trtdet.candidates.folder import (
+    PREPARED,
+    README,
+    WEIGHTS,
+    Accuracy,
+    Candidate,
+    Prepared,
+    PreparedFolder,
+    SharedWeights,
+    candidates_table,
+)
+from trtdet.config import Config
+from trtdet.errors import ConfigError, DataError
+from trtdet.evaluation.agreement import agree
+from trtdet.evaluation.comparison import compare
+from trtdet.evaluation.plausibility import Plausibility
+from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.experiments.search import measuring_images, plan_with, titled_plans
+from trtdet.files import FolderWriter
+from trtdet.options import PrepareOptions, spelled
+from trtdet.plans.optimiser import front
+from trtdet.progress import Progress, silent
+from trtdet.quantization import PrecisionPlan
+from trtdet.quantization.macs import multiply_adds
+from trtdet.runtime.detector import Detector
+
+_USUAL_DROP = 0.5
+"""Largest loss without ``--max-map-drop``, in points."""
+
+_NAMES = {"all INT8": "int8-all", "default": "default", "depthwise in FP16": "depthwise-fp16"}
+"""Names of the plans that every search measures; all FP16 is a float network here."""
+
+
+def prepare(
+    model: Path | str, config: Config, output: Path | str, options: PrepareOptions, progress: Progress = silent
+) -> PreparedFolder:
+    """Writes the networks from which :func:`trtdet.candidates.finish` chooses an engine, with their accuracy.
+
+    The candidates are FP16, the default plan, INT8 in every convolution, depthwise convolutions in FP16, plans of the
+    optimiser, other forms of weight scales and of SiLU that the target takes, and implicit quantisation where the
+    target has it. All have the same histograms; those with Q/DQ nodes also have the same corrections.
+
+    Args:
+        output: the folder; a folder of an earlier ``prepare`` is replaced as a whole.
+        progress: called for every image and stage.
+
+    Raises:
+        TrtdetError: a step failed; its subclass names the kind of failure. ``output`` is unchanged.
+    """
+    if not options.target:
+        raise ConfigError(
+            f"say what will build the engine: {spelled(PrepareOptions, 'target')} tensorrt-10.3, for example"
+        )
+    backend = PlannedBackend(options.target)
+    plan = options.build.plan
+    if plan.ray is not None:
+        raise ConfigError("a folder of candidates is prepared on one machine; leave plan.ray out")
+    job = job_of(Path(model), config, Path(output), replace(options.build, plan=plan.formats_alone(), force=True))
+    with FolderWriter(job.output, PREPARED, "a folder of candidates") as writer:
+        work = _Preparing(job, backend, options, progress=progress)
+        drafts = [*work.drafts()]
+        scores = work.scores(drafts)
+        bound, refusals = _bound(drafts, scores, options.max_map_drop)
+        candidates, weights, digests = [], SharedWeights(), dict[str, str]()
+        for draft, accuracy, refused in zip(drafts, scores, refusals, strict=True):
+            candidate = work.candidate(draft, accuracy, refused)
+            writer.add(candidate.model, weights.external(draft.network.model))
+            files = {}
+            for name, content in _bundle_files(draft, work.plausibility):
+                file = digests.setdefault(hashlib.sha256(content).hexdigest(), f"{draft.name}.{name}")
+                if file == f"{draft.name}.{name}":
+                    writer.add(file, content)
+                files[name] = file
+            candidates.append(replace(candidate, files=files))
+        writer.add(WEIGHTS, bytes(weights.data))
+        writer.add(README, _readme(tuple(candidates), backend.capabilities, bound).encode())
+        prepared = Prepared(
+            schema=1,
+            trtdet_version=__version__,
+            library=backend.capabilities.name,
+            version=backend.capabilities.version,
+            sms=options.build.sms,
+            batch=options.build.batch,
+            key=work.key,
+            bound=bound,
+            reference=work.reference,
+            candidates=tuple(candidates),
+            files=writer.files,
+        )
+        writer.put((json.dumps(asdict(prepared), indent=1) + "\n").encode())
+    job.beside("reconstruction").unlink(missing_ok=True)
+    return PreparedFolder(job.output)
+
+
+@dataclass(frozen=True, eq=False)
+class _Draft:
+    """A candidate before it is scored; ``scored`` is the model that stands for it on the CPU."""
+
+    name: str
+    title: str
+    build: CheckedBuild
+    network: BuildNetwork
+    scored: onnx.ModelProto
+
+
+class _Preparing:
+    """Makes and scores the candidates of a model."""
+
+    def __init__(self, job: Job, backend: PlannedBackend, options: PrepareOptions, progress: Progress) -> None:
+        self._job, self._backend, self._options, self._progress = job, backend, options, progress
+        self._build = self._checked(int8_all=True)
+        self._dataset, _ = measuring_images(options.build.plan, self._build)
+        self.plausibility: Plausibility | None = None
+        self.reference = 1.0
+
+    @property
+    def key(self) -> str:
+        """A hash over all inputs of the INT8 networks."""
+        return self._build.key
+
+    def _checked(self, int8_all: bool = False, **changes: Any) -> CheckedBuild:
+        options = self._job.options
+        options = replace(options, plan=replace(options.plan, int8_all=int8_all or options.plan.int8_all), **changes)
+        return checked_build(replace(self._job, options=options), self._progress, self._backend)
+
+    def drafts(self) -> Iterator[_Draft]:
+        """All candidates, FP16 first."""
+        build, caps = self._build, self._backend.capabilities
+        graph, selected = build.graph, build.selected
+        self.plausibility = check_detections(graph, build.options.calibration, selected, progress=self._progress)
+        yield self._float()
+        corrected = prepared_of(build, self._progress)
+        titled = titled_plans(graph, corrected.plan.names("int8"))
+        plans = {kept: " and ".join(titles) for kept, titles in titled.items() if "all FP16" not in titles}
+        names = {kept: _NAMES[titled[kept][0]] for kept in plans}
+        if self._options.points:
+            # One more than asked for, as the optimiser also gives a plan in FP16 alone.
+            ranked = ranking(corrected, self._job.options.plan, progress=self._progress)
+            found = front(plan_problem(corrected, None, ranked), self._options.points + 2)
+            fresh = [plan.half for plan in found if plan.half not in titled][: self._options.points]
+            names.update({kept: f"front-{number}" for number, kept in enumerate(fresh, 1)})
+            plans.update(dict.fromkeys(fresh, "plan of the optimiser"))
+        # The default plan first, as agreement is compared with it.
+        for kept in sorted(plans, key=lambda kept: names[kept] != "default"):
+            plan = plan_with(corrected, kept, self._progress)
+            title = f"{plans[kept]}: {len(plan.names('int8'))} convolutions in INT8"
+            for network in explicit_networks(corrected, plan, caps):
+                form = "" if network.form == corrected.flow.weights[0] else f"-{network.form}"
+                told = f", one weight scale a {network.form}" if len(corrected.flow.weights) > 1 else ""
+                yield _Draft(f"{names[kept]}{form}", f"{title}{told}", build, network, network.model)
+            if names[kept] == "default":
+                yield from self._other_silu(corrected, plan, title)
+        if caps.implicit is not None:
+            yield self._implicit()
+
+    def _float(self) -> _Draft:
+        build = self._checked(precision="fp16")
+        network = float_network(build.graph, "fp16", build.selected, progress=self._progress)
+        return _Draft("fp16", "the float model in FP16", build, network, network.model)
+
+    def _other_silu(self, corrected: Corrected, plan: PrecisionPlan, title: str) -> Iterator[_Draft]:
+        """The default plan with the target's other forms of SiLU that need no plugin."""
+        own = corrected.graph.passes.silu
+        if not corrected.graph.done.results["silu"].count and own != "keep":
+            return
+        for form in self._backend.capabilities.silu:
+            if form in (own, "plugin"):
+                continue
+            build = self._checked(int8_all=True, silu=form)
+            if not {own, form} <= {"keep", "swish"} or (not build.graph.done.results["silu"].count and form != "keep"):
+                continue
+            other = replace(corrected, calibrated=replace(corrected.calibrated, graph=build.graph))
+            network = explicit_networks(other, plan, self._backend.capabilities)[0]
+            yield _Draft(f"default-{form}", f"{title}, SiLU as {form}", build, network, network.model)
+
+    def _implicit(self) -> _Draft:
+        build = self._checked(quantization="implicit", effort="none")
+        ranged = prepared_of(build, self._progress)
+        plan = ranged.without_overflow(ranged.plan, self._progress)
+        network = implicit_network(ranged, plan, build.options, caps=self._backend.capabilities)
+        title = f"implicit: TensorRT chooses among {len(plan.names('int8'))} convolutions and other layers"
+        return _Draft("implicit", title, build, network, ranged.explicit(plan).model)
+
+    def scores(self, drafts: list[_Draft]) -> list[Accuracy]:
+        """The accuracy of each, against the float model on the same images."""
+        reference = self._scored(self._build.graph.model, "measuring the float model")
+        if self._dataset.annotated:
+            self.reference = reference.result.map
+        return [self._accuracy(self._scored(draft.scored, f"measuring {draft.name}"), reference) for draft in drafts]
+
+    def _accuracy(self, evaluation: Evaluation, reference: Evaluation) -> Accuracy:
+        images = len(self._dataset.images)
+        if self._dataset.annotated:
+            gap = compare(evaluation, reference)
+            return Accuracy("map", evaluation.result.map, gap.difference, low=gap.low, high=gap.high, images=images)
+        agreement = agree(evaluation, reference)
+        if agreement.ap is None or agreement.low is None or agreement.high is None:
+            raise DataError(f"accuracy cannot be measured by agreement: {agreement.problem}")
+        return Accuracy(
+            "agreement",
+            agreement.ap,
+            agreement.ap - 1,
+            low=agreement.low - 1,
+            high=agreement.high - 1,
+            images=images,
+        )
+
+    def _scored(self, model: onnx.ModelProto, stage: str) -> Evaluation:
+        graph = self._build.graph
+        detector = Detector.running(model, graph.config, graph.nms_mode)
+        return evaluate(
+            detector,
+            self._dataset,
+            lambda done, total: self._progress(stage, done, total),
+            cache=self._build.selected.cache,
+        )
+
+    def candidate(self, draft: _Draft, accuracy: Accuracy, refused: str) -> Candidate:
+        network = draft.network
+        work = {name: macs.count for name, macs in multiply_adds(draft.build.graph.model).items()}
+        in_int8 = sum(work.get(name, 0) for name in network.plan.names("int8"))
+        return Candidate(
+            name=draft.name,
+            title=draft.title,
+            precision=network.precision,
+            precisions=dict(network.precisions),
+            implicit=network.implicit is not None,
+            form=network.form,
+            int8_share=in_int8 / max(sum(work.values()), 1),
+            accuracy=accuracy,
+            refused=refused,
+        )
+
+
+def _bound(drafts: list[_Draft], scores: list[Accuracy], limit: float | None) -> tuple[str, list[str]]:
+    """Which candidates may ship, in words, and for each the reason why it may not. FP16 always may."""
+    annotated = scores[0].figure == "map"
+    default = next(score for draft, score in zip(drafts, scores, strict=True) if draft.name == "default")
+    drop = _USUAL_DROP if limit is None else limit
+    if limit is not None:
+        figure = "mAP" if annotated else "agreement"
+        bound = f"a loss of at most {limit:g} points of {figure}, at the upper end of its 90 % interval"
+    elif annotated:
+        bound = f"no loss of mAP that {scores[0].images} images show, and at most {_USUAL_DROP} points"
+    else:
+        bound = f"an agreement at most {_USUAL_DROP} points below that of the default plan"
+
+    def refusal(draft: _Draft, score: Accuracy) -> str:
+        if draft.name == "fp16":
+            return ""
+        loss = -100 * score.difference
+        if limit is not None:
+            worst = -100 * score.low
+            return f"loses up to {worst:.2f} points, over {limit:g}" if worst > limit else ""
+        if not annotated:
+            below = 100 * (default.value - score.value)
+            return f"agrees {below:.2f} points less than the default plan" if below > drop else ""
+        if loss > drop:
+            return f"loses {loss:.2f} points, over {drop:g}"
+        return f"loses {loss:.2f} points, which the images show" if score.high < 0 else ""
+
+    return bound, [refusal(draft, score) for draft, score in zip(drafts, scores, strict=True)]
+
+
+def _bundle_files(draft: _Draft, seen: Plausibility | None) -> Iterator[tuple[str, bytes]]:
+    """The files of a candidate's bundle that need neither the engine nor the images."""
+    engine = Engine(draft.network, Built(b"", sms=draft.build.target.sms, log=(), seconds=0.0), None)
+    with TemporaryDirectory() as folder:
+        with BundleWriter(Path(folder) / "bundle") as writer:
+            bundle = write_bundle(writer, draft.build, engine, planned=None, seen=seen)
+        names = (name for name in bundle.manifest.files if name not in (bundle.model.name, PORTABLE, HISTOGRAMS))
+        for name in (MANIFEST, *names):
+            yield name, (bundle.path / name).read_bytes()
+
+
+_TRTEXEC = "trtexec --onnx={model} --saveEngine={name}.engine --useCudaGraph"
+
+
+def _readme(candidates: tuple[Candidate, ...], caps: Capabilities, bound: str) -> str:
+    """The table of the candidates, and the command of trtexec for each."""
+    lines = []
+    for one in candidates:
+        command = _TRTEXEC.format(model=one.model, name=one.name)
+        if one.implicit:
+            command += f" --int8 --fp16 --calib={one.files['calibration.cache']}"
+        elif caps.explicit.weak:
+            command += " --fp16" if one.precision == "fp16" else " --int8 --fp16"
+        elif caps.explicit.network_flags:
+            command += " --stronglyTyped"
+        if caps.explicit.weak or one.implicit:
+            layers = [f'"{name}":{precision}' for name, precision in one.precisions.items()]
+            if layers:
+                command += f" --precisionConstraints=obey --layerPrecisions='{','.join(layers)}'"
+        lines.append(command)
+    return "\n".join(
+        (
+            f"# Candidates for {caps.name} {caps.version}",
+            "",
+            f"`trtdet finish` builds and times these and ships the fastest with {bound}.",
+            "",
+            candidates_table(candidates).markdown(),
+            "",
+            "Without Python, time each with trtexec in this folder, as the networks share `weights.bin`:",
+            "",
+            "```console",
+            *lines,
+            "```",
+            "",
+        )
+    )
