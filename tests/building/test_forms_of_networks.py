@@ -53,11 +53,11 @@ def test_joins_of_int8_are_in_fp16(yolo, networks):
 
 
 def test_in_one_scale_every_input_of_a_join_is_int8(networks):
-    assert {name for made in inputs(networks["joined"], "Concat") for name in made} == {"DequantizeLinear"}
-    assert {name for made in inputs(networks["joined"], "MaxPool") for name in made} == {"DequantizeLinear"}
+    assert {name for made in inputs(networks["joins-in-int8"], "Concat") for name in made} == {"DequantizeLinear"}
+    assert {name for made in inputs(networks["joins-in-int8"], "MaxPool") for name in made} == {"DequantizeLinear"}
 
 
-@pytest.mark.parametrize(("name", "pairs"), [("default", 1), ("both-summands", 2), ("float-sums", 0)])
+@pytest.mark.parametrize(("name", "pairs"), [("default", 1), ("sums-of-two-int8", 2), ("sums-in-fp16", 0)])
 def test_the_sums_of_a_form(networks, name, pairs):
     sums = inputs(networks[name], "Add")
     assert len(sums) == 7
@@ -66,7 +66,7 @@ def test_the_sums_of_a_form(networks, name, pairs):
 
 def test_forms_that_only_place_pairs_compute_the_same(yolo, networks, shared_data):
     paths = sorted((shared_data / "coco" / "val2017").glob("*.jpg"))[:2]
-    runners = {name: OnnxRunner(networks[name]) for name in ("default", "own-pairs", "first-fp16")}
+    runners = {name: OnnxRunner(networks[name]) for name in ("default", "own-pairs", "first-in-fp16")}
     for batch in ImageStream(paths, yolo.config.input, batch_size=1):
         want, *others = (runner(batch.images) for runner in runners.values())
         for other in others:
@@ -75,7 +75,7 @@ def test_forms_that_only_place_pairs_compute_the_same(yolo, networks, shared_dat
 
 
 def test_a_form_is_written_with_each_form_of_weight_scales(yolo):
-    plain, first = (explicit_networks(yolo, yolo.plan, CAPS, form) for form in (DEFAULT, CANDIDATES["first-int8"]))
+    plain, first = (explicit_networks(yolo, yolo.plan, CAPS, form=form) for form in (DEFAULT, CANDIDATES["first-in-int8"]))
     assert [network.form for network in (*plain, *first)] == ["channel", "tensor"] * 2
     added = set(first[0].plan.names("int8")) - set(plain[0].plan.names("int8"))
     assert len(added) == 1

@@ -75,12 +75,12 @@ class NetworkForm:
 
 
 CANDIDATES: Mapping[str, NetworkForm] = {
-    "joined": NetworkForm(joins="all"),
-    "both-summands": NetworkForm(residual="both"),
-    "float-sums": NetworkForm(residual="none"),
+    "joins-in-int8": NetworkForm(joins="all"),
+    "sums-of-two-int8": NetworkForm(residual="both"),
+    "sums-in-fp16": NetworkForm(residual="none"),
     "own-pairs": NetworkForm(pairs="own"),
-    "first-int8": NetworkForm(first="int8"),
-    "first-fp16": NetworkForm(first="fp16"),
+    "first-in-int8": NetworkForm(first="int8"),
+    "first-in-fp16": NetworkForm(first="fp16"),
 }
 """Forms that differ from the default in one point each."""
 
