@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trtdet.building import build, calibrate, sensitivity
     from trtdet.building.variants import variant_options
     from trtdet.bundle import Bundle
+    from trtdet.candidates import Finished, PreparedFolder, finish, prepare
     from trtdet.config import Config, load_config
     from trtdet.data import CocoDataset
     from trtdet.deploy import PackageOptions, TritonOptions, package
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
         BuildOptions,
         CalibrationOptions,
         EngineOptions,
+        FinishOptions,
         NmsOptions,
         PlanOptions,
+        PrepareOptions,
         SensitivityOptions,
         SweepOptions,
         TuneOptions,
@@ -52,6 +55,7 @@ _HOMES = {
         "building": "build calibrate sensitivity",
         "building.variants": "variant_options",
         "bundle": "Bundle",
+        "candidates": "Finished PreparedFolder finish prepare",
         "config": "Config load_config",
         "data": "CocoDataset",
         "deploy": "PackageOptions TritonOptions package",
@@ -66,8 +70,8 @@ _HOMES = {
         "experiments.grid": "sweep",
         "experiments.search": "tune",
         "exporter": "ExportOptions export",
-        "options": "BuildOptions CalibrationOptions EngineOptions NmsOptions PlanOptions SensitivityOptions "
-        "SweepOptions TuneOptions",
+        "options": "BuildOptions CalibrationOptions EngineOptions FinishOptions NmsOptions PlanOptions PrepareOptions "
+        "SensitivityOptions SweepOptions TuneOptions",
         "performance": "BenchOptions ProfileOptions bench profile",
         "runtime.detector": "Detector",
         "runtime.pictures": "infer",
@@ -88,9 +92,13 @@ __all__ = [
     "EngineOptions",
     "Experiment",
     "ExportOptions",
+    "FinishOptions",
+    "Finished",
     "NmsOptions",
     "PackageOptions",
     "PlanOptions",
+    "PrepareOptions",
+    "PreparedFolder",
     "ProfileOptions",
     "SensitivityOptions",
     "SweepOptions",
@@ -107,10 +115,12 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "finish",
     "guess_config",
     "infer",
     "load_config",
     "package",
+    "prepare",
     "profile",
     "score_shift",
     "sensitivity",

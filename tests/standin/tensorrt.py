@@ -18,6 +18,7 @@ import os
 import re
 import struct
 import tempfile
+import time
 import weakref
 from pathlib import Path
 
@@ -602,6 +603,9 @@ class Builder:
         if not _watched(getattr(config, "progress_monitor", None), len(network._layers)):
             self.logger.log(ILogger.Severity.ERROR, "the build was cancelled by the progress monitor")
             return None
+        if _REFUSED is not None and _pairs(network._model) == int(_REFUSED):
+            self.logger.log(ILogger.Severity.ERROR, "Error Code 10: Could not find any implementation for node Conv.")
+            return None
         flags = [one.name for one in BuilderFlag if config.get_flag(one)]
         strong = "STRONGLY_TYPED" in NetworkDefinitionCreationFlag.__members__ and (
             _MAJOR >= 11 or network._flags >> NetworkDefinitionCreationFlag.STRONGLY_TYPED & 1
@@ -805,7 +809,18 @@ class Runtime:
 
 
 class ICudaEngine:
-    __slots__ = ("__weakref__", "_contexts", "_header", "_memory", "_model", "_runner", "_runtime", "_tensors", "name")
+    __slots__ = (
+        "__weakref__",
+        "_computed",
+        "_contexts",
+        "_header",
+        "_memory",
+        "_model",
+        "_runner",
+        "_runtime",
+        "_tensors",
+        "name",
+    )
 
     def __init__(self, runtime, header, model):
         from trtdet.backends import OnnxRunner
@@ -817,7 +832,7 @@ class ICudaEngine:
         inputs = [ITensor(one, True) for one in self._model.graph.input if one.name not in constants]
         outputs = [ITensor(one, False) for one in self._model.graph.output]
         self._tensors = {one.name: one for one in (*inputs, *outputs)}
-        self._contexts = weakref.WeakSet()
+        self._contexts, self._computed = weakref.WeakSet(), set()
 
     num_io_tensors = property(lambda self: len(self._tensors))
     num_layers = property(lambda self: len(_plan(self)))
@@ -999,7 +1014,27 @@ def _given(engine, shapes, addresses):
     }
 
 
+def _pairs(model):
+    """How many tensors a network dequantises; distinguishes networks of one detector."""
+    return sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
+
+
+_FAST = os.environ.get("CUDA_STANDIN_FAST")
+"""Number of dequantised tensors of the engine that is fast. Every engine then computes once for each set of buffers;
+after that the fast one takes no time, and every other waits."""
+
+_REFUSED = os.environ.get("CUDA_STANDIN_REFUSES")
+"""Number of dequantised tensors of the network that the builder refuses."""
+
+
 def _execute(engine, shapes, addresses):
+    if _FAST is not None:
+        again = tuple(addresses.items()) in engine._computed
+        engine._computed.add(tuple(addresses.items()))
+        if _pairs(engine._model) != int(_FAST):
+            time.sleep(0.005)
+        if again:
+            return
     for name, value in engine._runner.feed(_given(engine, shapes, addresses)).items():
         np.copyto(_view(addresses[name], value.shape, value.dtype), value)
 

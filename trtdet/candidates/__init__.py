@@ -3,12 +3,13 @@
 | module | what |
 |---|---|
 | ``folder`` | the folder between the two: ONNX files that share their weights, and what each costs in accuracy |
-| ``prepare`` | writes the folder; needs images, and no GPU |
-| ``finish`` | builds and times the candidates, and writes the bundle of the fastest; needs neither images nor torch |
+| ``readme`` | the folder's README, with a command of trtexec for each network |
+| ``preparing`` | writes the folder; needs images, and no GPU |
+| ``finishing`` | times the candidates and writes the bundle of the fastest; needs neither images nor torch |
 """
 
-from trtdet.candidates.finish import Finished, finish
+from trtdet.candidates.finishing import Finished, finish
 from trtdet.candidates.folder import PreparedFolder
-from trtdet.candidates.prepare import prepare
+from trtdet.candidates.preparing import prepare
 
 __all__ = ["Finished", "PreparedFolder", "finish", "prepare"]

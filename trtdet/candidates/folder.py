@@ -99,7 +99,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class FolderContent:
     """Content of ``prepared.json``.
 
     Attributes:
@@ -160,7 +160,7 @@ class PreparedFolder:
         self.path = Path(path)
         file = self.path / PREPARED
         try:
-            self.content = read_document(file, TypeAdapter(Prepared))
+            self.content = read_document(file, TypeAdapter(FolderContent))
         except (FileNotFoundError, NotADirectoryError):
             raise BundleError(
                 f"'{path}' has no {PREPARED}; give the folder that 'trtdet prepare' wrote with -o"

@@ -20,7 +20,7 @@ def _prepare(options: Namespace, console: Console) -> dict[str, Any]:
 
     config = load_config(options.config)
     folder = prepare(
-        options.model, config, options.output, options_of(options, PrepareOptions), progress=console.progress
+        options.model, config, options.output, options=options_of(options, PrepareOptions), progress=console.progress
     )
     content = folder.content
     console.say(folder.table())
@@ -36,7 +36,9 @@ def _prepare(options: Namespace, console: Console) -> dict[str, Any]:
 def _finish(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.candidates import finish
 
-    finished = finish(options.prepared, options.output, options_of(options, FinishOptions), progress=console.progress)
+    finished = finish(
+        options.prepared, options.output, options=options_of(options, FinishOptions), progress=console.progress
+    )
     console.say(finished.table())
     if finished.audit is not None:
         console.say(finished.audit.summary)

@@ -568,8 +568,8 @@ class TuneOptions(OptionSet, group="search"):
 class PrepareOptions(OptionSet, group="candidates"):
     """Options of ``trtdet prepare``. Those of the engine's builder are given to ``trtdet finish``."""
 
-    target: str = option(
-        "",
+    target: str | None = option(
+        None,
         "what will build the engine, such as tensorrt-10.3 or tensorrt-rtx-1.7; it need not be installed",
         "--for LIBRARY-VERSION",
     )
@@ -601,6 +601,9 @@ class FinishOptions(OptionSet, group="engine"):
 
     budget: float | None = option(
         None, "build no further candidate after this many minutes", "--budget MINUTES", above=0
+    )
+    seconds: float = option(
+        2.0, "time each candidate for this long, with and without transfers", "--seconds S", above=0
     )
     force: bool = same_row(BuildOptions, "force")
     engine: EngineOptions = part(EngineOptions(), without="embed_plugins plugins")

@@ -41,14 +41,12 @@ from trtdet.candidates.folder import Candidate, PreparedFolder
 from trtdet.errors import BackendError, BundleError, OutputError, TrtdetWarning
 from trtdet.options import FinishOptions
 from trtdet.performance import BenchOptions, Target, measure
-from trtdet.performance.results import Ratio
+from trtdet.performance.results import ROUNDS, Ratio
 from trtdet.progress import Progress, silent
 from trtdet.quantization import PrecisionPlan
 from trtdet.tables import Column, Table
 
 _FP16 = "fp16"
-_SECONDS = 2.0
-"""Seconds that each candidate is timed."""
 
 
 @dataclass(frozen=True)
@@ -146,21 +144,21 @@ def finish(
                 continue
             progress("building candidates", number, len(content.candidates))
             try:
-                entrants.append(_entrant(folder, candidate, backend, target, timings=timings, progress=progress))
+                entrants.append(_entrant(folder, candidate, backend, target=target, timings=timings, progress=progress))
             except BackendError as error:
                 failures.append(error)
                 problems[candidate.name] = f"not built: {error.problem}"
         if not entrants:
             first = failures[0]
             raise BackendError(f"no candidate could be built; the first: {first.problem}", first.hint, first.messages)
-        times, how, on, reason = _times(entrants, backend, options, progress)
+        times, how, on, reason = _times(entrants, backend, options, progress=progress)
         problems.update({name: text for name, text in reason.items() if name})
         chosen, why = _choice(entrants, times)
         parts = tuple(
-            _part(one, problems.get(one.name, ""), times.get(one.name), how, on, shipped=one is chosen.candidate)
+            _part(one, problems.get(one.name, ""), times.get(one.name), how=how, on=on, shipped=one is chosen.candidate)
             for one in content.candidates
         )
-        bundle = _write(writer, folder, chosen, parts, caps, options=options)
+        bundle = _write(writer, folder, chosen, parts=parts, caps=caps, options=options)
     for warning in chosen.audit.warnings if chosen.audit is not None else ():
         warnings.warn(warning, TrtdetWarning, stacklevel=2)
     told = f"{why}, {how} on {on}" if how else f"{why}: {reason.get('', 'no time is known')}"
@@ -227,7 +225,7 @@ def _entrant(
     built = build_remembering(backend, request, timings=timings, progress=tell)
     listed = caps.lists_layers and (built.layers or not caps.has_inspector)
     audited = audit(layers_of(built), plan, model, silu=caps.silu) if listed else None
-    return _Entrant(candidate, model, plan, folder.manifest(candidate), built=built, audit=audited)
+    return _Entrant(candidate, model=model, plan=plan, manifest=folder.manifest(candidate), built=built, audit=audited)
 
 
 def _times(
@@ -263,12 +261,14 @@ def _times(
                 reasons[one.candidate.name] = f"does not run: {error.problem}"
                 continue
             name, manifest = one.candidate.name, one.manifest
-            targets.append(Target(name, runner, manifest.input.preprocess, file=name, nms=manifest.nms.mode))
+            targets.append(
+                Target(name, runner=runner, input=manifest.input.preprocess, file=name, nms=manifest.nms.mode)
+            )
         names = [target.name for target in targets]
         if not names:
             return {}, None, "", {**reasons, "": "no engine runs here"}
         baseline = names.index(_FP16) if _FP16 in names else 0
-        timing = BenchOptions((batch,), seconds=_SECONDS)
+        timing = BenchOptions((batch,), seconds=options.seconds, warm_up=min(1.0, options.seconds), min_runs=ROUNDS)
         results = measure(targets, timing, baseline, progress=progress).targets
     times = {}
     for name, result in zip(names, results, strict=True):

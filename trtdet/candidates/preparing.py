@@ -13,11 +13,11 @@ from typing import Any
 import onnx
 
 from trtdet import __version__
-from trtdet.backends.base import Built, Capabilities
+from trtdet.backends.base import Built
 from trtdet.backends.planned import PlannedBackend
 from trtdet.building.assembly import prepared_of
 from trtdet.building.bundle import write_bundle
-from trtdet.building.corrections import Prepared as Corrected
+from trtdet.building.corrections import Prepared
 from trtdet.building.engine import BuildNetwork, Engine, explicit_networks, float_network, implicit_network
 from trtdet.building.job import CheckedBuild, Job, checked_build, job_of
 from trtdet.building.plan import plan_problem, ranking
@@ -29,11 +29,11 @@ from trtdet.candidates.folder import (
     WEIGHTS,
     Accuracy,
     Candidate,
-    Prepared,
+    FolderContent,
     PreparedFolder,
     SharedWeights,
-    candidates_table,
 )
+from trtdet.candidates.readme import readme
 from trtdet.config import Config
 from trtdet.errors import ConfigError, DataError
 from trtdet.evaluation.agreement import agree
@@ -81,7 +81,9 @@ def prepare(
     plan = options.build.plan
     if plan.ray is not None:
         raise ConfigError("a folder of candidates is prepared on one machine; leave plan.ray out")
-    job = job_of(Path(model), config, Path(output), replace(options.build, plan=plan.formats_alone(), force=True))
+    job = job_of(
+        Path(model), config, Path(output), options=replace(options.build, plan=plan.formats_alone(), force=True)
+    )
     with FolderWriter(job.output, PREPARED, "a folder of candidates") as writer:
         work = _Preparing(job, backend, options, progress=progress)
         drafts = [*work.drafts()]
@@ -92,15 +94,15 @@ def prepare(
             candidate = work.candidate(draft, accuracy, refused)
             writer.add(candidate.model, weights.external(draft.network.model))
             files = {}
-            for name, content in _bundle_files(draft, work.plausibility):
-                file = digests.setdefault(hashlib.sha256(content).hexdigest(), f"{draft.name}.{name}")
+            for name, data in _bundle_files(draft, work.plausibility):
+                file = digests.setdefault(hashlib.sha256(data).hexdigest(), f"{draft.name}.{name}")
                 if file == f"{draft.name}.{name}":
-                    writer.add(file, content)
+                    writer.add(file, data)
                 files[name] = file
             candidates.append(replace(candidate, files=files))
         writer.add(WEIGHTS, bytes(weights.data))
-        writer.add(README, _readme(tuple(candidates), backend.capabilities, bound).encode())
-        prepared = Prepared(
+        writer.add(README, readme(tuple(candidates), backend.capabilities, bound).encode())
+        content = FolderContent(
             schema=1,
             trtdet_version=__version__,
             library=backend.capabilities.name,
@@ -113,7 +115,7 @@ def prepare(
             candidates=tuple(candidates),
             files=writer.files,
         )
-        writer.put((json.dumps(asdict(prepared), indent=1) + "\n").encode())
+        writer.put((json.dumps(asdict(content), indent=1) + "\n").encode())
     job.beside("reconstruction").unlink(missing_ok=True)
     return PreparedFolder(job.output)
 
@@ -173,7 +175,9 @@ class _Preparing:
             for network in explicit_networks(corrected, plan, caps):
                 form = "" if network.form == corrected.flow.weights[0] else f"-{network.form}"
                 told = f", one weight scale a {network.form}" if len(corrected.flow.weights) > 1 else ""
-                yield _Draft(f"{names[kept]}{form}", f"{title}{told}", build, network, network.model)
+                yield _Draft(
+                    f"{names[kept]}{form}", f"{title}{told}", build=build, network=network, scored=network.model
+                )
             if names[kept] == "default":
                 yield from self._other_silu(corrected, plan, title)
                 yield from self._other_forms(corrected, plan)
@@ -183,9 +187,9 @@ class _Preparing:
     def _float(self) -> _Draft:
         build = self._checked(precision="fp16")
         network = float_network(build.graph, "fp16", build.selected, progress=self._progress)
-        return _Draft("fp16", "the float model in FP16", build, network, network.model)
+        return _Draft("fp16", "the float model in FP16", build=build, network=network, scored=network.model)
 
-    def _other_silu(self, corrected: Corrected, plan: PrecisionPlan, title: str) -> Iterator[_Draft]:
+    def _other_silu(self, corrected: Prepared, plan: PrecisionPlan, title: str) -> Iterator[_Draft]:
         """The default plan with the target's other forms of SiLU that need no plugin."""
         own = corrected.graph.passes.silu
         if not corrected.graph.done.results["silu"].count and own != "keep":
@@ -198,7 +202,9 @@ class _Preparing:
                 continue
             other = replace(corrected, calibrated=replace(corrected.calibrated, graph=build.graph))
             network = explicit_networks(other, plan, self._backend.capabilities)[0]
-            yield _Draft(f"default-{form}", f"{title}, SiLU as {form}", build, network, network.model)
+            yield _Draft(
+                f"default-{form}", f"{title}, SiLU as {form}", build=build, network=network, scored=network.model
+            )
 
     def _other_forms(self, corrected: Corrected, plan: PrecisionPlan) -> Iterator[_Draft]:
         """The default plan with other Q/DQ pairs, without forms that make no difference to this model."""
@@ -216,7 +222,7 @@ class _Preparing:
         plan = ranged.without_overflow(ranged.plan, self._progress)
         network = implicit_network(ranged, plan, build.options, caps=self._backend.capabilities)
         title = f"implicit: TensorRT chooses among {len(plan.names('int8'))} convolutions and other layers"
-        return _Draft("implicit", title, build, network, ranged.explicit(plan).model)
+        return _Draft("implicit", title, build=build, network=network, scored=ranged.explicit(plan).model)
 
     def scores(self, drafts: list[_Draft]) -> list[Accuracy]:
         """The accuracy of each, against the float model on the same images."""
@@ -308,40 +314,3 @@ def _bundle_files(draft: _Draft, seen: Plausibility | None) -> Iterator[tuple[st
         names = (name for name in bundle.manifest.files if name not in (bundle.model.name, PORTABLE, HISTOGRAMS))
         for name in (MANIFEST, *names):
             yield name, (bundle.path / name).read_bytes()
-
-
-_TRTEXEC = "trtexec --onnx={model} --saveEngine={name}.engine --useCudaGraph"
-
-
-def _readme(candidates: tuple[Candidate, ...], caps: Capabilities, bound: str) -> str:
-    """The table of the candidates, and the command of trtexec for each."""
-    lines = []
-    for one in candidates:
-        command = _TRTEXEC.format(model=one.model, name=one.name)
-        if one.implicit:
-            command += f" --int8 --fp16 --calib={one.files['calibration.cache']}"
-        elif caps.explicit.weak:
-            command += " --fp16" if one.precision == "fp16" else " --int8 --fp16"
-        elif caps.explicit.network_flags:
-            command += " --stronglyTyped"
-        if caps.explicit.weak or one.implicit:
-            layers = [f'"{name}":{precision}' for name, precision in one.precisions.items()]
-            if layers:
-                command += f" --precisionConstraints=obey --layerPrecisions='{','.join(layers)}'"
-        lines.append(command)
-    return "\n".join(
-        (
-            f"# Candidates for {caps.name} {caps.version}",
-            "",
-            f"`trtdet finish` builds and times these and ships the fastest with {bound}.",
-            "",
-            candidates_table(candidates).markdown(),
-            "",
-            "Without Python, time each with trtexec in this folder, as the networks share `weights.bin`:",
-            "",
-            "```console",
-            *lines,
-            "```",
-            "",
-        )
-    )

@@ -1,0 +1,42 @@
+"""README of a folder of candidates."""
+
+from __future__ import annotations
+
+from trtdet.backends.base import Capabilities
+from trtdet.candidates.folder import Candidate, candidates_table
+
+_TRTEXEC = "trtexec --onnx={model} --saveEngine={name}.engine --useCudaGraph"
+
+
+def readme(candidates: tuple[Candidate, ...], caps: Capabilities, bound: str) -> str:
+    """The table of the candidates, and the command of trtexec for each."""
+    lines = []
+    for one in candidates:
+        command = _TRTEXEC.format(model=one.model, name=one.name)
+        if one.implicit:
+            command += f" --int8 --fp16 --calib={one.files['calibration.cache']}"
+        elif caps.explicit.weak:
+            command += " --fp16" if one.precision == "fp16" else " --int8 --fp16"
+        elif caps.explicit.network_flags:
+            command += " --stronglyTyped"
+        if caps.explicit.weak or one.implicit:
+            layers = [f'"{name}":{precision}' for name, precision in one.precisions.items()]
+            if layers:
+                command += f" --precisionConstraints=obey --layerPrecisions='{','.join(layers)}'"
+        lines.append(command)
+    return "\n".join(
+        (
+            f"# Candidates for {caps.name} {caps.version}",
+            "",
+            f"`trtdet finish` builds and times these and ships the fastest with {bound}.",
+            "",
+            candidates_table(candidates).markdown(),
+            "",
+            "Without Python, time each with trtexec in this folder, as the networks share `weights.bin`:",
+            "",
+            "```console",
+            *lines,
+            "```",
+            "",
+        )
+    )
