@@ -75,7 +75,9 @@ def test_forms_that_only_place_pairs_compute_the_same(yolo, networks, shared_dat
 
 
 def test_a_form_is_written_with_each_form_of_weight_scales(yolo):
-    plain, first = (explicit_networks(yolo, yolo.plan, CAPS, form=form) for form in (DEFAULT, CANDIDATES["first-in-int8"]))
+    plain, first = (
+        explicit_networks(yolo, yolo.plan, CAPS, form=form) for form in (DEFAULT, CANDIDATES["first-in-int8"])
+    )
     assert [network.form for network in (*plain, *first)] == ["channel", "tensor"] * 2
     added = set(first[0].plan.names("int8")) - set(plain[0].plan.names("int8"))
     assert len(added) == 1

@@ -206,14 +206,14 @@ class _Preparing:
                 f"default-{form}", f"{title}, SiLU as {form}", build=build, network=network, scored=network.model
             )
 
-    def _other_forms(self, corrected: Corrected, plan: PrecisionPlan) -> Iterator[_Draft]:
+    def _other_forms(self, corrected: Prepared, plan: PrecisionPlan) -> Iterator[_Draft]:
         """The default plan with other Q/DQ pairs, without forms that make no difference to this model."""
         models: list[onnx.ModelProto] = []
         for name, form in {"": NetworkForm(), **CANDIDATES}.items():
             network = explicit_networks(corrected, plan, self._backend.capabilities, form=form)[0]
             if name and network.model not in models:
                 title = f"default plan in form {name}: {len(network.plan.names('int8'))} convolutions in INT8"
-                yield _Draft(f"default-{name}", title, self._build, network, network.model)
+                yield _Draft(f"default-{name}", title, build=self._build, network=network, scored=network.model)
             models.append(network.model)
 
     def _implicit(self) -> _Draft:
