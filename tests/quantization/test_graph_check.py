@@ -122,3 +122,43 @@ def test_a_zero_point_that_is_computed(build):
     found = problems(build(text.replace("(x, s, z)", "(x, s, mz)").replace("(xq, s, z)", "(xq, s, mz)")))
     said = "its zero point is not constant: only symmetric quantisation is supported"
     assert found == {"QuantizeLinear_2": [said], "DequantizeLinear_3": [said]}
+
+
+JOIN = """(float16[1,4,8,8] x) => (float16[1,8,8,8] y) {{
+    q = QuantizeLinear(x, h, z) d = DequantizeLinear(q, h, z) {0}
+    jq = QuantizeLinear({1}, z) y = DequantizeLinear(jq, h, z) }}"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "read", "node", "problem"),
+    [
+        ("j = Concat<axis = 1>(d, d)", "j, h", "", ""),
+        (
+            "e = DequantizeLinear(q, s, z) c = Cast<to = 1>(d) j = Concat<axis = 1>(e, c)",
+            "j, s",
+            "Concat_4",
+            "a Cast parts it from DequantizeLinear 'DequantizeLinear_1': INT8 ends there; use one type",
+        ),
+        (
+            "j = Concat<axis = 1>(d, d) c = Cast<to = 1>(j)",
+            "c, s",
+            "QuantizeLinear_4",
+            "a Cast parts it from Concat 'Concat_2': INT8 ends there; use one type",
+        ),
+        (
+            "j = Concat<axis = 1>(d, d) c = Cast<to = 1>(d)",
+            "c, s",
+            "QuantizeLinear_4",
+            "a Cast parts it from DequantizeLinear 'DequantizeLinear_1': INT8 ends there; use one type",
+        ),
+        (
+            "e = DequantizeLinear(q, s, z) j = Concat<axis = 1>(e, e)",
+            "j, s",
+            "Concat_3",
+            "it joins in float32 what was quantised in FP16: INT8 ends there; use one type",
+        ),
+    ],
+)
+def test_between_pairs_in_fp16_a_join_has_their_type(net, inner, read, node, problem):
+    model = net(JOIN.format(inner, read), h=np.float16(0.1), s=np.float32(0.1), z=np.int8(0))
+    assert problems(model) == ({node: [problem]} if node else {})

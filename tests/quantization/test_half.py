@@ -13,7 +13,17 @@ from trtdet.backends import OnnxRunner
 from trtdet.errors import ModelError
 from trtdet.passes import provenance
 from trtdet.passes.provenance import Origin
-from trtdet.quantization import Entry, PrecisionPlan, insert_qdq, nodes_of, tensors_of, to_half
+from trtdet.quantization import (
+    Entry,
+    PrecisionPlan,
+    insert_qdq,
+    lint,
+    nodes_of,
+    quantized_joins,
+    shared,
+    tensors_of,
+    to_half,
+)
 
 SILU = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
     a = Conv(x, w1) s = Sigmoid(a) b = Mul(a, s) c = Conv(b, w2) t = Sigmoid(c) d = Mul(c, t) y = Conv(d, w3) }"""
@@ -250,6 +260,38 @@ def test_a_tensor_that_a_float32_and_a_half_convolution_read_in_int8_has_a_pair_
     assert (kinds[readers["Conv_2"]], kinds[readers["Conv_3"]]) == (10, 1)
     quantizers = [node for node in half.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "r"]
     assert len(quantizers) == 1
+
+
+JOINED = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+    a = Conv(x, w1) b = Relu(a) c = Conv(x, w2) d = Relu(c) j = Concat<axis = 1>(b, d)
+    y = Conv(j, w3) z = Conv(b, w4) }"""
+
+
+@pytest.fixture
+def joined(net, normal, measured):
+    """A model with a Concat of pairs with one scale."""
+    model = raised(net(JOINED, **{**weights(normal, 4, w3=(4, 8, 1, 1)), "w2": normal(4, 4, 1, 1, scale=0.1)}))
+    placement, ranges = measured(model, normal(1, 4, 8, 8, seed=7))
+    ranges, together = shared(model, placement, ranges)
+    assert together == (("b", "j"),)
+    return quantized_joins(insert_qdq(model, placement, ranges))
+
+
+def test_a_join_of_pairs_is_in_fp16_where_what_was_quantised_is(joined, normal):
+    half = to_half(joined, ["Conv_0", "Conv_2", "Conv_5", "Conv_6"])
+    assert casts(half) == [("Conv", "float", "output")] * 2
+    assert (types(half)["j"], lint(half)) == (10, ())
+    x = normal(1, 4, 8, 8, seed=7)
+    for name in "yz":
+        np.testing.assert_allclose(OnnxRunner(half)(x)[name], OnnxRunner(joined)(x)[name], atol=0.1)
+
+
+@pytest.mark.parametrize(("left", "kind"), [("Concat_4", 1), ("Relu_3", 10)])
+def test_a_pair_that_float32_and_fp16_read_gives_both_without_a_cast(joined, left, kind):
+    half = to_half(joined, ["Conv_0", "Conv_5", "Conv_6"], [left])
+    assert types(half)["j"] == kind
+    assert [cast for cast in casts(half) if "DequantizeLinear" in (cast[0], cast[2])] == []
+    assert lint(half) == ()
 
 
 def test_what_is_to_stay_in_float32_does(net, normal):

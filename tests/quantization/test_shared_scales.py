@@ -6,12 +6,14 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 from graphs import makers
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
 from trtdet.quantization import insert_qdq, place, quantized_joins, shared
+from trtdet.quantization.shared_scales import quantized_cuts
 
 TEXT = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
     a = Conv(x, w1) b = Relu(a) c = Conv(x, w2) d = Relu(c) j = Concat<axis = 1>(b, d)
@@ -92,3 +94,71 @@ def test_a_join_of_other_scales_is_left(model, measured, normal):
     wider = replace(given, tensors={**given.tensors, "j": replace(given.tensors["j"], amax=100.0)})
     before = insert_qdq(model, placement, wider)
     assert quantized_joins(before).graph.node == before.graph.node
+
+
+C2F = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {{
+    a = Conv(x, w1) b = Relu(a) {0} e = Conv(d, w2) f = Concat<axis = 1>(c, d, e) y = Conv(f, w3) }}"""
+CUTS = {
+    "Split": "c, d = Split<axis = 1>(b, halves)",
+    "Slice": "c = Slice(b, none, two, one) d = Slice(b, two, four, one)",
+}
+
+
+@pytest.fixture
+def cut(net, normal, measured):
+    """A C2f block with one scale, with Q/DQ pairs, and its input."""
+
+    def cut(text: str, scale: float = 0.1, **changes: float):
+        shapes = {"w1": (4, 4, 1, 1), "w2": (2, 2, 1, 1), "w3": (4, 6, 1, 1)}
+        weights = {name: normal(*shape, seed=index, scale=scale) for index, (name, shape) in enumerate(shapes.items())}
+        numbers = {"halves": [2, 2], "none": [0], "one": [1], "two": [2], "four": [4]}
+        given = net(C2F.format(text), **weights, **{name: np.array(each) for name, each in numbers.items()})
+        x = normal(1, 4, 8, 8)
+        placement, found = measured(given, x)
+        amax = {"d": 0.5, "f": 0.5, **changes}
+        tensors = {**found.tensors, **{name: Range(value, -value, value) for name, value in amax.items()}}
+        return quantized_joins(insert_qdq(given, placement, replace(found, tensors=tensors))), x
+
+    return cut
+
+
+@pytest.mark.parametrize("op", CUTS)
+def test_a_tensor_whose_parts_have_one_scale_is_quantised_before_it_is_cut(cut, op):
+    before, x = cut(CUTS[op])
+    after = quantized_cuts(before)
+    made_by = makers(after)
+    cuts = [node for node in after.graph.node if node.op_type == op]
+    (pair,) = {node.input[0] for node in cuts}
+    quantizer = made_by[made_by[pair].input[0]]
+    assert (made_by[pair].op_type, quantizer.op_type, quantizer.input[0]) == ("DequantizeLinear", "QuantizeLinear", "b")
+    np.testing.assert_array_equal(OnnxRunner(after)(x)["y"], OnnxRunner(before)(x)["y"])
+    assert quantized_cuts(after).graph.node == after.graph.node
+
+
+def test_a_tensor_whose_parts_have_other_scales_or_float_readers_is_cut_in_float(cut):
+    other, _ = cut(CUTS["Split"], f=0.7)
+    floating, _ = cut(CUTS["Split"])
+    output, _ = cut(CUTS["Split"])
+    floating.graph.node.append(onnx.helper.make_node("Relu", ["c"], ["z"], "Relu"))
+    for before, name in ((floating, "z"), (output, "c")):
+        before.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2, 8, 8]))
+    for before in (other, floating, output):
+        assert {node.name for node in quantized_cuts(before).graph.node} == {node.name for node in before.graph.node}
+
+
+def test_every_input_of_a_join_can_be_quantised_also_before_a_pool_and_a_resize(net, normal, measured):
+    """As in spatial pyramid pooling, where no input of the join has a pair."""
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        a = Conv(x, w1) b = Relu(a) p = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(b)
+        q = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(p) j = Concat<axis = 1>(b, p, q) y = Conv(j, w2) }"""
+    model, x = net(text, w1=normal(4, 4, 1, 1), w2=normal(4, 12, 1, 1)), normal(1, 4, 8, 8)
+    placement, found = measured(model, x)
+    before = insert_qdq(model, placement, found)
+    assert quantized_cuts(quantized_joins(before)).graph.node == before.graph.node
+    after = quantized_cuts(quantized_joins(before, every=True), every=True)
+    made_by = makers(after)
+    moved = [node for node in after.graph.node if node.op_type in ("MaxPool", "Concat")]
+    assert {made_by[name].op_type for node in moved for name in node.input} == {"DequantizeLinear"}
+    quantized = {node.input[0] for node in after.graph.node if node.op_type == "QuantizeLinear"}
+    assert quantized >= {"x", "b", "p", "q", "j"}
+    np.testing.assert_array_equal(OnnxRunner(after)(x)["y"], OnnxRunner(before)(x)["y"])

@@ -10,7 +10,7 @@ import onnx
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.half import Magnitudes, half_parts, within_half
 from trtdet.building.ranges import Calibrated, Selection, sources_of
-from trtdet.calibration import Ranges
+from trtdet.calibration import Range, Ranges
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import ConfigError, ModelError
@@ -23,6 +23,7 @@ from trtdet.quantization import (
     Corrections,
     DataFlow,
     HeadRange,
+    NetworkForm,
     PrecisionPlan,
     QdqPlacement,
     Requantized,
@@ -33,7 +34,6 @@ from trtdet.quantization import (
     insert_qdq,
     judged_beside,
     lint,
-    quantized_joins,
     requantize,
     sense,
     shared,
@@ -84,23 +84,28 @@ class Prepared:
     def config(self) -> Config:
         return self.graph.config
 
-    def explicit(self, plan: PrecisionPlan, form: WeightForm | None = None) -> Requantized:
-        """The Q/DQ model of a plan; ``form`` of the weight scales is the backend's first if None.
+    def explicit(
+        self, plan: PrecisionPlan, weights: WeightForm | None = None, form: NetworkForm = NetworkForm()
+    ) -> Requantized:
+        """The Q/DQ model of a plan; ``weights`` is the form of their scales, the backend's first if None. A tensor that
+        only ``form`` quantises takes its largest magnitude on the calibration images as its range.
 
         Raises:
             ConfigError: the plan does not fit the model.
             ModelError: the Q/DQ nodes would make a backend run INT8 layers in float.
         """
-        flow, model = self.flow, self.model
+        flow, model, able = self.flow, self.model, self.graph.placement
+        plan = form.planned(model, plan, able.plan)
         half = half_parts(model, plan, flow, magnitudes=self.magnitudes)
-        explicit = insert_qdq(
-            model,
-            self.graph.placement.following(plan),
-            self.ranges,
-            corrections=self.corrections,
-            weights=WeightScales(form or flow.weights[0], half.outputs),
-        )
-        network = requantize(to_half(quantized_joins(explicit), half.names, half.left), self.ranges.inputs)
+        placement = form.placed(model, able.following(plan))
+        mapped, tensors = self.corrections.tensors, self.ranges.tensors
+        more = self.magnitudes.of(name for name in placement.activations if name not in tensors)
+        ranges = replace(self.ranges, tensors={**tensors, **{name: Range(x, -x, x) for name, x in more.items()}})
+        unmapped = tuple(name for name in placement.activations if name not in mapped)
+        ranges = form.ranged(model, replace(placement, activations=unmapped), ranges)
+        scales = WeightScales(weights or flow.weights[0], half.outputs)
+        explicit = insert_qdq(model, placement, ranges, corrections=self.corrections, weights=scales)
+        network = requantize(to_half(form.paired(explicit), half.names, half.left), ranges.inputs)
         problems = lint(network.model)
         if problems:
             raise ModelError(f"the INT8 graph would lose INT8 in {len(problems)} places, the first: {problems[0]}")

@@ -32,7 +32,17 @@ from trtdet.calibration import cache
 from trtdet.errors import BackendError, CalibrationError, TrtdetWarning
 from trtdet.options import BuildOptions
 from trtdet.progress import Progress, silent
-from trtdet.quantization import Cause, DataFlow, Entry, Precision, PrecisionPlan, Requantized, WeightForm, to_half
+from trtdet.quantization import (
+    Cause,
+    DataFlow,
+    Entry,
+    NetworkForm,
+    Precision,
+    PrecisionPlan,
+    Requantized,
+    WeightForm,
+    to_half,
+)
 from trtdet.runtime.detector import Runtime
 
 OLDEST = 8600
@@ -92,19 +102,22 @@ def float_network(
     return BuildNetwork(Requantized(half), precision=precision, plan=plan, precisions=precisions)
 
 
-def explicit_networks(prepared: Prepared, plan: PrecisionPlan, caps: Capabilities) -> tuple[BuildNetwork, ...]:
+def explicit_networks(
+    prepared: Prepared, plan: PrecisionPlan, caps: Capabilities, form: NetworkForm = NetworkForm()
+) -> tuple[BuildNetwork, ...]:
     """The model with Q/DQ nodes, once for each form of weight scales that the backend may run fastest."""
+    plan = form.planned(prepared.model, plan, prepared.graph.placement.plan)
     return tuple(
         BuildNetwork(
-            prepared.explicit(plan, form),
+            prepared.explicit(plan, weights, form),
             precision="int8",
             plan=plan,
             precisions=prepared.graph.quantizable.precisions(plan),
             cache=prepared.ranges.to_calibration_cache(caps.cache_version or OLDEST),
             prepared=prepared,
-            form=form,
+            form=weights,
         )
-        for form in prepared.flow.weights
+        for weights in prepared.flow.weights
     )
 
 

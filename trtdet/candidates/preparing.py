@@ -45,7 +45,7 @@ from trtdet.files import FolderWriter
 from trtdet.options import PrepareOptions, spelled
 from trtdet.plans.optimiser import front
 from trtdet.progress import Progress, silent
-from trtdet.quantization import PrecisionPlan
+from trtdet.quantization import CANDIDATES, NetworkForm, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
 from trtdet.runtime.detector import Detector
 
@@ -62,8 +62,9 @@ def prepare(
     """Writes the networks from which :func:`trtdet.candidates.finish` chooses an engine, with their accuracy.
 
     The candidates are FP16, the default plan, INT8 in every convolution, depthwise convolutions in FP16, plans of the
-    optimiser, other forms of weight scales and of SiLU that the target takes, and implicit quantisation where the
-    target has it. All have the same histograms; those with Q/DQ nodes also have the same corrections.
+    optimiser, other forms of weight scales and of SiLU that the target takes, other Q/DQ pairs for the default plan
+    (:class:`trtdet.quantization.NetworkForm`), and implicit quantisation where the target has it. All have the same
+    histograms; those with Q/DQ nodes also have the same corrections.
 
     Args:
         output: the folder; a folder of an earlier ``prepare`` is replaced as a whole.
@@ -179,6 +180,7 @@ class _Preparing:
                 )
             if names[kept] == "default":
                 yield from self._other_silu(corrected, plan, title)
+                yield from self._other_forms(corrected, plan)
         if caps.implicit is not None:
             yield self._implicit()
 
@@ -203,6 +205,16 @@ class _Preparing:
             yield _Draft(
                 f"default-{form}", f"{title}, SiLU as {form}", build=build, network=network, scored=network.model
             )
+
+    def _other_forms(self, corrected: Prepared, plan: PrecisionPlan) -> Iterator[_Draft]:
+        """The default plan with other Q/DQ pairs, without forms that make no difference to this model."""
+        models: list[onnx.ModelProto] = []
+        for name, form in {"": NetworkForm(), **CANDIDATES}.items():
+            network = explicit_networks(corrected, plan, self._backend.capabilities, form=form)[0]
+            if name and network.model not in models:
+                title = f"default plan in form {name}: {len(network.plan.names('int8'))} convolutions in INT8"
+                yield _Draft(f"default-{name}", title, build=self._build, network=network, scored=network.model)
+            models.append(network.model)
 
     def _implicit(self) -> _Draft:
         build = self._checked(quantization="implicit", effort="none")

@@ -9,6 +9,7 @@ from trtdet.quantization.graph_check import lint
 from trtdet.quantization.half import nodes_of, tensors_of, to_half
 from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
+from trtdet.quantization.network_forms import CANDIDATES, NetworkForm
 from trtdet.quantization.placement import QdqPlacement, place
 from trtdet.quantization.plugin_fusion import Requantized, reach, requantize
 from trtdet.quantization.precision import Cause, Entry, Format, Precision, PrecisionPlan, Step
@@ -20,6 +21,7 @@ from trtdet.quantization.weight_forms import DataFlow, WeightForm, WeightScales
 from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
 
 __all__ = [
+    "CANDIDATES",
     "CONVOLUTIONS",
     "CORRECTIONS",
     "DEFAULT_CORRECTIONS",
@@ -35,6 +37,7 @@ __all__ = [
     "Format",
     "HeadError",
     "HeadRange",
+    "NetworkForm",
     "Precision",
     "PrecisionPlan",
     "QdqPlacement",

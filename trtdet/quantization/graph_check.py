@@ -26,9 +26,12 @@ class GraphProblem:
 
 
 def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
-    """Checks every Q/DQ node and every convolution and product that has one on an input."""
+    """Checks every Q/DQ node and every convolution and product that has one on an input. In a graph with FP16 scales it
+    also checks that INT8 flows through each Concat: between its pairs there is no Cast and no float32."""
     graph = gs.import_onnx(model)
     fp8 = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN}
+    scales = [node.inputs[1] for node in graph.nodes if node.op == "DequantizeLinear"]
+    half = any(isinstance(scale, gs.Constant) and scale.dtype == np.float16 for scale in scales)
     findings: list[GraphProblem] = []
     for node in graph.nodes:
         if node.op in ("QuantizeLinear", "DequantizeLinear"):
@@ -38,7 +41,9 @@ def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
         elif node.op in PLUGIN_ACTIVATIONS:
             problems = _activation_problems(node)
         else:
-            continue
+            problems = []
+        if half:
+            problems += _join_problems(node)
         findings += [GraphProblem(node.name, problem) for problem in problems]
     return tuple(findings)
 
@@ -62,6 +67,24 @@ def _pair_problems(node: gs.Node, fp8: Collection[str]) -> list[str]:
             problems.append("its zero point is not 0: only symmetric quantisation is supported")
     if node.op == "QuantizeLinear":
         problems += _strangers(node, (*PLUGIN_ACTIVATIONS, "DequantizeLinear"))
+    return problems
+
+
+def _join_problems(node: gs.Node) -> list[str]:
+    """Casts that part a Concat or QuantizeLinear from what makes its INT8 values, and a Concat in float32 between FP16
+    scales."""
+    sources = {"Concat": ("DequantizeLinear",), "QuantizeLinear": ("DequantizeLinear", "Concat")}.get(node.op)
+    if sources is None:
+        return []
+    casts = [cast for tensor in node.inputs if (cast := maker(tensor, "Cast")) is not None]
+    parted = [source for cast in casts if (source := maker(cast.inputs[0], *sources)) is not None]
+    problems = [f"a Cast parts it from {source.op} '{source.name}': INT8 ends there; use one type" for source in parted]
+    dequantizers = [maker(tensor, "DequantizeLinear") for tensor in node.inputs]
+    pairs = [(pair and maker(pair.inputs[0], "QuantizeLinear"), pair) for pair in dequantizers]
+    types = {(q.inputs[1].dtype, dq.inputs[1].dtype) if q and dq else None for q, dq in pairs}
+    between = any(reader.op == "QuantizeLinear" for reader in node.outputs[0].outputs)
+    if node.op == "Concat" and between and types == {(np.dtype(np.float16), np.dtype(np.float32))}:
+        problems.append("it joins in float32 what was quantised in FP16: INT8 ends there; use one type")
     return problems
 
 

@@ -4,7 +4,7 @@ An FP16 region grows from its convolutions over activation functions, sums, join
 joins if it reads only FP16, or if only nodes of the region read it. The Q/DQ pairs of an INT8 convolution are in the
 region, so their scales are FP16, and so is everything between two INT8 kernels. Boxes and scores are decoded in
 float32: half precision cannot distinguish pixels of a large image. Operators that only move values before the decoding
-join too.
+join too. A DequantizeLinear that float32 operators read as well is written for them once more, without a Cast.
 
 With matrix products the region includes the operators on features of places: attention, LayerNormalization, GELU.
 Coordinates stay outside, as do GridSample, which reads them, and a LayerNormalization of several operators, whose
@@ -79,17 +79,10 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
         return model
     graph = to_graph(model)
     write = Writer(graph, "trtdet/half", Origin.FP16)
-    # An INT8 layer that writes float32 needs a float32 DequantizeLinear of its own.
-    for node in [node for node in graph.nodes if node.op in LAYERS and node.name not in names]:
-        for position, tensor in enumerate(node.inputs[:2]):
-            dequantizer = maker(tensor, "DequantizeLinear")
-            if dequantizer is not None and len(tensor.outputs) > 1:
-                own = write.of(Origin.QDQ)("DequantizeLinear", *dequantizer.inputs, **dequantizer.attrs)
-                own.shape = tensor.shape
-                node.inputs[position] = own
     region = _region(graph, set(names), set(left))
     if graph.opset < HALF_SCALES and any(node.op in _PAIR for node in region):
         raise ModelError(f"Q/DQ pairs in FP16 need opset {HALF_SCALES}, and the model has opset {graph.opset}")
+    _own_pairs(write, region)
     _lower_inputs(write, region)
     _raise_outputs(write, region)
     # Types were inferred for float32.
@@ -120,6 +113,19 @@ def _positions(node: gs.Node) -> Iterable[int]:
     """Positions of a node's inputs that have the data's type."""
     inputs = range(len(node.inputs))
     return (position for position in _VALUES.get(node.op, inputs) if position in inputs)
+
+
+def _own_pairs(write: Writer, region: list[gs.Node]) -> None:
+    """Gives the float32 readers of an FP16 DequantizeLinear one of their own: a Cast would part them from INT8."""
+    inside = {id(node) for node in region}
+    for node in [node for node in region if node.op == "DequantizeLinear"]:
+        tensor = node.outputs[0]
+        outer = [reader for reader in tensor.outputs if id(reader) not in inside]
+        if outer and tensor not in write.graph.outputs:
+            own = write.of(Origin.QDQ)("DequantizeLinear", *node.inputs, **node.attrs)
+            own.shape = tensor.shape
+            for reader in outer:
+                reader.inputs = [own if source is tensor else source for source in reader.inputs]
 
 
 def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
@@ -193,11 +199,15 @@ def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
     if node.op == "QuantizeLinear" and not makers:  # of weights
         return any(id(reader) in region for reader in readers)
     in_region = [source is not None and id(source) in region for source in makers]
+    # A DequantizeLinear takes the type of its readers: what is before the pair decides.
+    pairs = [source is not None and source.op == "DequantizeLinear" for source in makers]
+    quantizers = [maker(source.inputs[0]) for source, pair in zip(makers, pairs, strict=True) if source and pair]
+    started = any(in_region) or any(quantizer and id(quantizer) in region for quantizer in quantizers)
     ends = any(output in graph.outputs for output in node.outputs)
     backwards = bool(readers) and not ends and all(id(reader) in region for reader in readers)
     # A sum of an FP16 and a float32 tensor needs one cast, before it or after it.
-    enough = any(in_region) and (backwards or node.op in _ARITHMETIC)
-    return bool(makers) and (all(in_region) or enough)
+    enough = backwards or node.op in _ARITHMETIC
+    return started and (enough or all(inside or pair for inside, pair in zip(in_region, pairs, strict=True)))
 
 
 def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
@@ -218,6 +228,8 @@ def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
 def _may_join(node: gs.Node, paired: bool, places: set[int]) -> bool:
     if node.op in _PAIR:
         return paired
+    if node.op in LAYERS and any(maker(tensor, "DequantizeLinear") for tensor in node.inputs):
+        return False  # an INT8 product that writes float32
     values = [tensor for tensor in (*node.inputs[:1], *node.outputs) if isinstance(tensor, gs.Variable)]
     floats = all(tensor.dtype in (np.float32, None) for tensor in values)
     if node.op in _OF_PLACES and id(node) in places:

@@ -1,0 +1,35 @@
+"""Forms of the INT8 network among the candidates."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from models import small_detector
+
+from trtdet import CalibrationOptions, load_config
+from trtdet.candidates import prepare
+from trtdet.demo import shapes
+from trtdet.options import BuildOptions, PrepareOptions
+
+
+@pytest.fixture
+def folder(tmp_path):
+    onnx.save(small_detector(width=16), tmp_path / "model.onnx")
+    images = shapes.generate(tmp_path, "calibration", 6).images
+    calibration = CalibrationOptions(rule="minmax", images=images, num_images=3)
+    options = PrepareOptions(
+        target="tensorrt-10.3", points=0, build=BuildOptions(effort="none", calibration=calibration)
+    )
+    return prepare(tmp_path / "model.onnx", load_config("shapes"), tmp_path / "prepared", options)
+
+
+def test_forms_that_change_the_network_are_candidates(folder):
+    """This model has no sums and joins of features, and its first convolution is in FP16 already."""
+    candidates = {one.name: one for one in folder.content.candidates}
+    assert [name for name in candidates if name.startswith("default")] == ["default", "default-first-in-int8"]
+    assert candidates["default-first-in-int8"].int8_share > candidates["default"].int8_share
+    model = folder.model(candidates["default-first-in-int8"])
+    makers = {name: node.op_type for node in model.graph.node for name in node.output}
+    first = next(node for node in model.graph.node if node.op_type == "Conv")
+    assert makers[first.input[0]] == "DequantizeLinear"
+    assert folder.manifest(candidates["default-first-in-int8"]).quantization.weight_scales == "channel"
