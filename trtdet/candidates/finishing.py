@@ -19,7 +19,6 @@ from trtdet.audit.roofline import RATIO_WITHIN, estimate
 from trtdet.audit.traffic import Flow
 from trtdet.backends import (
     Backend,
-    BuildRequest,
     Built,
     Capabilities,
     EngineFacts,
@@ -32,6 +31,7 @@ from trtdet.backends import (
     open_engine,
     portable,
 )
+from trtdet.backends.base import compose
 from trtdet.building.bundle import AUDIT, BUILD_LOG
 from trtdet.building.costs import gpu_of
 from trtdet.building.graph import model_bytes
@@ -208,14 +208,12 @@ def _entrant(
         # TensorRT reads only caches that name its own version.
         prepared = (folder.path / files["calibration.cache"]).read_text()
         ranges = cache.write(cache.read(prepared, skip_unusable=True), caps.cache_version)
-    request = BuildRequest(
-        model=model,
-        sms=target.sms,
-        batch=target.batch,
-        precisions=candidate.precisions,
-        precision=candidate.precision,
+    request = compose(
+        model,
+        candidate.precision,
+        candidate.precisions,
+        target=target,
         implicit=Implicit("cache", ranges) if candidate.implicit else None,
-        options=target.options,
     )
     plan = PrecisionPlan.load(folder.path / files["plan.json"])
 

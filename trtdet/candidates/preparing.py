@@ -278,7 +278,8 @@ class _Preparing:
 def _bound(drafts: list[_Draft], scores: list[Accuracy], limit: float | None) -> tuple[str, list[str]]:
     """Which candidates may ship, in words, and for each the reason why it may not. FP16 always may."""
     annotated = scores[0].figure == "map"
-    default = next(score for draft, score in zip(drafts, scores, strict=True) if draft.name == "default")
+    # Without a candidate of this name the default plan is FP16, which is the first.
+    default = next((score for draft, score in zip(drafts, scores, strict=True) if draft.name == "default"), scores[0])
     drop = _USUAL_DROP if limit is None else limit
     if limit is not None:
         figure = "mAP" if annotated else "agreement"
