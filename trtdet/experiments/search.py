@@ -281,7 +281,7 @@ def measuring_images(options: TuneOptions, build: CheckedBuild) -> tuple[CocoDat
 
 def titled_plans(graph: PlacedGraph, names: Sequence[str]) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Titles of the plans that every tune measures, by their FP16 convolutions; ``names`` may be in INT8."""
-    macs, default = multiply_adds(graph.model), default_plan(graph.model, graph.placement, graph.flow)
+    macs, default = multiply_adds(graph.model), default_plan(graph.model, graph.placement)
     titled: dict[str, tuple[str, ...]] = {
         "all INT8": (),
         "default": tuple(name for name in names if default.entries[name].precision != "int8"),
@@ -316,7 +316,7 @@ class _Measuring:
             by_size = plan_problem(prepared, size_costs(prepared), self.ranking)
             for plan in front(by_size, self._points - len(plans) + 2):
                 titles.setdefault(plan.half, ("optimiser, by size",))
-        default = default_plan(graph.model, graph.placement, graph.flow)
+        default = default_plan(graph.model, graph.placement)
         candidates = []
         for kept, title in titles.items():
             entries = dict(prepared.plan.entries)

@@ -210,6 +210,11 @@ class PlanOptions(OptionSet, section="plan", group="precision", **PLAN):
     """
 
     int8_all: bool = option(False, "INT8 also for layers that it makes no faster", "--int8-all", **CORRECTIONS_KEY)
+    fastest: bool = option(
+        True,
+        "the default plan is the fastest by estimate; false: INT8 wherever a convolution has the channels for it",
+        **CORRECTIONS_KEY,
+    )
     keep_fp16: int | Path | tuple[str, ...] | None = option(
         None,
         "layers that stay in FP16 (N: most sensitive)",
@@ -365,8 +370,8 @@ class EngineOptions(OptionSet, section="engine", group="engine", beside_variant=
         None,
         "GPU of estimates, such as T4 or 'RTX 4090' (default: the first that the engine is built for)",
         "NAME",
-        fact="guard",
-        int8_only=True,
+        fact="estimated",
+        **CORRECTIONS_KEY,
     )
 
     @property
