@@ -173,8 +173,9 @@ class Worth:
             return f"measured on {self.run_info.device}, batch {self.batch}"
         return "" if self.estimate is None else self.estimate.basis
 
-    def guarded(self, least: float) -> Worth:
-        """Adds the decision of ``--guard X``: INT8 is shipped if its speed-up over FP16 is at least ``least``."""
+    def guarded(self, least: float, whose: str = "--guard") -> Worth:
+        """Adds the decision of ``--guard X``, or of the default plan: INT8 is shipped if its speed-up over FP16 is at
+        least ``least``."""
         speedup = self.speedup
         if speedup is None:
             reason = f"INT8 could not be compared with FP16, as {self.unmeasured}"
@@ -187,7 +188,7 @@ class Worth:
             how="estimated" if self.latency is None else "measured",
             on=self.run_info.device if self.latency is not None and self.run_info is not None else gpu,
             batch=self.batch,
-            reason=f"INT8 is {speedup:.2f} times as fast as FP16 ({self.basis}), and --guard asks for {least:g}",
+            reason=f"INT8 is {speedup:.2f} times as fast as FP16 ({self.basis}), and {whose} asks for {least:g}",
         )
         return replace(self, guard=guard)
 
@@ -223,6 +224,7 @@ def compare_with_fp16(
     timing: BenchOptions = BenchOptions(seconds=2.0),
     profiling: ProfileOptions = ProfileOptions(),
     progress: Progress = silent,
+    estimated: bool = False,
 ) -> Worth | None:
     """Builds the same model without INT8, compares both, and stores the comparison in the bundle.
 
@@ -234,6 +236,7 @@ def compare_with_fp16(
         job: the build of the bundle; its ``plan`` names the annotated images.
         bundle: with INT8, at the job's output or in its :func:`staging_folder`.
         timing, profiling: their batch is replaced by the engine's optimal batch.
+        estimated: estimates have chosen the plan; FP16 is then shipped if INT8 turns out slower, as with ``--guard 1``.
 
     Returns:
         None if no engine can be run or estimated, no images are annotated, and there is no ``--guard X``.
@@ -251,7 +254,7 @@ def compare_with_fp16(
         return None
     worth = Worth("fp16", batch=batch, unmeasured=reason)
     with _scratch_folder(bundle.path) as folder:
-        own = fp16_options(job, bundle.manifest.backend.name, nms=_suppression(bundle))
+        own = fp16_options(job, bundle.manifest.backend.name, nms=_suppression(bundle), shipped=estimated)
         twin = _built(job, folder, own, progress=progress) if engines else None
         if twin is not None:
             worth = replace(worth, estimate=_estimated(bundle, twin, named_gpu(options), batch=batch))
@@ -278,6 +281,8 @@ def compare_with_fp16(
             worth = replace(worth, against=other.manifest.shipped, run_info=ran_on, comparison=comparison)
         if options.least_speedup is not None:
             worth = worth.guarded(options.least_speedup)
+        elif estimated and worth.speedup is not None and worth.speedup < 1:
+            worth = worth.guarded(1.0, whose="the default plan")
         _keep(worth, bundle, twin, output=job.output)
     return worth
 
@@ -323,20 +328,15 @@ def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
     return estimated is None or estimated["gpu"] == gpu.name
 
 
-def fp16_options(
-    job: Job, backend: str, nms: NmsMode | Literal["auto"], calibration: CalibrationOptions | None = None
-) -> BuildOptions:
-    """Options for the same model in FP16; ``calibration`` has the images for an engine that is shipped in any case.
+def fp16_options(job: Job, backend: str, nms: NmsMode | Literal["auto"], shipped: bool = False) -> BuildOptions:
+    """Options for the same model in FP16, which may be ``shipped`` also without ``--guard X``.
 
     SiLU has the backend's default form: the plugin helps INT8, but FP16 computes SiLU in the kernel of the convolution
     before it. If FP16 may be shipped, the calibration images find values that exceed FP16.
     """
-    options = job.options
-    if calibration is None:
-        shipped = options.least_speedup is not None
-        calibration = replace(
-            options.calibration.images_alone() if shipped else CalibrationOptions(), check_input=False
-        )
+    options, calibration = job.options, CalibrationOptions()
+    if shipped or options.least_speedup is not None:
+        calibration = replace(options.calibration.images_alone(), check_input=False)
     return replace(
         options,
         precision="fp16",
@@ -442,7 +442,7 @@ def _keep(worth: Worth, bundle: Bundle, twin: Bundle | None, output: Path) -> No
         for source, names in ((shipped, shipped.manifest.files), (bundle, lent))
         for name in names
     }
-    _write(output, shipped, {**files, WORTH: answer}, {**changes, "guard": worth.guard})
+    _write(output, shipped, files={**files, WORTH: answer}, changes={**changes, "guard": worth.guard})
 
 
 def _write(output: Path, shipped: Bundle, files: Mapping[str, bytes], changes: Mapping[str, Any]) -> Bundle:
@@ -465,9 +465,9 @@ def fp16_alone(build: CheckedBuild, progress: Progress = silent) -> tuple[Bundle
     """
     job, options, graph, default = build.job, build.options, build.graph, build.default
     assert default is not None and default.fp16_alone
-    images = replace(options.calibration.images_alone(), check_input=options.calibration.check_input)
     nms: NmsMode | Literal["auto"] = "auto" if graph.passes.keep_embedded else graph.nms_mode
-    fp16 = fp16_options(job, build.backend.capabilities.name, nms=nms, calibration=images)
+    fp16 = fp16_options(job, build.backend.capabilities.name, nms=nms, shipped=True)
+    fp16 = replace(fp16, calibration=options.calibration.images_alone())
     with BundleWriter(job.output):
         pass  # an unwritable output fails before the work
     with _scratch_folder(job.output) as folder:
@@ -495,4 +495,4 @@ def fp16_alone(build: CheckedBuild, progress: Progress = silent) -> tuple[Bundle
             "guard": guard,
         }
         plan = PrecisionPlan(entries).to_json().encode()
-        return _write(job.output, twin, {**files, "plan.json": plan}, changes), audit
+        return _write(job.output, twin, files={**files, "plan.json": plan}, changes=changes), audit

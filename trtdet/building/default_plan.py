@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from trtdet.audit.neighbours import time_costs
 from trtdet.audit.roofline import Roofline, estimate
@@ -20,6 +19,7 @@ from trtdet.backends import Backend, Capabilities
 from trtdet.building.corrections import Prepared, prepared
 from trtdet.building.costs import batch_of, built_of, gpu_of
 from trtdet.building.graph import PlacedGraph
+from trtdet.building.plan import keeping_named
 from trtdet.building.ranges import Calibrated
 from trtdet.calibration import Collection as Histograms
 from trtdet.calibration import Range, Ranges
@@ -27,10 +27,9 @@ from trtdet.data import ImageCache
 from trtdet.options import BuildOptions, CalibrationOptions
 from trtdet.options.fields import USUAL_GUARD
 from trtdet.plans.optimiser import PrecisionChoice, Problem, front
-from trtdet.plans.planning import keeping, named
+from trtdet.plans.planning import keeping
 from trtdet.progress import Progress, silent
 from trtdet.quantization import Cause, DataFlow, PrecisionPlan, default_plan
-from trtdet.quantization.macs import DEPTHWISE
 
 _FRONT = 4
 """Plans from the cheapest to INT8 everywhere, and from the cheapest to FP16 everywhere, that are built."""
@@ -89,11 +88,9 @@ class DefaultPlan:
 
 def decided_by_time(options: BuildOptions, caps: Capabilities, flow: DataFlow) -> bool:
     """Whether the estimate chooses the plan: none is asked for, and the backend quantises in separate kernels."""
-    plan = options.plan
-    asked = plan.formats or plan.limited or isinstance(plan.keep_fp16, Path) or not plan.fastest
     variant = options.from_ is not None or options.tuned is not None
     ranged = options.calibrated and not options.implicit
-    return ranged and not asked and not variant and caps.lists_layers and flow.fused is False
+    return ranged and options.plan.estimated and not variant and caps.lists_layers and flow.fused is False
 
 
 def fastest_plan(
@@ -108,10 +105,7 @@ def fastest_plan(
         ConfigError: the model lacks a named convolution, or the table of GPUs the named GPU.
         BackendError: the backend refuses a network.
     """
-    start, kept = default_plan(graph.model, graph.placement), options.plan.keep_fp16
-    if isinstance(kept, tuple):
-        names = named(start, [name for name in kept if name != DEPTHWISE])
-        start = keeping(start, dict.fromkeys(names, "kept: named"), Cause.KEPT_NAMED)
+    start = keeping_named(default_plan(graph.model, graph.placement), options.plan, graph.model)
     engines = _Engines(graph, start, backend, options=options, progress=progress)
     able = start.names("int8")
     if not engines.listed:

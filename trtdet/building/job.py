@@ -11,7 +11,7 @@ from typing import Any
 
 from trtdet import __version__
 from trtdet.backends import Backend, Capabilities, EngineTarget, choose
-from trtdet.building.costs import named_gpu
+from trtdet.building.costs import batch_of, named_gpu
 from trtdet.building.default_plan import DefaultPlan, decided_by_time, fastest_plan
 from trtdet.building.graph import PlacedGraph, build_graph, model_bytes
 from trtdet.building.plan import check_placement
@@ -83,6 +83,11 @@ class CheckedBuild:
         return EngineTarget.of(self.options)
 
     @property
+    def estimated(self) -> bool:
+        """Whether estimates choose the default plan."""
+        return decided_by_time(self.options, self.backend.capabilities, self.graph.flow)
+
+    @property
     def key(self) -> str:
         """The key of the last stage, which is the bundle's content hash."""
         return self.keys[Stage.ENGINE]
@@ -127,7 +132,7 @@ def checked_build(job: Job, progress: Progress = silent) -> CheckedBuild:
         previous=previous,
         keys=keys(options),
     )
-    if build.up_to_date is None and decided_by_time(options, caps, graph.flow):
+    if build.up_to_date is None and build.estimated:
         default = fastest_plan(graph, backend, options, progress=progress)
         if default is not None:
             build = replace(build, graph=replace(graph, default=default.plan), default=default)
@@ -166,7 +171,7 @@ def _facts(
     if decided_by_time(options, caps, graph.flow):
         gpu, target = named_gpu(options), EngineTarget.of(options)
         sms = target.sms or caps.default_sms
-        estimated = [gpu.name if gpu is not None else None, sms, plan.objective, options.least_speedup]
+        estimated = [gpu and gpu.name, sms, batch_of(options, graph.model), options.least_speedup]
     annotated: list[str | None] | None = None
     if limit_of(plan) is not None and plan.val_images is not None:  # their scores choose the plan
         annotations = sha256_file(plan.annotations) if plan.annotations is not None else None

@@ -98,7 +98,7 @@ def build(
         worth = None
         compared = alone or (current is not None and has_comparison(current, options))
         if options.int8 and options.compare and not compared:
-            worth = compare_with_fp16(job, bundle, progress=progress)
+            worth = compare_with_fp16(job, bundle, progress=progress, estimated=checked.estimated)
             bundle = Bundle(job.output, verify=False)
             if bundle.manifest.shipped != "int8":
                 audit = Audit.load(bundle.file(AUDIT)) if AUDIT in bundle.manifest.files else None

@@ -7,7 +7,7 @@ originals.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,8 +188,9 @@ class CalibrationOptions(OptionSet, section="calibration", group="images", **RAN
     """File with the progress of a reconstruction, so that a stopped build can continue."""
 
     def images_alone(self) -> CalibrationOptions:
-        """The same images, with defaults for all other options."""
-        return CalibrationOptions(images=self.images, root=self.root, num_images=self.num_images)
+        """The same images and input check, with defaults for all other options."""
+        images = CalibrationOptions(images=self.images, root=self.root, num_images=self.num_images)
+        return replace(images, check_input=self.check_input)
 
     @property
     def rule_name(self) -> str:
@@ -289,6 +290,11 @@ class PlanOptions(OptionSet, section="plan", group="precision", **PLAN):
     def ranked(self) -> bool:
         """Whether a ranking of the layers is needed."""
         return self.limited or self.fp16_budget is not None or (isinstance(self.keep_fp16, int) and self.keep_fp16 > 0)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether estimates may choose the default plan: no plan, format or limit is requested."""
+        return self.fastest and not (self.formats or self.limited or isinstance(self.keep_fp16, Path))
 
     def formats_alone(self) -> PlanOptions:
         """The same quantized operators and formats, with defaults for all other options."""
@@ -550,8 +556,8 @@ class TuneOptions(OptionSet, group="search"):
         BuildOptions(),
         flat=True,
         without="precision quantization guard from force nms.mode nms.score_threshold nms.pre_nms_topk "
-        "nms.iou_threshold nms.max_detections plan.keep_fp16 plan.int8_all plan.max_map_drop plan.max_disagreement "
-        "plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size engine.workspace "
+        "nms.iou_threshold nms.max_detections plan.keep_fp16 plan.int8_all plan.fastest plan.max_map_drop "
+        "plan.max_disagreement plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size engine.workspace "
         "engine.version_compatible engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 "
         "engine.timing_cache",
     )
