@@ -557,9 +557,9 @@ class TuneOptions(OptionSet, group="search"):
         flat=True,
         without="precision quantization guard from force nms.mode nms.score_threshold nms.pre_nms_topk "
         "nms.iou_threshold nms.max_detections plan.keep_fp16 plan.int8_all plan.fastest plan.max_map_drop "
-        "plan.max_disagreement plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size engine.workspace "
-        "engine.version_compatible engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 "
-        "engine.timing_cache",
+        "plan.max_disagreement plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size "
+        "engine.workspace engine.version_compatible engine.hardware_compatible engine.embed_plugins "
+        "engine.tactic_sources engine.tf32 engine.timing_cache",
     )
     points: int = option(
         6,
