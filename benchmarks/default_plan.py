@@ -4,8 +4,8 @@
 
 MODEL is a float ONNX file; NAME is a configuration, by default the one that is known for the file's name. Without
 BACKEND the plan is that of a backend whose kernels quantise what they write, such as TensorRT 8.6 and 10. With
-tensorrt-rtx estimates for GPU choose it; the last columns are the estimated milliseconds of FP16 and of the fastest plan
-with INT8 layers, which is built if it is 1.02 times as fast. Prints Markdown.
+tensorrt-rtx estimates for GPU choose it; the last columns are the estimated milliseconds of FP16 and of the fastest
+plan with INT8 layers, which is built if it is 1.02 times as fast. Prints Markdown.
 """
 
 from __future__ import annotations

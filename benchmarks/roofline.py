@@ -123,6 +123,7 @@ def built(name: str, options: argparse.Namespace) -> Pair:
                 backend="tensorrt-rtx",
                 sms=(86,),
                 guard="off",
+                plan=trtdet.PlanOptions(fastest=False),
                 calibration=calibration,
             ),
         ),
