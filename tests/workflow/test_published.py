@@ -11,7 +11,7 @@ from trtdet import CocoDataset, Config, build, compare, evaluate, load_config
 from trtdet.config import NmsMode
 from trtdet.evaluation.resampling import mean_average_precision
 from trtdet.evaluation.scoring import evaluate_each
-from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions, changed
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.runtime.detector import Detector
 
 MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
