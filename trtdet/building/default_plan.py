@@ -106,34 +106,40 @@ def fastest_plan(
         BackendError: the backend refuses a network.
     """
     start = keeping_named(default_plan(graph.model, graph.placement), options.plan, graph.model)
-    engines = _Engines(graph, start, backend, options=options, progress=progress)
-    able = start.names("int8")
+    engines = _Engines(graph, backend, options=options, progress=progress)
+    able, every = start.names("int8"), graph.placement.plan.names("int8")
     if not engines.listed:
         return None
-    costs = time_costs(engines.flow(()), engines.roofline(()))
-    tried: dict[tuple[str, ...], float] = {(): engines.ms(())}
+    # The costs are best known of an engine with every convolution in INT8, also those that stay in FP16 anyway.
+    costs, fixed = time_costs(engines.flow(every), engines.roofline(every)), frozenset(every).difference(able)
+    tried: dict[tuple[str, ...], float] = {able: engines.ms(able)} if able else {}
     for in_int8 in (True, False) if able else ():
-        problem = Problem({name: _choices(in_int8) for name in able}, costs.joints, costs.fixed)
-        tried |= {plan.half: engines.ms(plan.half) for plan in front(problem, _FRONT)}
-    fp16_ms = engines.ms(able)
-    half = min((half for half in tried if len(half) < len(able)), key=tried.__getitem__, default=able)
+        choices = {name: _FP16 if name in fixed else _choices(in_int8) for name in every}
+        for plan in front(Problem(choices, costs.joints, costs.fixed), _FRONT):
+            int8 = tuple(name for name in able if name not in plan.half)
+            tried |= {int8: engines.ms(int8)} if int8 else {}
+    best = min(tried, key=tried.__getitem__, default=())
     found = DefaultPlan(
         start,
         gpu=engines.gpu.name,
         batch=engines.batch,
-        int8=len(able) - len(half),
-        int8_ms=tried[half] if half != able else None,
-        fp16_ms=fp16_ms,
+        int8=len(best),
+        int8_ms=tried.get(best),
+        fp16_ms=engines.ms(()),
         least=options.least_speedup or USUAL_GUARD,
     )
-    half = able if found.fp16_alone else half
+    half = frozenset(able).difference(() if found.fp16_alone else best)
     decision = "FP16 alone" if found.fp16_alone else f"in FP16 in the fastest of {len(tried)} plans"
-    changes = {name: 1e3 * (costs.of(set(half) - {name}) - costs.of(half)) for name in half}
+    whole = costs.of(half | fixed)
+    changes = {name: 1e3 * (costs.of((half | fixed) - {name}) - whole) for name in able if name in half}
     reasons = {
         name: f"{decision}; INT8 here alone changes the estimate by {change:+.1f} us ({found.basis})"
         for name, change in changes.items()
     }
     return replace(found, plan=keeping(start, reasons, Cause.NO_TIME_GAINED))
+
+
+_FP16 = (PrecisionChoice("fp16", 0.0, half=True),)
 
 
 def _choices(in_int8: bool) -> tuple[PrecisionChoice, ...]:
@@ -143,44 +149,44 @@ def _choices(in_int8: bool) -> tuple[PrecisionChoice, ...]:
 
 
 class _Engines:
-    """Engines of plans with some INT8 convolutions of ``start`` in FP16, each built once."""
+    """Engines with some convolutions in INT8, each built once."""
 
-    def __init__(
-        self, graph: PlacedGraph, start: PrecisionPlan, backend: Backend, options: BuildOptions, progress: Progress
-    ) -> None:
-        self._start, self._backend, self._options, self._progress = start, backend, options, progress
-        self._prepared, self._captured = _uncalibrated(graph, start), graph.captured(backend.capabilities)
+    def __init__(self, graph: PlacedGraph, backend: Backend, options: BuildOptions, progress: Progress) -> None:
+        self._backend, self._options, self._progress = backend, options, progress
+        self._prepared, self._captured = _uncalibrated(graph), graph.captured(backend.capabilities)
         self._flows: dict[frozenset[str], Flow | None] = {}
         self.batch = batch_of(options, graph.model)
         self.gpu = gpu_of(options.engine.gpu, ())
         self.listed = self._built(()) is not None
 
-    def flow(self, half: Collection[str]) -> Flow:
-        flow = self._built(half)
+    def flow(self, int8: Collection[str]) -> Flow:
+        flow = self._built(int8)
         assert flow is not None, "one engine listed its layers"
         return flow
 
-    def roofline(self, half: Collection[str]) -> Roofline:
-        return Roofline(self.flow(half), gpu=self.gpu, batch=self.batch, graph=self._captured)
+    def roofline(self, int8: Collection[str]) -> Roofline:
+        return Roofline(self.flow(int8), gpu=self.gpu, batch=self.batch, graph=self._captured)
 
-    def ms(self, half: Collection[str]) -> float:
-        return estimate(self.flow(half), self.gpu, self.batch, graph=self._captured).ms
+    def ms(self, int8: Collection[str]) -> float:
+        return estimate(self.flow(int8), self.gpu, self.batch, graph=self._captured).ms
 
-    def _built(self, half: Collection[str]) -> Flow | None:
-        key = frozenset(half)
+    def _built(self, int8: Collection[str]) -> Flow | None:
+        key = frozenset(int8)
         if key not in self._flows:
-            self._progress("choosing the plan", len(self._flows), 2 * _FRONT)
-            plan = keeping(self._start, dict.fromkeys(half, "tried"), Cause.NO_TIME_GAINED)
+            self._progress("choosing the plan", len(self._flows), 2 * _FRONT + 1)
+            every = self._prepared.plan
+            half = (name for name in every.names("int8") if name not in key)
+            plan = keeping(every, dict.fromkeys(half, "tried"), Cause.NO_TIME_GAINED)
             engine = built_of(self._prepared, plan, self._backend, options=self._options)
             self._flows[key] = engine.flow
             self.gpu = gpu_of(self._options.engine.gpu, engine.built.sms)
         return self._flows[key]
 
 
-def _uncalibrated(graph: PlacedGraph, plan: PrecisionPlan) -> Prepared:
-    """The model with one fixed range for every tensor."""
-    tensors = dict.fromkeys(graph.placement.following(plan).activations, Range(_AMAX, -_AMAX, _AMAX))
+def _uncalibrated(graph: PlacedGraph) -> Prepared:
+    """The model with every possible convolution in INT8, and one fixed range for every tensor."""
+    tensors = dict.fromkeys(graph.placement.activations, Range(_AMAX, -_AMAX, _AMAX))
     ranges = Ranges("minmax", None, tensors, key="", images=0, images_sha256="")
     collection = Histograms({}, key="", images=0, images_sha256="", source=graph.model.graph.input[0].name)
     calibrated = Calibrated(graph, collection, ranges, paths=(), cache=ImageCache(0), reused=False)
-    return prepared(calibrated, CalibrationOptions(), (), plan=plan)
+    return prepared(calibrated, CalibrationOptions(), (), plan=graph.placement.plan)
