@@ -1,10 +1,10 @@
 """The default plan of backends that quantise in kernels of their own: the fastest by the estimates of built engines.
 
 What INT8 gains in a convolution depends on its neighbours, on the GPU and on what the builder fuses, so rules alone
-give plans that are slower than FP16. The search starts with INT8 wherever a convolution has the channels for it, and
-takes plans from the optimiser, with the costs of :mod:`trtdet.building.costs`. A builder fuses more, or less, than the
-costs assume. So each plan is built, and the estimate of its own engine decides. Ranges are not known yet: a fixed one
-stands in, as a builder chooses its layers without looking at scales.
+give plans that are slower than FP16. The optimiser takes plans between INT8, wherever a convolution has the channels
+for it, and FP16, with the costs of :mod:`trtdet.audit.neighbours`. A builder fuses more, or less, than the costs assume.
+So each plan is built, and the estimate of its own engine decides. Ranges are not known yet: a fixed one stands in, as a
+builder chooses its layers without looking at scales.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _FRONT = 4
 """Plans from the cheapest to INT8 everywhere, and from the cheapest to FP16 everywhere, that are built."""
 
 _AMAX = 4.0
+"""The fixed range."""
 
 
 @dataclass(frozen=True)
