@@ -2,8 +2,8 @@
 
 What INT8 gains in a convolution depends on its neighbours, on the GPU and on what the builder fuses, so rules alone
 give plans that are slower than FP16. The optimiser takes plans between INT8, wherever a convolution has the channels
-for it, and FP16, with the costs of :mod:`trtdet.audit.neighbours`. A builder fuses more, or less, than the costs assume.
-So each plan is built, and the estimate of its own engine decides. Ranges are not known yet: a fixed one stands in, as a
+for it, and FP16, with the costs of :mod:`trtdet.audit.neighbours`. A builder fuses more, or less, than these assume. So
+each plan is built, and the estimate of its own engine decides. Ranges are not known yet: a fixed one stands in, as a
 builder chooses its layers without looking at scales.
 """
 
