@@ -86,7 +86,9 @@ def built(model: Path, config: trtdet.Config, place: Path, images: Path, int8_al
             model,
             config,
             place,
-            trtdet.BuildOptions(guard="off", calibration=calibration, plan=trtdet.PlanOptions(int8_all=int8_all)),
+            trtdet.BuildOptions(
+                guard="off", calibration=calibration, plan=trtdet.PlanOptions(int8_all=int8_all, fastest=False)
+            ),
         )
     return place
 

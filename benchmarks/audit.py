@@ -50,7 +50,7 @@ def main() -> None:
             sms=(86,),
             guard="off",
             calibration=calibration,
-            plan=replace(keep, int8_all=every),
+            plan=replace(keep, int8_all=every, fastest=precision != "int8"),
         )
         place = options.output / f"{name}-{variant}"
         built = trtdet.build(options.data / "models" / f"{name}.onnx", config, place, asked)

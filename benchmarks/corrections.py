@@ -53,7 +53,7 @@ def main() -> None:
             calibration = trtdet.CalibrationOptions(rule=rule, images=coco / "train2017", num_images=options.num_images)
             started = time.perf_counter()
             asked = trtdet.BuildOptions(
-                guard="off", calibration=calibration, plan=trtdet.PlanOptions(int8_all=options.int8_all)
+                guard="off", calibration=calibration, plan=trtdet.PlanOptions(int8_all=options.int8_all, fastest=False)
             )
             built = trtdet.build(model, config, place, asked).bundle
             seconds = time.perf_counter() - started

@@ -51,6 +51,7 @@ def built(options: argparse.Namespace, name: str, variant: str, changes: dict[st
         backend="tensorrt-rtx",
         nms=trtdet.NmsOptions(mode="host"),
         guard="off",
+        plan=trtdet.PlanOptions(fastest=False),
         calibration=trtdet.CalibrationOptions(
             images=options.data / "coco" / "train2017", num_images=options.num_images
         ),

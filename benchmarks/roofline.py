@@ -128,6 +128,7 @@ def built(name: str, options: argparse.Namespace) -> Pair:
                 backend="tensorrt-rtx",
                 sms=(86,),
                 guard="off",
+                plan=trtdet.PlanOptions(fastest=False),
                 calibration=calibration,
             ),
         ),

@@ -152,11 +152,7 @@ def test_fp16_is_built_in_its_own_best_form(tmp_path):
     int8 = BuildOptions(silu="plugin", quantization="implicit", sms=(86,), batch=(1, 4, 8), guard=1.02)
     plugins = (tmp_path / "lib.so",)
     asked = changed(int8, int8_all=True, embed_plugins=True, workspace=1 << 20, plugins=plugins, gpu="T4")
-    nms = SimpleNamespace(embedded=False, mode="host")
-    manifest = SimpleNamespace(nms=nms, backend=SimpleNamespace(name="tensorrt"))
-    twin = fp16_options(
-        Job(tmp_path / "m.onnx", load_config("shapes"), tmp_path / "b", asked), SimpleNamespace(manifest=manifest)
-    )  # type: ignore[arg-type]
+    twin = fp16_options(Job(tmp_path / "m.onnx", load_config("shapes"), tmp_path / "b", asked), "tensorrt", nms="host")
     assert (twin.precision, twin.silu, twin.engine.plugins, twin.quantization) == ("fp16", "auto", (), "explicit")
     assert (twin.engine.embed_plugins, twin.engine.workspace) == (False, 1 << 20)
     assert (twin.sms, twin.batch, twin.nms.mode, twin.backend) == ((86,), (1, 4, 8), "host", "tensorrt")

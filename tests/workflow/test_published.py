@@ -11,7 +11,7 @@ from trtdet import CocoDataset, Config, build, compare, evaluate, load_config
 from trtdet.config import NmsMode
 from trtdet.evaluation.resampling import mean_average_precision
 from trtdet.evaluation.scoring import evaluate_each
-from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions, changed
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.runtime.detector import Detector
 
 MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
@@ -29,12 +29,11 @@ a point or so below FP32, where a threshold rule alone scores 0.12, 0.28 and 0.0
 moves by some tenths of a point."""
 
 DEFAULT = [
-    ("yolox_nano", "best-class", 1.1, 0.270),
-    ("yolov5n", "all-classes", 1.05, 0.280),
-    ("picodet_s", "all-classes", 1.05, 0.327),
+    ("yolox_nano", "best-class", 0.270),
+    ("yolov5n", "all-classes", 0.280),
+    ("picodet_s", "all-classes", 0.327),
 ]
-"""The most bytes that INT8 moves by default, as a multiple of FP16's, and the mAP that it keeps at least, less what the
-score moves by from one CPU to another."""
+"""The mAP that the default keeps at least, less what the score moves by from one CPU to another."""
 
 
 def dataset(shared_data: Path, config: Config) -> CocoDataset:
@@ -115,22 +114,22 @@ def test_every_convolution_of_a_published_model_runs_in_int8(shared_data, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.tensorrt
-@pytest.mark.parametrize(("name", "candidates", "most", "least"), DEFAULT)
-def test_by_default_int8_moves_hardly_more_than_fp16_and_keeps_the_score(
-    shared_data, tmp_path, name, candidates, most, least
+@pytest.mark.parametrize(("name", "candidates", "least"), DEFAULT)
+@pytest.mark.filterwarnings("ignore:FP16 alone:trtdet.errors.TrtdetWarning")
+def test_no_default_is_estimated_to_be_slower_than_fp16_and_all_keep_the_score(
+    shared_data, tmp_path, name, candidates, least
 ):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     config = load_config(MODELS[name]).with_nms(candidates=candidates)
     calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=64)
-    options = BuildOptions(backend="tensorrt-rtx", nms=NmsOptions(mode="host"), guard="off", calibration=calibration)
-    model = shared_data / "models" / f"{name}.onnx"
-    int8 = build(model, config, tmp_path / "int8", options)
-    fp16 = build(model, config, tmp_path / "fp16", changed(options, precision="fp16", calibration=CalibrationOptions()))
-    assert int8.audit is not None and fp16.audit is not None
-    assert int8.audit.departures == ()
-    assert [finding for finding in int8.audit.findings if finding.kind == "float-output"] == []
-    assert int8.audit.bytes < most * fp16.audit.bytes
-    assert evaluate(Detector.open(int8.bundle.path), dataset(shared_data, config)).result.map >= least
+    options = BuildOptions(backend="tensorrt-rtx", nms=NmsOptions(mode="host"), calibration=calibration)
+    done = build(shared_data / "models" / f"{name}.onnx", config, tmp_path / "default", options)
+    manifest = done.bundle.manifest
+    assert done.audit is not None and done.audit.departures == ()
+    assert [finding for finding in done.audit.findings if finding.kind == "float-output"] == []
+    if manifest.shipped == "int8":
+        assert done.worth is not None and done.worth.speedup is not None and done.worth.speedup >= 1
+    assert evaluate(Detector.open(done.bundle.path), dataset(shared_data, config)).result.map >= least
 
 
 def test_the_pinned_list_names_the_calibration_images(shared_data):

@@ -6,6 +6,7 @@
 | ``graph`` | the rewritten model with its Q/DQ placement |
 | ``ranges`` | histograms of the calibration images, and the ranges of a rule |
 | ``corrections``, ``half`` | corrections that pass a test on other images; nodes whose values exceed FP16 |
+| ``default_plan`` | the fastest plan by estimates, before images are run; FP16 alone where nothing gains |
 | ``plan``, ``costs`` | a precision for each convolution |
 | ``engine`` | the builder's input, and the engine with its audit |
 | ``bundle`` | the finished folder |

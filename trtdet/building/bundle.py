@@ -151,7 +151,7 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
                 FloatConvPart(name=conv.name, got=conv.got, reason=conv.reason) for conv in audit.departures
             ),
         ),
-        "command": {**json.loads(json.dumps(asdict(options), default=str)), "config": config.model_dump(mode="json")},
+        "command": command_of(build),
         "silu": SiluPart(
             asked=options.silu,
             done=graph.passes.silu,
@@ -163,6 +163,12 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
         "input_check": seen.as_dict() if seen is not None else None,
         "content_hash": build.key,
     }
+
+
+def command_of(build: CheckedBuild) -> dict[str, Any]:
+    """The options and the configuration of a build as plain values, for the manifest."""
+    options = json.loads(json.dumps(asdict(build.options), default=str))
+    return {**options, "config": build.graph.config.model_dump(mode="json")}
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:

@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trtdet.audit import Audit
 from trtdet.audit.gpus import Gpu
 from trtdet.audit.roofline import RATIO_WITHIN, estimate, flow_of
 from trtdet.backends import EngineFacts, RunInfo, choose, obstacle
 from trtdet.building.assembly import assemble
-from trtdet.building.bundle import AUDIT
+from trtdet.building.bundle import AUDIT, command_of
 from trtdet.building.costs import gpu_of, named_gpu
-from trtdet.building.job import Job, checked_build
+from trtdet.building.job import CheckedBuild, Job, checked_build
 from trtdet.building.plan import RANKING
 from trtdet.building.ranges import HISTOGRAMS, select_images
 from trtdet.building.validation import scored_images
@@ -32,6 +33,7 @@ from trtdet.files.atomic import Temporary, remove
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.performance import BenchOptions, Difference, ProfileOptions, Ratio, bench, profile, slower
 from trtdet.progress import Progress, silent
+from trtdet.quantization import Cause, PrecisionPlan
 from trtdet.runtime.detector import Detector
 
 WORTH = "worth.json"
@@ -188,8 +190,9 @@ class Worth:
             return f"measured on {self.run_info.device}, batch {self.batch}"
         return "" if self.estimate is None else self.estimate.basis
 
-    def guarded(self, least: float) -> Worth:
-        """Adds the decision of ``--guard X``: INT8 is shipped if its speed-up over FP16 is at least ``least``."""
+    def guarded(self, least: float, whose: str = "--guard") -> Worth:
+        """Adds the decision of ``--guard X``, or of the default plan: INT8 is shipped if its speed-up over FP16 is at
+        least ``least``."""
         speedup = self.speedup
         if speedup is None:
             reason = f"INT8 could not be compared with FP16, as {self.unmeasured}"
@@ -206,7 +209,7 @@ class Worth:
             how="estimated" if self.latency is None else "measured",
             on=self.run_info.device if self.latency is not None and self.run_info is not None else gpu,
             batch=self.batch,
-            reason=f"INT8 is {times} as fast as FP16 ({self.basis}), and --guard asks for {least:g}",
+            reason=f"INT8 is {times} as fast as FP16 ({self.basis}), and {whose} asks for {least:g}",
         )
         return replace(self, guard=guard)
 
@@ -247,6 +250,7 @@ def compare_with_fp16(
     timing: BenchOptions = BenchOptions(seconds=2.0),
     profiling: ProfileOptions = ProfileOptions(),
     progress: Progress = silent,
+    estimated: bool = False,
 ) -> Worth | None:
     """Builds the same model without INT8, compares both, and stores the comparison in the bundle.
 
@@ -258,6 +262,7 @@ def compare_with_fp16(
         job: the build of the bundle; its ``plan`` names the annotated images.
         bundle: with INT8, at the job's output or in its :func:`staging_folder`.
         timing, profiling: their batch is replaced by the engine's optimal batch.
+        estimated: estimates have chosen the plan; FP16 is then shipped if INT8 turns out slower, as with ``--guard 1``.
 
     Returns:
         None if no engine can be run or estimated, no images are annotated, and there is no ``--guard X``.
@@ -275,7 +280,8 @@ def compare_with_fp16(
         return None
     worth = Worth("fp16", batch=batch, unmeasured=reason)
     with _scratch_folder(bundle.path) as folder:
-        twin = _built(job, folder, fp16_options(job, bundle), progress=progress) if engines else None
+        own = fp16_options(job, bundle.manifest.backend.name, nms=_suppression(bundle), shipped=estimated)
+        twin = _built(job, folder, own, progress=progress) if engines else None
         if twin is not None:
             worth = replace(worth, estimate=_estimated(bundle, twin, named_gpu(options), batch=batch))
         if twin is not None and not reason:
@@ -301,6 +307,8 @@ def compare_with_fp16(
             worth = replace(worth, against=other.manifest.shipped, run_info=ran_on, comparison=comparison)
         if options.least_speedup is not None:
             worth = worth.guarded(options.least_speedup)
+        elif estimated and worth.speedup is not None and worth.speedup < 1:
+            worth = worth.guarded(1.0, whose="the default plan")
         _keep(worth, bundle, twin, output=job.output)
     return worth
 
@@ -331,7 +339,9 @@ def staging_folder(job: Job) -> Iterator[Path]:
 
 
 def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
-    """Whether a bundle has a comparison for the requested GPU."""
+    """Whether a bundle has a comparison for the requested GPU, or needs none, as the default plan is FP16 alone."""
+    if bundle.manifest.guard is not None and WORTH not in bundle.manifest.files:
+        return True
     if WORTH not in bundle.manifest.files or (options.least_speedup is not None and bundle.manifest.guard is None):
         return False
     gpu = named_gpu(options)
@@ -344,20 +354,20 @@ def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
     return estimated is None or estimated["gpu"] == gpu.name
 
 
-def fp16_options(job: Job, bundle: Bundle) -> BuildOptions:
-    """Options for the same model in FP16.
+def fp16_options(job: Job, backend: str, nms: NmsMode | Literal["auto"], shipped: bool = False) -> BuildOptions:
+    """Options for the same model in FP16, which may be ``shipped`` also without ``--guard X``.
 
     SiLU has the backend's default form: the plugin helps INT8, but FP16 computes SiLU in the kernel of the convolution
     before it. If FP16 may be shipped, the calibration images find values that exceed FP16.
     """
     options, calibration = job.options, CalibrationOptions()
-    if options.least_speedup is not None:
+    if shipped or options.least_speedup is not None:
         calibration = replace(options.calibration.images_alone(), check_input=False)
     return replace(
         options,
         precision="fp16",
-        backend=bundle.manifest.backend.name,
-        nms=replace(options.nms, mode=_suppression(bundle)),
+        backend=backend,
+        nms=replace(options.nms, mode=nms),
         calibration=calibration,
         plan=PlanOptions(),
         silu="auto",
@@ -453,10 +463,62 @@ def _keep(worth: Worth, bundle: Bundle, twin: Bundle | None, output: Path) -> No
             "content_hash": int8.content_hash,
         }
         lent = [name for name in (HISTOGRAMS, RANKING) if name in int8.files]
-    manifest = shipped.manifest.model_copy(update={**changes, "guard": worth.guard})
+    files = {
+        name: source.file(name).read_bytes()
+        for source, names in ((shipped, shipped.manifest.files), (bundle, lent))
+        for name in names
+    }
+    _write(output, shipped, files={**files, WORTH: answer}, changes={**changes, "guard": worth.guard})
+
+
+def _write(output: Path, shipped: Bundle, files: Mapping[str, bytes], changes: Mapping[str, Any]) -> Bundle:
+    """Writes a bundle of these files, with the manifest of ``shipped`` but for some parts."""
+    manifest = shipped.manifest.model_copy(update=dict(changes))
     with BundleWriter(output) as writer:
-        for source, names in ((shipped, shipped.manifest.files), (bundle, lent)):
-            for name in names:
-                writer.add(name, source.file(name).read_bytes())
-        writer.add(WORTH, answer)
-        writer.commit({name: getattr(manifest, name) for name in Manifest.model_fields})
+        for name, content in files.items():
+            writer.add(name, content)
+        return writer.commit({name: getattr(manifest, name) for name in Manifest.model_fields})
+
+
+def fp16_alone(build: CheckedBuild, progress: Progress = silent) -> tuple[Bundle, Audit | None]:
+    """Builds FP16 in place of a default plan in which INT8 gains no time; nothing is calibrated or corrected.
+
+    The bundle keeps the command and the content hash of the INT8 build, so that the same build finds it up to date. Its
+    plan has the reasons of the default plan.
+
+    Raises:
+        TrtdetError: a step failed; its subclass names the kind of failure. The previous bundle is unchanged.
+    """
+    job, options, graph, default = build.job, build.options, build.graph, build.default
+    assert default is not None and default.fp16_alone
+    nms: NmsMode | Literal["auto"] = "auto" if graph.passes.keep_embedded else graph.nms_mode
+    fp16 = fp16_options(job, build.backend.capabilities.name, nms=nms, shipped=True)
+    fp16 = replace(fp16, calibration=options.calibration.images_alone())
+    with BundleWriter(job.output):
+        pass  # an unwritable output fails before the work
+    with _scratch_folder(job.output) as folder:
+        twin, audit, _ = assemble(checked_build(replace(job, output=folder / "fp16", options=fp16)), progress=progress)
+        own = PrecisionPlan.load(twin.file("plan.json")).entries
+        entries = {
+            name: default.plan.entries[name] if entry.cause is Cause.REQUESTED else entry for name, entry in own.items()
+        }
+        files = {name: twin.file(name).read_bytes() for name in twin.manifest.files}
+        guard = GuardPart(
+            shipped="fp16",
+            least=default.least,
+            speedup=default.speedup,
+            how=None if default.speedup is None else "estimated",
+            on=default.gpu,
+            batch=default.batch,
+            reason=default.reason,
+        )
+        silu = twin.manifest.silu
+        changes = {
+            "silu": None if silu is None else silu.model_copy(update={"asked": options.silu}),
+            "nms": twin.manifest.nms.model_copy(update={"reason": graph.nms_reason}),
+            "command": command_of(build),
+            "content_hash": build.key,
+            "guard": guard,
+        }
+        plan = PrecisionPlan(entries).to_json().encode()
+        return _write(job.output, twin, files={**files, "plan.json": plan}, changes=changes), audit

@@ -17,7 +17,6 @@ import onnx
 from trtdet.audit.gpus import GPUS, Gpu, gpu_named
 from trtdet.audit.neighbours import Costs, Joint, MeasuredPart, measured_costs, time_costs
 from trtdet.audit.roofline import TIME_WITHIN, Roofline
-from trtdet.audit.traffic import Flow
 from trtdet.backends import Backend, EngineFacts, EngineTarget, Runner, open_engine
 from trtdet.building.corrections import Prepared
 from trtdet.building.engine import Engine, best_engine, explicit_networks, runs_on
@@ -79,16 +78,15 @@ def plan_times(
     caps = backend.capabilities
     if not caps.lists_layers or options.implicit:
         return None
-    engine = _built(prepared, prepared.plan, backend, options=options, progress=progress)
-    if engine.audit is None:
+    engine = built_of(prepared, prepared.plan, backend, options=options, progress=progress)
+    flow = engine.flow
+    if flow is None:
         return None
-    flow = Flow(engine.audit.layers, engine.network.plan, engine.network.model)
     gpu, batch = gpu_of(options.engine.gpu, engine.built.sms), batch_of(options, prepared.model)
-    graph = not caps.uncaptured(prepared.graph.nms_mode, prepared.config.nms)
-    roofline = Roofline(flow, gpu=gpu, batch=batch, graph=graph)
+    roofline = Roofline(flow, gpu=gpu, batch=batch, graph=prepared.graph.captured(caps))
     if options.engine.gpu is None and _run_here(backend, options):
         plan = _kept(prepared, prepared.plan.names("int8"), progress)
-        half = _built(prepared, plan, backend, options=options, progress=progress)
+        half = built_of(prepared, plan, backend, options=options, progress=progress)
         measured, name = _layers_measured(engine, half, prepared, backend=backend, options=options, progress=progress)
         costs, basis = measured_costs(flow, roofline, measured), f"from layers measured on {name}"
     else:
@@ -104,12 +102,13 @@ def _kept(prepared: Prepared, names: tuple[str, ...], progress: Progress) -> Pre
     return prepared.without_overflow(plan, progress)
 
 
-def _built(
-    prepared: Prepared, plan: PrecisionPlan, backend: Backend, options: BuildOptions, progress: Progress
+def built_of(
+    prepared: Prepared, plan: PrecisionPlan, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Engine:
-    networks = explicit_networks(prepared, plan, backend.capabilities)
+    """An engine of a plan that is not shipped, without its warnings and without a timing cache of its own."""
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # the shipped engine gives the same warnings
+        networks = explicit_networks(prepared, plan, backend.capabilities)
         return best_engine(
             networks, backend, EngineTarget.of(options), timings=Path(folder) / "timings", progress=progress
         )
@@ -160,7 +159,7 @@ def plan_stopwatch(
         return None
 
     def ms(names: tuple[str, ...]) -> float:
-        built = _built(prepared, _kept(prepared, names, progress), backend, options=options, progress=progress).built
+        built = built_of(prepared, _kept(prepared, names, progress), backend, options=options, progress=progress).built
         facts = EngineFacts.built(backend.capabilities, built.sms, EngineTarget.of(options).plugins)
         with open_engine(built.engine, facts) as run:
             return run_ms(run, prepared, options, progress=progress)[0]

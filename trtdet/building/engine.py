@@ -11,6 +11,7 @@ from typing import Literal, cast
 import onnx
 
 from trtdet.audit import Audit, audit, layers_of
+from trtdet.audit.traffic import Flow
 from trtdet.backends import (
     Backend,
     Built,
@@ -183,6 +184,11 @@ class Engine:
     network: BuildNetwork
     built: Built
     audit: Audit | None
+
+    @property
+    def flow(self) -> Flow | None:
+        """The layers with the model behind them; None if the backend lists none."""
+        return None if self.audit is None else Flow(self.audit.layers, self.network.plan, self.network.model)
 
 
 def best_engine(

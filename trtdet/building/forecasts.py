@@ -65,9 +65,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The stages of a command in order; empty if all results exist."""
+    """The stages of a command in order, empty if all results exist; ``plan`` says what a build would run in INT8."""
 
     parts: tuple[Part, ...]
+    plan: str = ""
 
     @property
     def steps(self) -> list[ExpectedStage]:
@@ -87,7 +88,11 @@ class Forecast:
             f"about {self.seconds:.0f} s in all on the {_cores()} cores here, by the model's multiply-adds and not "
             "measured: expect a factor of two or three either way"
         )
-        return Table(("stage", "of", "state", Column("about s", ".1f")), rows, notes=(note, "nothing was computed"))
+        return Table(
+            ("stage", "of", "state", Column("about s", ".1f")),
+            rows,
+            notes=(*filter(None, [self.plan]), note, "nothing was computed"),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -95,7 +100,7 @@ class Forecast:
             {"stage": part.stage, "of": part.what, "there": part.there or None, "seconds": round(part.seconds, 1)}
             for part in self.parts
         ]
-        return {"stages": parts, "seconds": round(self.seconds, 1)}
+        return {"stages": parts, "seconds": round(self.seconds, 1), "plan": self.plan or None}
 
 
 def foresee_build(model: Path, config: Config, output: Path, options: BuildOptions) -> Forecast:
@@ -106,11 +111,12 @@ def foresee_build(model: Path, config: Config, output: Path, options: BuildOptio
 def foresee(build: CheckedBuild) -> Forecast:
     graph, options, images, current = build.graph, build.options, len(build.selected.paths), build.up_to_date
     caps, run, plan = build.backend.capabilities, run_seconds(build.graph), build.options.plan
-    int8 = options.int8
+    alone = build.default is not None and build.default.fp16_alone
+    int8 = options.int8 and not alone
     parts: list[Part] = []
     if current is None:
         parts += looked_parts(build, run)
-        if options.calibrated:
+        if options.calibrated and int8:
             there = str(options.tuned or "") or existing_histograms(
                 graph, options.calibration, build.selected, implicit=options.implicit, previous=build.previous
             )
@@ -121,13 +127,24 @@ def foresee(build: CheckedBuild) -> Forecast:
             parts.append(ranked_part(graph, plan, images, run=run))
         if images:
             parts.append(Part("ranges of what FP16 holds", images_of(images), _HALF * images * run))
-        forms = len(caps.data_flow.weights) if options.calibrated and not options.implicit else 1
+        forms = len(caps.data_flow.weights) if int8 and options.calibrated and not options.implicit else 1
         parts.append(engine_part(graph, build.backend, forms))
     compared = current is not None and has_comparison(current, options)
     if int8 and options.compare and caps.makes_engine and not compared:
         part = engine_part(graph, build.backend)
         parts.append(Part(f"FP16 to compare with: {part.stage}", part.what, part.seconds))
-    return Forecast(tuple(parts))
+    return Forecast(tuple(parts), _plan_of(build) if options.int8 and current is None else "")
+
+
+def _plan_of(build: CheckedBuild) -> str:
+    """The layers of the default plan by precision, and its estimate if that chose it."""
+    plan, work = build.graph.plan, multiply_adds(build.graph.model)
+    counts, total = plan.counts(), sum(macs.count for macs in work.values())
+    share = sum(work[name].count for name in plan.names("int8") if name in work) / max(total, 1)
+    chosen = f"; {build.default}" if build.default is not None else ""
+    ranked = ", before a ranking or a limit moves layers to FP16" if build.options.plan.ranked else ""
+    numbers = ", ".join(f"{count} {precision.upper()}" for precision, count in counts.items())
+    return f"plan: {numbers} layers, INT8 has {share:.1%} of the multiply-adds{ranked}{chosen}"
 
 
 def run_seconds(graph: PlacedGraph) -> float:

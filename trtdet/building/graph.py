@@ -31,6 +31,7 @@ class PlacedGraph:
         done: the rewritten model, its configuration, and the result of each pass.
         placement: positions of Q/DQ pairs; its plan has all possible convolutions in INT8.
         int8_all: use INT8 even where it is not faster.
+        default: the plan that the estimate chose as default; None for the structural rules.
         nms_reason: effect of CUDA graphs on the NMS mode, or of that mode on CUDA graphs; may be empty.
         flow: input and output types of the backend's INT8 kernels.
     """
@@ -40,6 +41,7 @@ class PlacedGraph:
     done: Rewritten
     placement: QdqPlacement
     int8_all: bool = False
+    default: PrecisionPlan | None = None
     nms_reason: str = ""
     flow: DataFlow = DataFlow()
 
@@ -59,7 +61,13 @@ class PlacedGraph:
     @cached_property
     def plan(self) -> PrecisionPlan:
         """The default precision of each convolution."""
-        return self.placement.plan if self.int8_all else default_plan(self.model, self.placement, self.flow)
+        if self.default is not None:
+            return self.default
+        return self.placement.plan if self.int8_all else default_plan(self.model, self.placement)
+
+    def captured(self, caps: Capabilities) -> bool:
+        """Whether a CUDA graph can contain the engine."""
+        return not caps.uncaptured(self.nms_mode, self.config.nms)
 
     @cached_property
     def quantizable(self) -> Quantizable:

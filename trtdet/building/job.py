@@ -11,6 +11,8 @@ from typing import Any
 
 from trtdet import __version__
 from trtdet.backends import Backend, Capabilities, EngineTarget, choose
+from trtdet.building.costs import batch_of, named_gpu
+from trtdet.building.default_plan import DefaultPlan, decided_by_time, fastest_plan
 from trtdet.building.graph import PlacedGraph, build_graph, model_bytes
 from trtdet.building.plan import check_placement
 from trtdet.building.ranges import Selection, select_images
@@ -58,7 +60,8 @@ class CheckedBuild:
     """A checked build, before any image is decoded.
 
     ``selected`` has the calibration images, ``dataset`` those that score plans for a limit on accuracy loss.
-    Histograms and ranking of ``previous``, the bundle at the output, may be reused.
+    Histograms and ranking of ``previous``, the bundle at the output, may be reused. ``default`` is the plan that the
+    estimate chose; None if it chose none, or the bundle is up to date.
     """
 
     job: Job
@@ -69,6 +72,7 @@ class CheckedBuild:
     dataset: CocoDataset | None
     previous: Bundle | None
     keys: Mapping[Stage, str]
+    default: DefaultPlan | None = None
 
     @property
     def options(self) -> BuildOptions:
@@ -77,6 +81,11 @@ class CheckedBuild:
     @property
     def target(self) -> EngineTarget:
         return EngineTarget.of(self.options)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether estimates choose the default plan."""
+        return decided_by_time(self.options, self.backend.capabilities, self.graph.flow)
 
     @property
     def key(self) -> str:
@@ -92,7 +101,7 @@ class CheckedBuild:
 
 
 def checked_build(job: Job, progress: Progress = silent, backend: Backend | None = None) -> CheckedBuild:
-    """Makes all checks that need no decoded image, and rewrites the model.
+    """Makes all checks that need no decoded image, rewrites the model, and chooses the default plan.
 
     ``backend`` replaces the backend that the options name.
 
@@ -105,8 +114,6 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
     plugins = plugin_parts(options.engine.plugins, caps, options.engine.embed_plugins)
     progress("rewriting the graph", 0, 1)
     graph = build_graph(job.model, job.config, options, backend=backend)
-    if int8:
-        check_placement(options.plan, graph)
     previous = _previous_bundle(job)
     selected = select_images(options.calibration) if options.runs_images else Selection()
     dataset = bounding_images(options.plan, graph.config, selected.paths)
@@ -117,7 +124,7 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
     if options.tuned is not None:
         plain = replace(options, plan=options.plan.formats_alone(), from_=None, tuned=None)
         check_tuned(options.tuned, sha256_file(job.model), keys(plain)[Stage.CORRECTIONS])
-    return CheckedBuild(
+    build = CheckedBuild(
         job=job,
         backend=backend,
         graph=graph,
@@ -127,6 +134,13 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
         previous=previous,
         keys=keys(options),
     )
+    if build.up_to_date is None and build.estimated:
+        default = fastest_plan(graph, backend, options, progress=progress)
+        if default is not None:
+            build = replace(build, graph=replace(graph, default=default.plan), default=default)
+    if int8 and (build.default is None or not build.default.fp16_alone):
+        check_placement(options.plan, build.graph)
+    return build
 
 
 def _previous_bundle(job: Job) -> Bundle | None:
@@ -155,6 +169,11 @@ def _facts(
     keep_fp16: Any = plan.keep_fp16
     if isinstance(keep_fp16, Path):
         keep_fp16 = ["plan", json.dumps(asdict(PrecisionPlan.load(keep_fp16)), sort_keys=True)]
+    estimated: Any = None
+    if decided_by_time(options, caps, graph.flow):
+        gpu, target = named_gpu(options), EngineTarget.of(options)
+        sms = target.sms or caps.default_sms
+        estimated = [gpu and gpu.name, sms, batch_of(options, graph.model), options.least_speedup]
     annotated: list[str | None] | None = None
     if limit_of(plan) is not None and plan.val_images is not None:  # their scores choose the plan
         annotations = sha256_file(plan.annotations) if plan.annotations is not None else None
@@ -170,6 +189,7 @@ def _facts(
         "histograms": Collection.load(histograms).key if histograms is not None and not selected.paths else None,
         "cache": sha256_file(cache) if cache is not None else None,
         "kept": keep_fp16,
+        "estimated": estimated,
         "annotated": annotated,
         "ranked_images": plan.rank_images if plan.ranked else None,
         "tuned": tuned_key(options.tuned) if options.tuned is not None else None,

@@ -98,6 +98,16 @@ def starting_plan(graph: PlacedGraph, options: PlanOptions) -> PrecisionPlan:
     return PrecisionPlan(entries)
 
 
+def keeping_named(plan: PrecisionPlan, options: PlanOptions, model: onnx.ModelProto) -> PrecisionPlan:
+    """The plan with the convolutions that ``keep_fp16`` names in FP16; ConfigError if the model lacks one."""
+    if not isinstance(options.keep_fp16, tuple):
+        return plan
+    macs = multiply_adds(model)
+    depthwise = [name for name in plan.names("int8") if macs[name].depthwise]
+    names = [name for item in options.keep_fp16 for name in (depthwise if item == DEPTHWISE else (item,))]
+    return keeping(plan, dict.fromkeys(named(plan, names), "kept: named"), Cause.KEPT_NAMED)
+
+
 def check_latency(plain: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent) -> None:
     """Refuses an unreachable latency limit before corrections are computed, as they make no plan faster."""
     limit = options.plan.max_latency
@@ -145,10 +155,7 @@ def choose_plan(
         }
         plan = PrecisionPlan({name: edited.entries[name].edited_from(entry) for name, entry in own.items()})
     elif isinstance(plan_options.keep_fp16, tuple):
-        macs = multiply_adds(prepared.model)
-        depthwise = [name for name in plan.names("int8") if macs[name].depthwise]
-        names = [name for item in plan_options.keep_fp16 for name in (depthwise if item == DEPTHWISE else (item,))]
-        plan = keeping(plan, dict.fromkeys(named(plan, names), "kept: named"), Cause.KEPT_NAMED)
+        plan = keeping_named(plan, plan_options, prepared.model)
     elif plan_options.max_latency is not None:
         assert backend is not None
         costs = plan_costs(prepared, backend, options, progress=progress)

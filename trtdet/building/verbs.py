@@ -10,7 +10,7 @@ from typing import Literal
 from trtdet.audit import Audit
 from trtdet.building.assembly import assemble
 from trtdet.building.bundle import AUDIT, BUILD_LOG, log_kept
-from trtdet.building.comparison import Worth, compare_with_fp16, has_comparison, staging_folder
+from trtdet.building.comparison import Worth, compare_with_fp16, fp16_alone, has_comparison, staging_folder
 from trtdet.building.corrections import prepared
 from trtdet.building.forecasts import foresee
 from trtdet.building.graph import host_graph
@@ -23,12 +23,14 @@ from trtdet.config import Config
 from trtdet.data import ImageCache
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.evaluation.plausibility import warn_of
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions, spelled
 from trtdet.plans.front import LatencyPlan, TradeOff
 from trtdet.plans.measuring import Method
 from trtdet.plans.ranking import check_rankable
 from trtdet.plans.scores import Sensitivity
 from trtdet.progress import Expect, Progress, silent, unheard
+
+_INT8 = spelled(BuildOptions, "plan.int8_all")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def build(
 
     A bundle at ``output`` from the same model, configuration, images and options is kept. From another bundle of this
     model the histograms are reused if they fit. If INT8 is not faster than FP16, a warning says so. If its speed-up is
-    below ``options.least_speedup``, the bundle gets the FP16 engine.
+    below ``options.least_speedup``, the bundle gets the FP16 engine. If INT8 is estimated to gain nothing anywhere, a
+    warning says so before any image is run, and FP16 alone is built.
 
     Args:
         config: the model's configuration with NMS thresholds.
@@ -82,16 +85,20 @@ def build(
         checked = checked_build(job, progress)
         expect(foresee(checked).steps)
         current = checked.up_to_date
-        if current is None:
+        alone = checked.default is not None and checked.default.fp16_alone
+        if alone:
+            warnings.warn(f"{checked.default}; {_INT8} insists on INT8", TrtdetWarning, stacklevel=2)
+            bundle, audit = fp16_alone(checked, progress)
+        elif current is None:
             bundle, audit, planned = assemble(checked, place, progress)
         else:
             bundle, check = current, current.manifest.input_check
             if check is not None and options.calibration.check_input:
                 warn_of(check["warning"])
         worth = None
-        compared = current is not None and has_comparison(current, options)
+        compared = alone or (current is not None and has_comparison(current, options))
         if options.int8 and options.compare and not compared:
-            worth = compare_with_fp16(job, bundle, progress=progress)
+            worth = compare_with_fp16(job, bundle, progress=progress, estimated=checked.estimated)
             bundle = Bundle(job.output, verify=False)
             if bundle.manifest.shipped != "int8":
                 audit = Audit.load(bundle.file(AUDIT)) if AUDIT in bundle.manifest.files else None

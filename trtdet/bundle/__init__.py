@@ -175,7 +175,7 @@ class AuditPart(CountsPart):
 
 
 class GuardPart(_Part):
-    """Decision of ``--guard X``, which ships FP16 if INT8 is too slow.
+    """Decision of ``--guard X``, which ships FP16 if INT8 is too slow, or of the default plan, if INT8 gains nothing.
 
     ``least`` is the smallest allowed ``speedup`` over FP16; ``speedup`` is None if unknown. ``on`` names the GPU.
     """
@@ -241,7 +241,7 @@ class Manifest(_Part):
     """:meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None if the input was not checked."""
     masks: MasksPart | None = None
     guard: GuardPart | None = None
-    """None without ``--guard X``, or before INT8 is compared."""
+    """None before INT8 is compared, and without ``--guard X`` if the default plan has INT8 layers."""
     candidates: tuple[CandidatePart, ...] = ()
     """The networks that 'trtdet finish' chose from; empty for 'trtdet build'."""
     content_hash: str

@@ -45,7 +45,7 @@ from trtdet.files import FolderWriter
 from trtdet.options import PrepareOptions, spelled
 from trtdet.plans.optimiser import front
 from trtdet.progress import Progress, silent
-from trtdet.quantization import CANDIDATES, NetworkForm, PrecisionPlan
+from trtdet.quantization import CANDIDATES, NetworkForm, PrecisionPlan, default_plan
 from trtdet.quantization.macs import multiply_adds
 from trtdet.runtime.detector import Detector
 
@@ -158,7 +158,8 @@ class _Preparing:
         self.plausibility = check_detections(graph, build.options.calibration, selected, progress=self._progress)
         yield self._float()
         corrected = prepared_of(build, self._progress)
-        titled = titled_plans(graph, corrected.plan.names("int8"))
+        default = default_plan(graph.model, graph.placement)
+        titled = titled_plans(graph, corrected.plan.names("int8"), default)
         plans = {kept: " and ".join(titles) for kept, titles in titled.items() if "all FP16" not in titles}
         names = {kept: _NAMES[titled[kept][0]] for kept in plans}
         if self._options.points:
@@ -170,7 +171,7 @@ class _Preparing:
             plans.update(dict.fromkeys(fresh, "plan of the optimiser"))
         # The default plan first, as agreement is compared with it.
         for kept in sorted(plans, key=lambda kept: names[kept] != "default"):
-            plan = plan_with(corrected, kept, self._progress)
+            plan = plan_with(corrected, kept, default, progress=self._progress)
             title = f"{plans[kept]}: {len(plan.names('int8'))} convolutions in INT8"
             for network in explicit_networks(corrected, plan, caps):
                 form = "" if network.form == corrected.flow.weights[0] else f"-{network.form}"

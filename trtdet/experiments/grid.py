@@ -452,7 +452,7 @@ class _Measuring:
         if network.prepared is not None:
             able = network.prepared.plan.names("int8")
             kept = tuple(name for name in network.plan.names("fp16") if name in able)
-            plan = replace(options.plan.formats_alone(), keep_fp16=kept or None)
+            plan = replace(options.plan.formats_alone(), keep_fp16=kept or None, fastest=False)
         return with_absolute_paths(
             BuildOptions(
                 precision=group.precision,

@@ -21,6 +21,7 @@ from trtdet.backends import Capabilities, EngineFacts, EngineTarget, open_engine
 from trtdet.building.assembly import prepared_of
 from trtdet.building.corrections import Prepared
 from trtdet.building.costs import batch_of, plan_times, run_ms, size_costs, weight_bytes, weighted_macs
+from trtdet.building.default_plan import decided_by_time, fastest_plan
 from trtdet.building.engine import BuildNetwork, Engine, best_engine, explicit_networks, float_network, runs_on
 from trtdet.building.forecasts import (
     Forecast,
@@ -213,7 +214,8 @@ def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozens
     if measured:
         parts.append(Part("measuring plans", f"{len(measured)} plans", seconds=0.0, there=str(folder / ROWS)))
     # The optimiser may find fewer plans, or some of those that have a title.
-    plans = len(titled_plans(graph, graph.plan.names("int8"))) + options.points
+    plans = len(titled_plans(graph, graph.plan.names("int8"), default_plan(graph.model, graph.placement)))
+    plans += options.points
     plan_parts: list[Part] = []
     for number in range(1, max(0, plans - len(measured)) + 1):
         plan_parts += [*built, scored_part(_stage(number), images, run, engine=engine, quantized=True)]
@@ -279,9 +281,11 @@ def measuring_images(plan: PlanOptions, build: CheckedBuild) -> tuple[CocoDatase
     return apart, len(dataset.images) - len(apart.images)
 
 
-def titled_plans(graph: PlacedGraph, names: Sequence[str]) -> dict[tuple[str, ...], tuple[str, ...]]:
+def titled_plans(
+    graph: PlacedGraph, names: Sequence[str], default: PrecisionPlan
+) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Titles of the plans that every tune measures, by their FP16 convolutions; ``names`` may be in INT8."""
-    macs, default = multiply_adds(graph.model), default_plan(graph.model, graph.placement, graph.flow)
+    macs = multiply_adds(graph.model)
     titled: dict[str, tuple[str, ...]] = {
         "all INT8": (),
         "default": tuple(name for name in names if default.entries[name].precision != "int8"),
@@ -295,10 +299,11 @@ def titled_plans(graph: PlacedGraph, names: Sequence[str]) -> dict[tuple[str, ..
     return plans
 
 
-def plan_with(prepared: Prepared, kept: Sequence[str], progress: Progress = silent) -> PrecisionPlan:
-    """The plan of a model prepared for INT8 wherever possible, with the convolutions ``kept`` in FP16."""
-    graph = prepared.graph
-    default = default_plan(graph.model, graph.placement, graph.flow)
+def plan_with(
+    prepared: Prepared, kept: Sequence[str], default: PrecisionPlan, progress: Progress = silent
+) -> PrecisionPlan:
+    """The plan of a model prepared for INT8 wherever possible, with the convolutions ``kept`` in FP16; their reasons are
+    those of ``default`` if it has them in FP16 too."""
     entries = dict(prepared.plan.entries)
     for name in kept:
         entries[name] = default.entries[name]
@@ -319,7 +324,8 @@ class _Measuring:
     def candidates(self) -> list[CandidatePlan]:
         """All plans to measure: those with a title, then those of the optimiser."""
         prepared, problem, graph = self.prepared, self._problem, self._checked.graph
-        titles = titled_plans(graph, prepared.plan.names("int8"))
+        default = self._default
+        titles = titled_plans(graph, prepared.plan.names("int8"), default)
         plans = front(problem, self._points)
         for plan in plans:
             titles.setdefault(plan.half, ("optimiser",))
@@ -335,7 +341,7 @@ class _Measuring:
                 CandidatePlan(
                     titles=title,
                     kept=kept,
-                    plan=plan_with(prepared, kept, progress=self._progress),
+                    plan=plan_with(prepared, kept, default, progress=self._progress),
                     error=problem.plan(picks).error,
                     estimated=None if self.times is None else self.times.of(kept),
                 )
@@ -405,6 +411,15 @@ class _Measuring:
     def times(self) -> Costs | None:
         """Estimated milliseconds of every plan; None if no engine lists its layers."""
         return plan_times(self.prepared, self._backend, self._options, progress=self._progress)
+
+    @cached_property
+    def _default(self) -> PrecisionPlan:
+        """The plan of a build without options of its plan."""
+        graph, options = self._checked.graph, changed(self._options, int8_all=False)
+        chosen = None
+        if decided_by_time(options, self._backend.capabilities, graph.flow):
+            chosen = fastest_plan(graph, self._backend, options, progress=self._progress)
+        return default_plan(graph.model, graph.placement) if chosen is None else chosen.plan
 
     @cached_property
     def _problem(self) -> Problem:

@@ -7,7 +7,7 @@ originals.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,8 +188,9 @@ class CalibrationOptions(OptionSet, section="calibration", group="images", **RAN
     """File with the progress of a reconstruction, so that a stopped build can continue."""
 
     def images_alone(self) -> CalibrationOptions:
-        """The same images, with defaults for all other options."""
-        return CalibrationOptions(images=self.images, root=self.root, num_images=self.num_images)
+        """The same images and input check, with defaults for all other options."""
+        images = CalibrationOptions(images=self.images, root=self.root, num_images=self.num_images)
+        return replace(images, check_input=self.check_input)
 
     @property
     def rule_name(self) -> str:
@@ -210,6 +211,11 @@ class PlanOptions(OptionSet, section="plan", group="precision", **PLAN):
     """
 
     int8_all: bool = option(False, "INT8 also for layers that it makes no faster", "--int8-all", **CORRECTIONS_KEY)
+    fastest: bool = option(
+        True,
+        "the default plan is the fastest by estimate; false: INT8 wherever a convolution has the channels for it",
+        **CORRECTIONS_KEY,
+    )
     keep_fp16: int | Path | tuple[str, ...] | None = option(
         None,
         "layers that stay in FP16 (N: most sensitive)",
@@ -284,6 +290,11 @@ class PlanOptions(OptionSet, section="plan", group="precision", **PLAN):
     def ranked(self) -> bool:
         """Whether a ranking of the layers is needed."""
         return self.limited or self.fp16_budget is not None or (isinstance(self.keep_fp16, int) and self.keep_fp16 > 0)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether estimates may choose the default plan: no plan, format or limit is requested."""
+        return self.fastest and not (self.formats or self.limited or isinstance(self.keep_fp16, Path))
 
     def formats_alone(self) -> PlanOptions:
         """The same quantized operators and formats, with defaults for all other options."""
@@ -368,8 +379,8 @@ class EngineOptions(OptionSet, section="engine", group="engine", beside_variant=
         None,
         "GPU of estimates, such as T4 or 'RTX 4090' (default: the first that the engine is built for)",
         "NAME",
-        fact="guard",
-        int8_only=True,
+        fact="estimated",
+        **CORRECTIONS_KEY,
     )
 
     @property
@@ -548,10 +559,10 @@ class TuneOptions(OptionSet, group="search"):
         BuildOptions(),
         flat=True,
         without="precision quantization guard from force nms.mode nms.score_threshold nms.pre_nms_topk "
-        "nms.iou_threshold nms.max_detections plan.keep_fp16 plan.int8_all plan.max_map_drop plan.max_disagreement "
-        "plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size engine.workspace "
-        "engine.version_compatible engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 "
-        "engine.dla engine.timing_cache",
+        "nms.iou_threshold nms.max_detections plan.keep_fp16 plan.int8_all plan.fastest plan.max_map_drop "
+        "plan.max_disagreement plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size "
+        "engine.workspace engine.version_compatible engine.hardware_compatible engine.embed_plugins "
+        "engine.tactic_sources engine.tf32 engine.dla engine.timing_cache",
     )
     points: int = option(
         6,
@@ -579,7 +590,7 @@ class PrepareOptions(OptionSet, group="candidates"):
     build: BuildOptions = part(
         BuildOptions(),
         flat=True,
-        without="precision backend quantization guard from force input.size plan.keep_fp16 plan.int8_all "
+        without="precision backend quantization guard from force input.size plan.keep_fp16 plan.int8_all plan.fastest "
         "plan.max_map_drop plan.max_disagreement plan.max_latency plan.fp16_budget plan.objective "
         "calibration.calibrator calibration.cache engine.workspace engine.version_compatible "
         "engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 engine.plugins "

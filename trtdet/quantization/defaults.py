@@ -8,18 +8,14 @@
 
 These layers have few multiply-adds and cause much of the accuracy loss of INT8. A user may request INT8 for them.
 
-Some backends quantise in a separate kernel behind each convolution. There the result of FP16 convolutions is written in
-FP16, read, and written again in INT8; an FP16 convolution would read it directly. So a convolution whose input comes
-from FP16 layers alone stays in FP16 if INT8 saves less time than these bytes take.
+Where a backend lists the layers of an engine and quantises in separate kernels, estimates choose among the others, see
+:mod:`trtdet.building.default_plan`.
 
 Sources: NVIDIA, TensorRT documentation, "I/O Formats" (the channels of INT8 tensors are packed in vectors of 4 or 32);
 ultralytics pull request 26171 (head outputs stay in float by default); figures are in docs/results/precision.md.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
@@ -30,7 +26,6 @@ from trtdet.passes.walk import maker, upstream
 from trtdet.quantization.macs import Macs, multiply_adds
 from trtdet.quantization.placement import FEWEST_FEATURES, QdqPlacement, after_softmax
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
-from trtdet.quantization.weight_forms import DataFlow
 
 FEWEST_CHANNELS = 16
 """A convolution with fewer input or output channels per group stays in FP16."""
@@ -39,30 +34,23 @@ _TITLES = {
     Cause.DEPTHWISE: "depthwise",
     Cause.FEW_CHANNELS: f"with under {FEWEST_CHANNELS} channels on a side",
     Cause.HEAD_OUTPUT: "outputs of heads",
-    Cause.BOUND_BY_MEMORY: "bound by memory behind these",
+    Cause.NO_TIME_GAINED: "where INT8 is estimated to take longer",
 }
-
-BYTES_A_MULTIPLY_ADD = 0.0025
-"""Bytes that memory moves in the time that INT8 saves per multiply-add: twice the bandwidth divided by the INT8 rate.
-This is the value of an L4; by the published rates in ``trtdet/audit/gpus.py`` others have 0.0024 to 0.0066."""
 
 _DENSE = ("MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention", "MultiHeadAttention")
 _SHAPES = ("Shape", "Size")
 
 
-def default_plan(model: onnx.ModelProto, placement: QdqPlacement, flow: DataFlow = DataFlow()) -> PrecisionPlan:
-    """INT8 for each convolution of a float model that it makes faster; FP16 or FP32 with a reason for the others."""
+def default_plan(model: onnx.ModelProto, placement: QdqPlacement) -> PrecisionPlan:
+    """INT8 for each convolution of a float model that it may make faster; FP16 or FP32 with a reason for the others."""
     graph = gs.import_onnx(model)
     able = set(placement.plan.names("int8"))
     inner = _before_layers(graph, able, set(origin_of(model)))
     entries = dict(placement.plan.entries)
-    work = multiply_adds(model)
-    for name, conv in work.items():
+    for name, conv in multiply_adds(model).items():
         # Attention products have no weights and run in INT8 only on request.
         if name in able and conv.inputs:
             entries[name] = _left_in_fp16(conv, name not in inner) or entries[name]
-    if flow.fused is False:
-        entries.update(_bound_by_memory(graph, placement, entries, work=work))
     return PrecisionPlan(entries)
 
 
@@ -70,50 +58,6 @@ def left_by_default(plan: PrecisionPlan) -> str:
     """A phrase on how many convolutions stay in FP16 by default, by cause; empty if none does."""
     causes = [entry.cause for entry in plan.entries.values() if entry.precision == "fp16"]
     return ", ".join(f"{causes.count(cause)} {title}" for cause, title in _TITLES.items() if cause in causes)
-
-
-def _bound_by_memory(
-    graph: gs.Graph, placement: QdqPlacement, entries: Mapping[str, Entry], work: Mapping[str, Macs]
-) -> dict[str, Entry]:
-    """INT8 convolutions that FP16 is estimated to make faster, because their input comes from FP16 layers. The estimate
-    counts the separate quantisation kernel, which moves two additional bytes a value; an FP16 convolution does the same
-    work in its own kernel. INT8 saves one byte a weight."""
-    tensors = graph.tensors()
-    makers = {name: _layers_before(tensors[name], entries) for name in placement.activations}
-    weights = {node.name: node.inputs[1] for node in graph.nodes if node.name in entries}
-    bound: dict[str, Entry] = {}
-    grown = True
-    while grown:
-        grown = False
-        for name in placement.activations:
-            readers = dict.fromkeys(reader for reader, _ in placement.readers[name] if reader in entries)
-            convs = [
-                conv
-                for conv in readers
-                if conv not in bound and work[conv].inputs and entries[conv].precision == "int8"
-            ]
-            float_made = all(layer in bound or entries[layer].precision != "int8" for layer in makers[name])
-            if not convs or not makers[name] or not float_made:
-                continue
-            sizes = (tensors[name].shape or (1, 0))[1:]
-            size = math.prod(sizes) if all(isinstance(side, int) and side > 0 for side in sizes) else 0
-            constants = (weights[conv] for conv in convs if isinstance(weights[conv], gs.Constant))
-            saved = 2 * size - sum(weight.values.size for weight in constants)
-            worth = BYTES_A_MULTIPLY_ADD * sum(work[conv].count for conv in convs)
-            if saved > worth:
-                reason = (
-                    f"bound by memory: behind FP16 convolutions INT8 moves {saved / 1e6:.2f} MB more, and saves "
-                    f"arithmetic that takes as long as {worth / 1e6:.2f} MB"
-                )
-                bound.update(dict.fromkeys(convs, Entry("fp16", reason, Cause.BOUND_BY_MEMORY)))
-                grown = True
-    return bound
-
-
-def _layers_before(tensor: gs.Tensor, layers: Collection[str]) -> set[str]:
-    """The layers that a tensor is computed from, without another layer in between."""
-    nodes = upstream(tensor, reads=lambda node: () if node.name in layers else node.inputs)
-    return {node.name for node in nodes if node.name in layers}
 
 
 def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:

@@ -24,7 +24,7 @@ _CAUSES: Mapping[Cause, str] = {
     Cause.DEPTHWISE: "depthwise: INT8 makes it no faster",
     Cause.FEW_CHANNELS: "few channels: an INT8 kernel would mostly compute padding",
     Cause.HEAD_OUTPUT: "outputs of a head, which nothing quantises",
-    Cause.BOUND_BY_MEMORY: "bound by memory: quantising its input takes longer than INT8 saves",
+    Cause.NO_TIME_GAINED: "INT8 is estimated to take longer here",
     Cause.REQUESTED: "asked for",
     Cause.KEPT_NAMED: "named by --keep-fp16",
     Cause.KEPT_SENSITIVE: "among the most sensitive that --keep-fp16 asked for",
