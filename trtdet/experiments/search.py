@@ -302,8 +302,10 @@ def titled_plans(
 def plan_with(
     prepared: Prepared, kept: Sequence[str], default: PrecisionPlan, progress: Progress = silent
 ) -> PrecisionPlan:
-    """The plan of a model prepared for INT8 wherever possible, with the convolutions ``kept`` in FP16; their reasons are
-    those of ``default`` if it has them in FP16 too."""
+    """The plan of a model prepared for INT8 wherever possible, with the convolutions ``kept`` in FP16.
+
+    Their reasons are those of ``default`` if it has them in FP16 too.
+    """
     entries = dict(prepared.plan.entries)
     for name in kept:
         entries[name] = default.entries[name]
