@@ -138,9 +138,7 @@ def test_an_engine_that_turns_out_slower_is_replaced(wide, options, times, tmp_p
         result = done(wide, tmp_path / "b", options)
     guard = result.bundle.manifest.guard
     assert guard is not None and guard.shipped == "fp16"
-    assert (
-        guard.reason == "INT8 is 0.67 times as fast as FP16 (estimate for L4, batch 1), and the default plan asks for 1"
-    )
+    assert guard.reason.startswith("INT8 is 0.67 times (") and guard.reason.endswith("and the default plan asks for 1")
     assert result.audit is not None and result.audit.counts()["int8"] == 0
     # What was not chosen by estimates stays as asked for, with a warning.
     with pytest.warns(TrtdetWarning, match="INT8 is not faster than FP16"):
