@@ -47,6 +47,8 @@ from trtdet.quantization import PrecisionPlan
 from trtdet.tables import Column, Table
 
 _FP16 = "fp16"
+_EQUAL = 1.02
+"""Candidates within this factor of the fastest count as equally fast if their intervals overlap."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ def finish(
 ) -> Finished:
     """Builds the candidates that may ship, times them side by side, and writes a bundle with the fastest.
 
-    FP16 and the default plan are built first. Candidates whose times the measurement cannot tell apart count as equally
-    fast; of these, the most accurate ships. Where no GPU runs the engines, times are estimates for a GPU.
+    FP16 and the default plan are built first. Candidates within 2 % of the fastest, which the measurement cannot tell
+    apart, count as equally fast; of these, the most accurate ships. Where no GPU runs the engines, times are estimates for a GPU.
 
     Args:
         prepared: the folder that ``trtdet prepare`` wrote.
@@ -290,7 +292,12 @@ def _choice(entrants: list[_Entrant], times: dict[str, _Timed], how: str | None)
         return default, f"'{default.candidate.name}' ships"
     ratios = {name: times[name].ratio or Ratio(*[times[name].ms] * 3) for name in timed}
     fastest = min(ratios, key=lambda name: ratios[name].value)
-    equal = [name for name, ratio in ratios.items() if how == "measured" and ratio.low <= ratios[fastest].high]
+    first = ratios[fastest]
+    equal = [
+        name
+        for name, ratio in ratios.items()
+        if how == "measured" and ratio.low <= first.high and ratio.value <= _EQUAL * first.value
+    ]
     best = max(equal or [fastest], key=lambda name: timed[name].candidate.accuracy.difference)
     if best == fastest:
         return timed[best], f"'{best}' ships as the fastest of {len(timed)}"
