@@ -119,7 +119,8 @@ def finish(
     """Builds the candidates that may ship, times them side by side, and writes a bundle with the fastest.
 
     FP16 and the default plan are built first. Candidates within 2 % of the fastest, which the measurement cannot tell
-    apart, count as equally fast; of these, the most accurate ships. Where no GPU runs the engines, times are estimates for a GPU.
+    apart, count as equally fast; of these, the most accurate ships. Where no GPU runs the engines, times
+    are estimates for a GPU.
 
     Args:
         prepared: the folder that ``trtdet prepare`` wrote.
