@@ -34,7 +34,22 @@ def test_a_detector_without_nms_from_export_to_service(program, tmp_path, capsys
     config = ("--config", MODEL.with_suffix(".yaml"))
     run("export", MODEL, *config, "-o", model)
     given = (*config, "--images", calibration.images)
-    run("build", model, *given, "--int8", "--effort", "none", "--backend", "tensorrt-rtx", "--sm", 89, "-o", bundle)
+    run(
+        "build",
+        model,
+        *given,
+        "--int8",
+        "--set",
+        "plan.fastest=false",
+        "--effort",
+        "none",
+        "--backend",
+        "tensorrt-rtx",
+        "--sm",
+        89,
+        "-o",
+        bundle,
+    )
     scores = run("eval", bundle, "--against", model, "--images", val.images, "--annotations", val.annotations)
     assert scores["map"] > 0.1
     assert scores["against"]["agreement"]["ap"] > 0.7
