@@ -7,11 +7,20 @@ import json
 import numpy as np
 import onnx
 import pytest
+from models import small_detector
 from PIL import Image
 from tiny_detector import CLASSES, CONFIG, Tiny, tiny_detector
 
 from trtdet.demo import shapes
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory):
+    """A detector of which two convolutions have the channels for INT8."""
+    path = tmp_path_factory.mktemp("wide") / "wide.onnx"
+    onnx.save(small_detector(width=16), path)
+    return path
 
 
 @pytest.fixture(scope="session")

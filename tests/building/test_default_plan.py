@@ -6,7 +6,7 @@ import json
 
 import onnx
 import pytest
-from models import CONVOLUTIONS, DEPTHWISE, SMALL_MODEL, small_detector
+from models import CONVOLUTIONS, DEPTHWISE, SMALL_MODEL
 
 from trtdet.building import build, sensitivity
 from trtdet.building.ranges import Selection
@@ -26,14 +26,6 @@ HALVING = ("/down1/Conv", "/down2/Conv")
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "calibration", 6).images
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory):
-    """A detector of which two convolutions are worth INT8."""
-    path = tmp_path_factory.mktemp("wide") / "wide.onnx"
-    onnx.save(small_detector(width=16), path)
-    return path
 
 
 @pytest.fixture(scope="module")

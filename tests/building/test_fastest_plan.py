@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from models import CONVOLUTIONS, small_detector
+from models import CONVOLUTIONS
 
 from trtdet.audit.traffic import Flow
 from trtdet.backends import choose
@@ -28,14 +27,6 @@ from trtdet.quantization import Cause, PrecisionPlan
 CONFIG = load_config("shapes")
 INNER = ("/down1/Conv", "/down2/Conv")
 pytestmark = pytest.mark.tensorrt
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory):
-    """A detector of which two convolutions have the channels for INT8."""
-    path = tmp_path_factory.mktemp("wide") / "wide.onnx"
-    onnx.save(small_detector(width=16), path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from trtdet import __version__
+from trtdet.audit import Audit
 from trtdet.backends import portable
 from trtdet.building.engine import BuildNetwork, Engine
 from trtdet.building.graph import model_bytes
@@ -67,7 +68,7 @@ def log_kept(place: Path) -> Iterator[None]:
         if not error.messages:
             raise
         try:
-            write_atomically(place, _log(error.messages))
+            write_atomically(place, log_of(error.messages))
         except OutputError:
             raise error from None
         where = f"the builder's messages are in '{place}'"
@@ -77,7 +78,8 @@ def log_kept(place: Path) -> Iterator[None]:
         place.unlink(missing_ok=True)
 
 
-def _log(messages: tuple[str, ...]) -> bytes:
+def log_of(messages: tuple[str, ...]) -> bytes:
+    """Content of ``build.log``."""
     return "\n".join((*messages, "")).encode("utf-8", "replace")
 
 
@@ -96,7 +98,7 @@ def write_bundle(
         PORTABLE: model_bytes(runnable) if apart else None,
         "plan.json": network.plan.to_json(),
         AUDIT: engine.audit.to_json() if engine.audit is not None else None,
-        BUILD_LOG: _log(built.messages) if built.messages else None,
+        BUILD_LOG: log_of(built.messages) if built.messages else None,
         "calibration.cache": built.calibration_cache or network.cache or None,
         "ranges.json": prepared.ranges.to_json() if prepared is not None else None,
         HISTOGRAMS: prepared.calibrated.collection.to_bytes() if prepared is not None else None,
@@ -143,14 +145,7 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
         ),
         "quantization": _quantization_part(network, options),
         "precision": CountsPart(**network.plan.counts()),
-        "audit": None
-        if audit is None
-        else AuditPart(
-            **{name: getattr(audit, name) for name in ("int8", "fp8", "fp16", "fp32")},
-            float_by_backend=tuple(
-                FloatConvPart(name=conv.name, got=conv.got, reason=conv.reason) for conv in audit.departures
-            ),
-        ),
+        "audit": audit_part(audit),
         "command": command_of(build),
         "silu": SiluPart(
             asked=options.silu,
@@ -163,6 +158,18 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
         "input_check": seen.as_dict() if seen is not None else None,
         "content_hash": build.key,
     }
+
+
+def audit_part(audit: Audit | None) -> AuditPart | None:
+    """The counts of an audit for the manifest; None if no layers were listed."""
+    if audit is None:
+        return None
+    return AuditPart(
+        **{name: getattr(audit, name) for name in ("int8", "fp8", "fp16", "fp32")},
+        float_by_backend=tuple(
+            FloatConvPart(name=conv.name, got=conv.got, reason=conv.reason) for conv in audit.departures
+        ),
+    )
 
 
 def command_of(build: CheckedBuild) -> dict[str, Any]:

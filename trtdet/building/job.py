@@ -114,7 +114,7 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
     plugins = plugin_parts(options.engine.plugins, caps, options.engine.embed_plugins)
     progress("rewriting the graph", 0, 1)
     graph = build_graph(job.model, job.config, options, backend=backend)
-    previous = _previous_bundle(job)
+    previous = previous_bundle(job.output, job.model, sha256_file(job.model), force=options.force)
     selected = select_images(options.calibration) if options.runs_images else Selection()
     dataset = bounding_images(options.plan, graph.config, selected.paths)
 
@@ -143,17 +143,23 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
     return build
 
 
-def _previous_bundle(job: Job) -> Bundle | None:
-    """The bundle at the output, None if missing or damaged; OutputError if it has another model, without --force."""
+def previous_bundle(output: Path, source: Path, sha256: str, force: bool) -> Bundle | None:
+    """The bundle at ``output``; None if missing or damaged.
+
+    ``sha256`` is of the model that is built, from ``source``.
+
+    Raises:
+        OutputError: it is of another model, and ``force`` is not set.
+    """
     try:
-        model = Bundle(job.output, verify=False).manifest.model
-        if job.options.force or model.sha256 == sha256_file(job.model):
-            return Bundle(job.output)
+        model = Bundle(output, verify=False).manifest.model
+        if force or model.sha256 == sha256:
+            return Bundle(output)
     except BundleError:
         return None
     raise OutputError(
-        f"'{job.output}' is a bundle of another model ('{model.name}', SHA-256 {model.sha256[:12]}...), not of "
-        f"'{job.model}'; choose another place with -o, or replace it with --force"
+        f"'{output}' is a bundle of another model ('{model.name}', SHA-256 {model.sha256[:12]}...), not of "
+        f"'{source}'; choose another place with -o, or replace it with --force"
     )
 
 

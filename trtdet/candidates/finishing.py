@@ -6,44 +6,39 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import onnx
-
-from trtdet.audit import Audit, audit, layers_of
+from trtdet.audit import Audit
 from trtdet.audit.roofline import RATIO_WITHIN, estimate
-from trtdet.audit.traffic import Flow
 from trtdet.backends import (
     Backend,
-    Built,
     Capabilities,
     EngineFacts,
     EngineTarget,
     Implicit,
-    Runner,
-    build_remembering,
     choose,
     obstacle,
     open_engine,
     portable,
 )
-from trtdet.backends.base import compose
-from trtdet.building.bundle import AUDIT, BUILD_LOG
+from trtdet.building.bundle import AUDIT, BUILD_LOG, audit_part, log_of
 from trtdet.building.costs import gpu_of
+from trtdet.building.engine import BuildNetwork, Engine, best_engine
 from trtdet.building.graph import model_bytes
-from trtdet.bundle import MANIFEST, PORTABLE, AuditPart, Bundle, BundleWriter, CandidatePart, FloatConvPart, Manifest
+from trtdet.building.job import previous_bundle
+from trtdet.bundle import MANIFEST, PORTABLE, Bundle, BundleWriter, CandidatePart, Manifest
 from trtdet.calibration import cache
 from trtdet.candidates.folder import Candidate, PreparedFolder
-from trtdet.errors import BackendError, BundleError, OutputError, TrtdetWarning
+from trtdet.errors import BackendError, TrtdetWarning
 from trtdet.options import FinishOptions
 from trtdet.performance import BenchOptions, Target, measure
 from trtdet.performance.results import ROUNDS, Ratio
 from trtdet.progress import Progress, silent
-from trtdet.quantization import PrecisionPlan
+from trtdet.quantization import PrecisionPlan, Requantized
 from trtdet.tables import Column, Table
 
 _FP16 = "fp16"
@@ -91,22 +86,33 @@ class Finished:
 
 @dataclass(frozen=True, eq=False)
 class _Entrant:
-    """A candidate with its engine; ``audit`` is None if the backend lists no layers."""
+    """A candidate with its engine."""
 
     candidate: Candidate
-    model: onnx.ModelProto
-    plan: PrecisionPlan
     manifest: Manifest
-    built: Built
-    audit: Audit | None
+    engine: Engine
 
 
 @dataclass(frozen=True)
-class _Timed:
-    """Milliseconds of an entrant, and its time divided by that of FP16, None if FP16 was not built."""
+class _Times:
+    """Times of the entrants.
 
-    ms: float
-    ratio: Ratio | None
+    Attributes:
+        ms: median milliseconds of a run, by name of the candidate; empty if no time is known.
+        ratios: the same divided by the time of ``baseline``.
+        baseline: FP16, or the first entrant if FP16 was not built.
+        on: the GPU.
+        problems: by candidate, why its engine does not run.
+        unknown: why no time is known; empty if one is.
+    """
+
+    ms: Mapping[str, float] = field(default_factory=dict)
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    baseline: str = ""
+    how: Literal["measured", "estimated"] | None = None
+    on: str = ""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    unknown: str = ""
 
 
 def finish(
@@ -135,7 +141,7 @@ def finish(
     backend = choose(content.library)
     caps = backend.capabilities
     _check_version(folder, caps)
-    _check_place(output, folder, force=options.force)
+    previous_bundle(output, folder.path, folder.manifest(content.candidates[0]).model.sha256, force=options.force)
     target = EngineTarget(content.sms, batch=content.batch, options=options.engine)
     timings = options.engine.timing_cache or output.with_name(f"{output.name}.timing-cache")
     entrants, problems, failures = list[_Entrant](), dict[str, str](), list[BackendError]()
@@ -154,18 +160,18 @@ def finish(
         if not entrants:
             first = failures[0]
             raise BackendError(f"no candidate could be built; the first: {first.problem}", first.hint, first.messages)
-        times, how, on, reason = _times(entrants, backend, options, progress=progress)
-        problems.update({name: text for name, text in reason.items() if name})
-        chosen, why = _choice(entrants, times, how)
+        times = _times(entrants, caps, options, progress=progress)
+        problems.update(times.problems)
+        chosen, why = _choice(entrants, times)
         parts = tuple(
-            _part(one, problems.get(one.name, ""), times.get(one.name), how=how, on=on, shipped=one is chosen.candidate)
-            for one in content.candidates
+            _part(one, problems.get(one.name, ""), times, shipped=one is chosen.candidate) for one in content.candidates
         )
         bundle = _write(writer, folder, chosen, parts=parts, caps=caps, options=options)
-    for warning in chosen.audit.warnings if chosen.audit is not None else ():
+    audit = chosen.engine.audit
+    for warning in audit.warnings if audit is not None else ():
         warnings.warn(warning, TrtdetWarning, stacklevel=2)
-    told = f"{why}, {how} on {on}" if how else f"{why}: {reason.get('', 'no time is known')}"
-    return Finished(bundle, parts, chosen.audit, reason=told)
+    reason = f"{why}: {times.unknown}" if times.how is None else f"{why}, {times.how} on {times.on}"
+    return Finished(bundle, parts, audit, reason=reason)
 
 
 def _check_version(folder: PreparedFolder, caps: Capabilities) -> None:
@@ -182,20 +188,6 @@ def _check_version(folder: PreparedFolder, caps: Capabilities) -> None:
         )
 
 
-def _check_place(output: Path, folder: PreparedFolder, force: bool) -> None:
-    """Refuses to replace a bundle of another model."""
-    own = folder.manifest(folder.content.candidates[0]).model.sha256
-    try:
-        other = Bundle(output, verify=False).manifest.model
-    except BundleError:
-        return
-    if other.sha256 != own and not force:
-        raise OutputError(
-            f"'{output}' is a bundle of another model ('{other.name}'); choose another place with -o, or replace it "
-            "with --force"
-        )
-
-
 def _entrant(
     folder: PreparedFolder,
     candidate: Candidate,
@@ -205,122 +197,119 @@ def _entrant(
     progress: Progress,
 ) -> _Entrant:
     """Builds and audits a candidate."""
-    caps, model, files = backend.capabilities, folder.model(candidate), candidate.files
-    ranges = ""
+    implicit = None
     if candidate.implicit:
         # TensorRT reads only caches that name its own version.
-        prepared = (folder.path / files["calibration.cache"]).read_text()
-        ranges = cache.write(cache.read(prepared, skip_unusable=True), caps.cache_version)
-    request = compose(
-        model,
-        candidate.precision,
-        candidate.precisions,
-        target=target,
-        implicit=Implicit("cache", ranges) if candidate.implicit else None,
+        prepared = (folder.path / candidate.files["calibration.cache"]).read_text()
+        ranges = cache.write(cache.read(prepared, skip_unusable=True), backend.capabilities.cache_version)
+        implicit = Implicit("cache", ranges)
+    network = BuildNetwork(
+        Requantized(folder.model(candidate)),
+        precision=candidate.precision,
+        plan=PrecisionPlan.load(folder.path / candidate.files["plan.json"]),
+        precisions=candidate.precisions,
+        implicit=implicit,
     )
-    plan = PrecisionPlan.load(folder.path / files["plan.json"])
 
     def tell(stage: str, done: int, total: int) -> None:
         progress(f"{candidate.name}: {stage}", done, total)
 
-    built = build_remembering(backend, request, timings=timings, progress=tell)
-    listed = caps.lists_layers and (built.layers or not caps.has_inspector)
-    audited = audit(layers_of(built), plan, model, silu=caps.silu) if listed else None
-    return _Entrant(candidate, model=model, plan=plan, manifest=folder.manifest(candidate), built=built, audit=audited)
+    engine = best_engine((network,), backend, target, timings=timings, progress=tell)
+    return _Entrant(candidate, folder.manifest(candidate), engine)
 
 
-def _times(
-    entrants: list[_Entrant], backend: Backend, options: FinishOptions, progress: Progress
-) -> tuple[dict[str, _Timed], Any, str, dict[str, str]]:
-    """Times by name of the candidate, ``measured`` or ``estimated``, the GPU, and reasons: by candidate why its engine
-    does not run, and under an empty name why no time is known."""
-    caps = backend.capabilities
-    batch = entrants[0].manifest.input.shape.opt[0]
-    reasons: dict[str, str] = {}
-    missing = obstacle(EngineFacts.built(caps, entrants[0].built.sms, ()))
+def _times(entrants: list[_Entrant], caps: Capabilities, options: FinishOptions, progress: Progress) -> _Times:
+    """Times the engines, or estimates them where no GPU runs them."""
+    missing = obstacle(EngineFacts.built(caps, entrants[0].engine.built.sms, ()))
     if missing:
-        if any(one.audit is None for one in entrants):
-            return {}, None, "", {"": f"engines do not run here, as {missing}, and no layers are listed"}
-        gpu = gpu_of(options.engine.gpu, entrants[0].built.sms)
-        estimated = {}
-        for one in entrants:
-            assert one.audit is not None
-            nms = one.manifest.nms
-            graph = not caps.uncaptured(nms.mode, nms.thresholds)
-            flow = Flow(one.audit.layers, one.plan, one.model)
-            estimated[one.candidate.name] = estimate(flow, gpu, batch, graph=graph).ms
-        half = estimated.get(_FP16)
-        ratios = {name: None if half is None else _estimated_ratio(ms / half) for name, ms in estimated.items()}
-        return {name: _Timed(ms, ratios[name]) for name, ms in estimated.items()}, "estimated", gpu.name, {}
+        return _estimated(entrants, caps, options, missing=missing)
+    return _measured(entrants, caps, options, progress=progress)
+
+
+def _estimated(entrants: list[_Entrant], caps: Capabilities, options: FinishOptions, missing: str) -> _Times:
+    gpu = gpu_of(options.engine.gpu, entrants[0].engine.built.sms)
+    ms = {}
+    for one in entrants:
+        flow, nms = one.engine.flow, one.manifest.nms
+        if flow is None:
+            return _Times(unknown=f"engines do not run here, as {missing}, and no layers are listed")
+        graph = not caps.uncaptured(nms.mode, nms.thresholds)
+        ms[one.candidate.name] = estimate(flow, gpu, one.manifest.input.shape.opt[0], graph=graph).ms
+    baseline = _FP16 if _FP16 in ms else next(iter(ms))
+    ratios = {}
+    for name, own in ms.items():
+        value, within = own / ms[baseline], 1.0 if name == baseline else RATIO_WITHIN
+        ratios[name] = Ratio(value, value / within, value * within)
+    return _Times(ms, ratios, baseline, how="estimated", on=gpu.name)
+
+
+def _measured(entrants: list[_Entrant], caps: Capabilities, options: FinishOptions, progress: Progress) -> _Times:
+    problems, targets = {}, []
     with ExitStack() as stack:
-        targets = []
         for one in entrants:
+            name, manifest, built = one.candidate.name, one.manifest, one.engine.built
             try:
-                facts = EngineFacts.built(caps, one.built.sms, ())
-                runner: Runner = stack.enter_context(open_engine(one.built.engine, facts))
+                runner = stack.enter_context(open_engine(built.engine, EngineFacts.built(caps, built.sms, ())))
             except BackendError as error:
-                reasons[one.candidate.name] = f"does not run: {error.problem}"
+                problems[name] = f"does not run: {error.problem}"
                 continue
-            name, manifest = one.candidate.name, one.manifest
             targets.append(
                 Target(name, runner=runner, input=manifest.input.preprocess, file=name, nms=manifest.nms.mode)
             )
         names = [target.name for target in targets]
         if not names:
-            return {}, None, "", {**reasons, "": "no engine runs here"}
+            return _Times(problems=problems, unknown="no engine runs here")
         baseline = names.index(_FP16) if _FP16 in names else 0
-        timing = BenchOptions((batch,), seconds=options.seconds, warm_up=min(1.0, options.seconds), min_runs=ROUNDS)
+        batch, warm_up = entrants[0].manifest.input.shape.opt[0], min(1.0, options.seconds)
+        timing = BenchOptions((batch,), seconds=options.seconds, warm_up=warm_up, min_runs=ROUNDS)
         results = measure(targets, timing, baseline, progress=progress).targets
-    times = {}
-    for name, result in zip(names, results, strict=True):
-        point = result.points[0]
-        ratio = Ratio(1.0, 1.0, 1.0) if point.ratio is None else point.ratio
-        times[name] = _Timed(point.latency_ms.p50, ratio if _FP16 in names else None)
-    return times, "measured", results[0].run_info.device, reasons
+    points = {name: result.points[0] for name, result in zip(names, results, strict=True)}
+    return _Times(
+        ms={name: point.latency_ms.p50 for name, point in points.items()},
+        ratios={name: point.ratio or Ratio(1.0, 1.0, 1.0) for name, point in points.items()},
+        baseline=names[baseline],
+        how="measured",
+        on=results[0].run_info.device,
+        problems=problems,
+    )
 
 
-def _estimated_ratio(value: float) -> Ratio:
-    within = 1.0 if value == 1 else RATIO_WITHIN
-    return Ratio(value, value / within, value * within)
-
-
-def _choice(entrants: list[_Entrant], times: dict[str, _Timed], how: str | None) -> tuple[_Entrant, str]:
+def _choice(entrants: list[_Entrant], times: _Times) -> tuple[_Entrant, str]:
     """The candidate to ship, and why. Without times it is the default plan, whose accuracy every build checks. An
     estimate decides by its value: its interval is as wide as most differences."""
-    timed = {one.candidate.name: one for one in entrants if one.candidate.name in times}
-    if not timed:
-        default = next((one for one in entrants if one.candidate.name == "default"), entrants[0])
+    by_name = {one.candidate.name: one for one in entrants}
+    if not times.ms:
+        default = by_name.get("default", entrants[0])
         return default, f"'{default.candidate.name}' ships"
-    ratios = {name: times[name].ratio or Ratio(*[times[name].ms] * 3) for name in timed}
+    ratios = times.ratios
     fastest = min(ratios, key=lambda name: ratios[name].value)
     first = ratios[fastest]
-    equal = [
-        name
-        for name, ratio in ratios.items()
-        if how == "measured" and ratio.low <= first.high and ratio.value <= _EQUAL * first.value
-    ]
-    best = max(equal or [fastest], key=lambda name: timed[name].candidate.accuracy.difference)
+    equal = [fastest]
+    if times.how == "measured":
+        equal = [
+            name for name, ratio in ratios.items() if ratio.low <= first.high and ratio.value <= _EQUAL * first.value
+        ]
+    best = max(equal, key=lambda name: by_name[name].candidate.accuracy.difference)
     if best == fastest:
-        return timed[best], f"'{best}' ships as the fastest of {len(timed)}"
-    return timed[best], f"'{best}' ships: the most accurate of the {len(equal)} fastest, whose times do not differ"
+        return by_name[best], f"'{best}' ships as the fastest of {len(ratios)}"
+    return by_name[best], f"'{best}' ships: the most accurate of the {len(equal)} fastest, whose times do not differ"
 
 
-def _part(
-    candidate: Candidate, problem: str, timed: _Timed | None, how: Any, on: str, *, shipped: bool
-) -> CandidatePart:
-    accuracy = candidate.accuracy
-    ratio = None if timed is None else timed.ratio
+def _part(candidate: Candidate, problem: str, times: _Times, *, shipped: bool) -> CandidatePart:
+    name = candidate.name
+    timed = name in times.ms
+    ratio = times.ratios.get(name) if times.baseline == _FP16 else None
     return CandidatePart(
-        name=candidate.name,
+        name=name,
         title=candidate.title,
         int8_share=candidate.int8_share,
-        **asdict(accuracy),
-        ms=None if timed is None else timed.ms,
+        **asdict(candidate.accuracy),
+        ms=times.ms.get(name),
         ratio=None if ratio is None else ratio.value,
         ratio_low=None if ratio is None else ratio.low,
         ratio_high=None if ratio is None else ratio.high,
-        how=how if timed is not None else None,
-        on=on if timed is not None else "",
+        how=times.how if timed else None,
+        on=times.on if timed else "",
         shipped=shipped,
         problem=problem,
     )
@@ -335,12 +324,13 @@ def _write(
     options: FinishOptions,
 ) -> Bundle:
     """Writes the bundle of the chosen candidate."""
-    candidate, built, manifest, audited = chosen.candidate, chosen.built, chosen.manifest, chosen.audit
+    candidate, manifest, engine = chosen.candidate, chosen.manifest, chosen.engine
+    model, built, audit = engine.network.model, engine.built, engine.audit
     own = "float.onnx" if candidate.implicit else f"{candidate.precision}.onnx"
-    runnable = chosen.model if candidate.implicit else portable(chosen.model)
-    apart = runnable is not chosen.model
+    runnable = model if candidate.implicit else portable(model)
+    apart = runnable is not model
     writer.add("model.engine", built.engine)
-    writer.add(own, model_bytes(chosen.model))
+    writer.add(own, model_bytes(model))
     if apart:
         writer.add(PORTABLE, model_bytes(runnable))
     for name, file in candidate.files.items():
@@ -348,12 +338,12 @@ def _write(
             writer.add(name, (folder.path / file).read_bytes())
     if built.calibration_cache:
         writer.add("calibration.cache", built.calibration_cache.encode())
-    if audited is not None:
-        writer.add(AUDIT, audited.to_json().encode())
+    if audit is not None:
+        writer.add(AUDIT, audit.to_json().encode())
     if built.messages:
-        writer.add(BUILD_LOG, "\n".join((*built.messages, "")).encode("utf-8", "replace"))
-    engine = json.loads(json.dumps(asdict(options.engine), default=str))
-    key = json.dumps([folder.content.key, candidate.name, caps.name, caps.version, engine], sort_keys=True)
+        writer.add(BUILD_LOG, log_of(built.messages))
+    builder = json.loads(json.dumps(asdict(options.engine), default=str))
+    key = json.dumps([folder.content.key, candidate.name, caps.name, caps.version, builder], sort_keys=True)
     fields: dict[str, Any] = {name: getattr(manifest, name) for name in Manifest.model_fields}
     backend = manifest.backend.model_copy(
         update={
@@ -366,15 +356,8 @@ def _write(
     )
     fields.update(
         backend=backend,
-        audit=None
-        if audited is None
-        else AuditPart(
-            **{name: getattr(audited, name) for name in ("int8", "fp8", "fp16", "fp32")},
-            float_by_backend=tuple(
-                FloatConvPart(name=conv.name, got=conv.got, reason=conv.reason) for conv in audited.departures
-            ),
-        ),
-        command={**manifest.command, "engine": engine},
+        audit=audit_part(audit),
+        command={**manifest.command, "engine": builder},
         portable=None if candidate.implicit else PORTABLE if apart else own,
         candidates=parts,
         content_hash=hashlib.sha256(key.encode()).hexdigest(),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 
@@ -35,17 +35,15 @@ from trtdet.candidates.folder import (
 )
 from trtdet.candidates.readme import readme
 from trtdet.config import Config
-from trtdet.errors import ConfigError, DataError
-from trtdet.evaluation.agreement import agree
-from trtdet.evaluation.comparison import compare
+from trtdet.errors import ConfigError
 from trtdet.evaluation.plausibility import Plausibility
 from trtdet.evaluation.scoring import Evaluation, evaluate
-from trtdet.experiments.search import measuring_images, plan_with, titled_plans
+from trtdet.experiments.search import measuring_images, plan_with, score_against, titled_plans
 from trtdet.files import FolderWriter
 from trtdet.options import PrepareOptions, spelled
 from trtdet.plans.optimiser import front
 from trtdet.progress import Progress, silent
-from trtdet.quantization import CANDIDATES, NetworkForm, PrecisionPlan, default_plan
+from trtdet.quantization import CANDIDATES, PrecisionPlan, default_plan
 from trtdet.quantization.macs import multiply_adds
 from trtdet.runtime.detector import Detector
 
@@ -148,7 +146,7 @@ class _Preparing:
 
     def _checked(self, int8_all: bool = False, **changes: Any) -> CheckedBuild:
         options = self._job.options
-        options = replace(options, plan=replace(options.plan, int8_all=int8_all or options.plan.int8_all), **changes)
+        options = replace(options, plan=replace(options.plan, int8_all=int8_all), **changes)
         return checked_build(replace(self._job, options=options), self._progress, self._backend)
 
     def drafts(self) -> Iterator[_Draft]:
@@ -163,7 +161,7 @@ class _Preparing:
         plans = {kept: " and ".join(titles) for kept, titles in titled.items() if "all FP16" not in titles}
         names = {kept: _NAMES[titled[kept][0]] for kept in plans}
         if self._options.points:
-            # One more than asked for, as the optimiser also gives a plan in FP16 alone.
+            # Two more than asked for: the optimiser's ends are INT8 everywhere and FP16 alone, which have a title.
             ranked = ranking(corrected, self._job.options.plan, progress=self._progress)
             found = front(plan_problem(corrected, None, ranked), self._options.points + 2)
             fresh = [plan.half for plan in found if plan.half not in titled][: self._options.points]
@@ -173,7 +171,8 @@ class _Preparing:
         for kept in sorted(plans, key=lambda kept: names[kept] != "default"):
             plan = plan_with(corrected, kept, default, progress=self._progress)
             title = f"{plans[kept]}: {len(plan.names('int8'))} convolutions in INT8"
-            for network in explicit_networks(corrected, plan, caps):
+            networks = explicit_networks(corrected, plan, caps)
+            for network in networks:
                 form = "" if network.form == corrected.flow.weights[0] else f"-{network.form}"
                 told = f", one weight scale a {network.form}" if len(corrected.flow.weights) > 1 else ""
                 yield _Draft(
@@ -181,7 +180,7 @@ class _Preparing:
                 )
             if names[kept] == "default":
                 yield from self._other_silu(corrected, plan, title)
-                yield from self._other_forms(corrected, plan)
+                yield from self._other_forms(corrected, plan, networks[0].model)
         if caps.implicit is not None:
             yield self._implicit()
 
@@ -191,31 +190,28 @@ class _Preparing:
         return _Draft("fp16", "the float model in FP16", build=build, network=network, scored=network.model)
 
     def _other_silu(self, corrected: Prepared, plan: PrecisionPlan, title: str) -> Iterator[_Draft]:
-        """The default plan with the target's other forms of SiLU that need no plugin."""
-        own = corrected.graph.passes.silu
-        if not corrected.graph.done.results["silu"].count and own != "keep":
+        """The default plan with the target's other form of SiLU, if the model has SiLU and none is a plugin's."""
+        pair = {"keep", "swish"}
+        other = pair & set(self._backend.capabilities.silu) - {corrected.graph.passes.silu}
+        if corrected.graph.passes.silu not in pair or not other:
             return
-        for form in self._backend.capabilities.silu:
-            if form in (own, "plugin"):
-                continue
-            build = self._checked(int8_all=True, silu=form)
-            if not {own, form} <= {"keep", "swish"} or (not build.graph.done.results["silu"].count and form != "keep"):
-                continue
-            other = replace(corrected, calibrated=replace(corrected.calibrated, graph=build.graph))
-            network = explicit_networks(other, plan, self._backend.capabilities)[0]
-            yield _Draft(
-                f"default-{form}", f"{title}, SiLU as {form}", build=build, network=network, scored=network.model
-            )
+        (form,) = other
+        build = self._checked(int8_all=True, silu=form)
+        if not any(each.done.results["silu"].count for each in (corrected.graph, build.graph)):
+            return
+        changed = replace(corrected, calibrated=replace(corrected.calibrated, graph=build.graph))
+        network = explicit_networks(changed, plan, self._backend.capabilities)[0]
+        yield _Draft(f"default-{form}", f"{title}, SiLU as {form}", build=build, network=network, scored=network.model)
 
-    def _other_forms(self, corrected: Prepared, plan: PrecisionPlan) -> Iterator[_Draft]:
-        """The default plan with other Q/DQ pairs, without forms that make no difference to this model."""
-        models: list[onnx.ModelProto] = []
-        for name, form in {"": NetworkForm(), **CANDIDATES}.items():
+    def _other_forms(self, corrected: Prepared, plan: PrecisionPlan, default: onnx.ModelProto) -> Iterator[_Draft]:
+        """The default plan with other Q/DQ pairs, without forms that are equal to ``default`` or to one before."""
+        models = [default]
+        for name, form in CANDIDATES.items():
             network = explicit_networks(corrected, plan, self._backend.capabilities, form=form)[0]
-            if name and network.model not in models:
+            if network.model not in models:
+                models.append(network.model)
                 title = f"default plan in form {name}: {len(network.plan.names('int8'))} convolutions in INT8"
                 yield _Draft(f"default-{name}", title, build=self._build, network=network, scored=network.model)
-            models.append(network.model)
 
     def _implicit(self) -> _Draft:
         build = self._checked(quantization="implicit", effort="none")
@@ -233,20 +229,16 @@ class _Preparing:
         return [self._accuracy(self._scored(draft.scored, f"measuring {draft.name}"), reference) for draft in drafts]
 
     def _accuracy(self, evaluation: Evaluation, reference: Evaluation) -> Accuracy:
-        images = len(self._dataset.images)
-        if self._dataset.annotated:
-            gap = compare(evaluation, reference)
-            return Accuracy("map", evaluation.result.map, gap.difference, low=gap.low, high=gap.high, images=images)
-        agreement = agree(evaluation, reference)
-        if agreement.ap is None or agreement.low is None or agreement.high is None:
-            raise DataError(f"accuracy cannot be measured by agreement: {agreement.problem}")
+        score = score_against(evaluation, reference, self._dataset)
+        assert score.value is not None, "a score has mAP or agreement"
+        figure: Literal["map", "agreement"] = "map" if score.agreement is None else "agreement"
         return Accuracy(
-            "agreement",
-            agreement.ap,
-            agreement.ap - 1,
-            low=agreement.low - 1,
-            high=agreement.high - 1,
-            images=images,
+            figure,
+            value=score.value,
+            difference=score.difference,
+            low=score.low,
+            high=score.high,
+            images=score.images,
         )
 
     def _scored(self, model: onnx.ModelProto, stage: str) -> Evaluation:

@@ -70,6 +70,7 @@ from trtdet.experiments.folder import (
 )
 from trtdet.files import sha256_file, writing
 from trtdet.options import DEFAULT_IMAGES, PlanOptions, Stage, TuneOptions, changed
+from trtdet.plans.front import Score
 from trtdet.plans.optimiser import Problem, front
 from trtdet.plans.ranking import check_rankable
 from trtdet.plans.scores import Sensitivity
@@ -281,6 +282,23 @@ def measuring_images(plan: PlanOptions, build: CheckedBuild) -> tuple[CocoDatase
     return apart, len(dataset.images) - len(apart.images)
 
 
+def score_against(evaluation: Evaluation, reference: Evaluation, dataset: CocoDataset) -> Score:
+    """A network's score against the float model's on the same images: mAP if annotated, else agreement.
+
+    Raises:
+        DataError: the float model detects too little for an agreement.
+    """
+    images = len(dataset.images)
+    if dataset.annotated:
+        gap = compare(evaluation, reference)
+        return Score(evaluation.result.map, difference=gap.difference, low=gap.low, high=gap.high, images=images)
+    agreement = agree(evaluation, reference)
+    if agreement.ap is None or agreement.low is None or agreement.high is None:
+        raise DataError(f"accuracy cannot be measured by agreement: {agreement.problem}")
+    low, high = agreement.low - 1, agreement.high - 1
+    return Score(None, difference=agreement.ap - 1, low=low, high=high, images=images, agreement=agreement.ap)
+
+
 def titled_plans(
     graph: PlacedGraph, names: Sequence[str], default: PrecisionPlan
 ) -> dict[tuple[str, ...], tuple[str, ...]]:
@@ -368,15 +386,10 @@ class _Measuring:
         if evaluation is None:
             evaluation = self._scored(network.model, _stage(number))
         reference = self._reference
+        score = score_against(evaluation, reference, self._dataset)
+        facts.update(difference=score.difference, low=score.low, high=score.high)
         if self._dataset.annotated:
-            comparison = compare(evaluation, reference)
-            facts.update({name: getattr(comparison, name) for name in ("difference", "low", "high")})
             facts.update(map50=evaluation.result.map50, masks=mask_score(evaluation, reference))
-        else:
-            agreement = agree(evaluation, reference)
-            if agreement.ap is None or agreement.low is None or agreement.high is None:
-                raise DataError(f"accuracy cannot be measured by agreement: {agreement.problem}")
-            facts.update(difference=agreement.ap - 1, low=agreement.low - 1, high=agreement.high - 1)
         return Variant(
             name=plan.name,
             titles=plan.titles,
