@@ -149,6 +149,12 @@ def test_a_target_that_is_none_is_refused_before_any_work(run, trained, calibrat
     assert not (tmp_path / "p").exists()
 
 
+def test_annotations_without_their_images_are_refused(run, trained, calibration_images, tmp_path):
+    command = ["prepare", trained, *QUICK, "--images", calibration_images, "--for", "tensorrt-10.3"]
+    run(*command, "--annotations", tmp_path / "a.json", "-o", tmp_path / "p").refused("--val-images", "give both")
+    assert not (tmp_path / "p").exists()
+
+
 def test_without_annotations_agreement_decides(run, trained, calibration_images, tmp_path):
     command = ["prepare", trained, *QUICK, "--images", calibration_images, "--for", "tensorrt-rtx-1.7"]
     done = run(*command, "--points", 0, "-o", tmp_path / "p", "--json").ok.json

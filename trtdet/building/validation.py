@@ -230,6 +230,12 @@ def check_annotated(plan: PlanOptions) -> None:
         raise ConfigError(f"{_VAL_IMAGES} and {_ANNOTATIONS} belong together: give both")
 
 
+def check_measured(plan: PlanOptions) -> None:
+    """Refuses annotations without their images; images alone are enough for an agreement."""
+    if plan.annotations is not None and plan.val_images is None:
+        raise ConfigError(f"{_ANNOTATIONS} are those of {_VAL_IMAGES}: give both")
+
+
 def check_ray(plan: PlanOptions) -> None:
     """Refuses Ray if it is not installed."""
     if plan.ray is not None and importlib.util.find_spec("ray") is None:
@@ -283,8 +289,7 @@ def check_tune(options: TuneOptions) -> None:
     if plan.keep_fp16 is not None or plan.limited or plan.fp16_budget is not None or build.tuned is not None:
         raise ConfigError("a tune finds plans itself; leave out what else says what stays in FP16")
     _check_images(build.calibration, "a tune")
-    if plan.annotations is not None and plan.val_images is None:
-        raise ConfigError(f"{_ANNOTATIONS} are those of {_VAL_IMAGES}: give both")
+    check_measured(plan)
     check_ray(plan)
 
 

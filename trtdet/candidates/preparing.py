@@ -22,6 +22,7 @@ from trtdet.building.engine import BuildNetwork, Engine, explicit_networks, floa
 from trtdet.building.job import CheckedBuild, Job, checked_build, job_of
 from trtdet.building.plan import plan_problem, ranking
 from trtdet.building.ranges import HISTOGRAMS, check_detections
+from trtdet.building.validation import check_measured
 from trtdet.bundle import MANIFEST, PORTABLE, BundleWriter
 from trtdet.candidates.folder import (
     PREPARED,
@@ -79,6 +80,7 @@ def prepare(
     plan, target = options.build.plan, EngineTarget.of(options.build)
     if plan.ray is not None:
         raise ConfigError("a folder of candidates is prepared on one machine; leave plan.ray out")
+    check_measured(plan)
     job = job_of(
         Path(model), config, Path(output), options=replace(options.build, plan=plan.formats_alone(), force=True)
     )
