@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from trtdet.building import build, calibrate, sensitivity
+    from trtdet.building import calibrate, sensitivity
     from trtdet.building.variants import variant_options
     from trtdet.bundle import Bundle
-    from trtdet.candidates import Finished, PreparedFolder, finish, prepare
+    from trtdet.candidates import Finished, PreparedFolder, build, finish, prepare
     from trtdet.config import Config, load_config
     from trtdet.data import CocoDataset
     from trtdet.deploy import PackageOptions, TritonOptions, package
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "building": "build calibrate sensitivity",
+        "building": "calibrate sensitivity",
         "building.variants": "variant_options",
         "bundle": "Bundle",
-        "candidates": "Finished PreparedFolder finish prepare",
+        "candidates": "Finished PreparedFolder build finish prepare",
         "config": "Config load_config",
         "data": "CocoDataset",
         "deploy": "PackageOptions TritonOptions package",

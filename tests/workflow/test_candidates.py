@@ -164,3 +164,44 @@ def test_without_annotations_agreement_decides(run, trained, calibration_images,
         assert one["accuracy"]["figure"] == "agreement"
         below = 100 * (default["accuracy"]["value"] - one["accuracy"]["value"])
         assert bool(one["refused"]) == (below > 0.5 and one["name"] != "fp16")
+
+
+@pytest.fixture(scope="module")
+def built(machine, prepared, trained, calibration_images, drawn, tmp_path_factory):
+    """Built where the GPU is, which runs INT8 everywhere fast and the default plan slowly."""
+    place = tmp_path_factory.mktemp("built") / "b"
+    command = ["build", trained, *QUICK, "--backend", "tensorrt", "--images", calibration_images]
+    command += ["--val-images", drawn.images, "--annotations", drawn.annotations, "-o", place]
+    settings = {"version": VERSION, "fast": quantised(prepared / "front-1.onnx")}
+    return command, settings, machine.trtdet(*command, "--json", **settings).ok.json
+
+
+def test_a_build_on_a_gpu_ships_the_fastest_candidate(built, machine):
+    command, settings, done = built
+    parts = {part["name"]: part for part in done["manifest"]["candidates"]}
+    (shipped,) = [part for part in parts.values() if part["shipped"]]
+    timed = [part["ms"] for part in parts.values() if part["ms"] is not None]
+    assert len(timed) > 2 and shipped["ms"] <= 1.02 * min(timed)
+    assert {part["how"] for part in parts.values() if part["ms"] is not None} == {"measured"}
+    guard = done["manifest"]["guard"]
+    assert guard["how"] == "measured" and f"'{shipped['name']}' ships" in guard["reason"]
+    bundle = Bundle(Path(command[-1]))
+    assert bundle.manifest.candidates and "histograms.npz" in bundle.manifest.files
+    again = machine.trtdet(*command, **settings).ok
+    assert "up to date" in again.out and shipped["name"] in again.out
+
+
+def test_a_demanded_speedup_ships_fp16_though_candidates_are_faster(built, machine, tmp_path):
+    command, settings, _ = built
+    command = [*command[:-1], tmp_path / "b", "--guard", 100, "--json"]
+    done = machine.trtdet(*command, **settings).ok.json
+    assert [part["name"] for part in done["manifest"]["candidates"] if part["shipped"]] == ["fp16"]
+    assert done["manifest"]["guard"]["shipped"] == "fp16"
+    assert "100 times as fast is asked for" in done["manifest"]["guard"]["reason"]
+
+
+def test_without_images_to_score_the_default_plan_is_built_and_compared(machine, trained, calibration_images, tmp_path):
+    command = ["build", trained, *QUICK[:2], "--effort", "none", "--backend", "tensorrt", "-o", tmp_path / "b"]
+    done = machine.trtdet(*command, "--images", calibration_images, "--json", version=VERSION).ok
+    assert "every image calibrates, so that none can score candidates" in done.err
+    assert not done.json["manifest"]["candidates"] and done.json["worth"]["latency"] is not None

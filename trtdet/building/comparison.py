@@ -279,7 +279,7 @@ def compare_with_fp16(
     if not (engines or scored or options.least_speedup is not None):
         return None
     worth = Worth("fp16", batch=batch, unmeasured=reason)
-    with _scratch_folder(bundle.path) as folder:
+    with scratch_folder(bundle.path) as folder:
         own = fp16_options(job, bundle.manifest.backend.name, nms=_suppression(bundle), shipped=estimated)
         twin = _built(job, folder, own, progress=progress) if engines else None
         if twin is not None:
@@ -334,7 +334,7 @@ def staging_folder(job: Job) -> Iterator[Path]:
         return
     with BundleWriter(job.output):
         pass  # an unwritable output fails before the work
-    with _scratch_folder(job.output) as folder:
+    with scratch_folder(job.output) as folder:
         yield folder / "int8"
 
 
@@ -390,7 +390,7 @@ def _suppression(bundle: Bundle) -> NmsMode | Literal["auto"]:
 
 
 @contextmanager
-def _scratch_folder(bundle: Path) -> Iterator[Path]:
+def scratch_folder(bundle: Path) -> Iterator[Path]:
     """Temporary folder beside the bundle; if this process is killed, the bundle's next writer removes it."""
     with writing(bundle):
         temporary = Temporary(bundle, folder=True)
@@ -468,11 +468,11 @@ def _keep(worth: Worth, bundle: Bundle, twin: Bundle | None, output: Path) -> No
         for source, names in ((shipped, shipped.manifest.files), (bundle, lent))
         for name in names
     }
-    _write(output, shipped, files={**files, WORTH: answer}, changes={**changes, "guard": worth.guard})
+    rewritten(output, shipped, files={**files, WORTH: answer}, changes={**changes, "guard": worth.guard})
 
 
-def _write(output: Path, shipped: Bundle, files: Mapping[str, bytes], changes: Mapping[str, Any]) -> Bundle:
-    """Writes a bundle of these files, with the manifest of ``shipped`` but for some parts."""
+def rewritten(output: Path, shipped: Bundle, files: Mapping[str, bytes], changes: Mapping[str, Any]) -> Bundle:
+    """Writes a bundle of these files, by name, with the manifest of ``shipped`` but for some parts."""
     manifest = shipped.manifest.model_copy(update=dict(changes))
     with BundleWriter(output) as writer:
         for name, content in files.items():
@@ -496,7 +496,7 @@ def fp16_alone(build: CheckedBuild, progress: Progress = silent) -> tuple[Bundle
     fp16 = replace(fp16, calibration=options.calibration.images_alone())
     with BundleWriter(job.output):
         pass  # an unwritable output fails before the work
-    with _scratch_folder(job.output) as folder:
+    with scratch_folder(job.output) as folder:
         twin, audit, _ = assemble(checked_build(replace(job, output=folder / "fp16", options=fp16)), progress=progress)
         own = PrecisionPlan.load(twin.file("plan.json")).entries
         entries = {
@@ -521,4 +521,4 @@ def fp16_alone(build: CheckedBuild, progress: Progress = silent) -> tuple[Bundle
             "guard": guard,
         }
         plan = PrecisionPlan(entries).to_json().encode()
-        return _write(job.output, twin, files={**files, "plan.json": plan}, changes=changes), audit
+        return rewritten(job.output, twin, files={**files, "plan.json": plan}, changes=changes), audit

@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 from trtdet.audit.neighbours import time_costs
 from trtdet.audit.roofline import Roofline, estimate
 from trtdet.audit.traffic import Flow
-from trtdet.backends import Backend, Capabilities
+from trtdet.backends import Backend, Capabilities, EngineTarget
 from trtdet.building.corrections import Prepared, prepared
 from trtdet.building.costs import batch_of, built_of, gpu_of
+from trtdet.building.engine import runs_on
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.plan import keeping_named
-from trtdet.building.ranges import Calibrated
+from trtdet.building.ranges import Calibrated, calibration_images
 from trtdet.calibration import Collection as Histograms
 from trtdet.calibration import Range, Ranges
-from trtdet.data import ImageCache
-from trtdet.options import BuildOptions, CalibrationOptions
+from trtdet.data import ImageCache, find_images
+from trtdet.options import DEFAULT_IMAGES, BuildOptions, CalibrationOptions
 from trtdet.options.fields import USUAL_GUARD
 from trtdet.plans.optimiser import PrecisionChoice, Problem, front
 from trtdet.plans.planning import keeping
@@ -88,10 +89,38 @@ class DefaultPlan:
 
 
 def decided_by_time(options: BuildOptions, caps: Capabilities, flow: DataFlow) -> bool:
-    """Whether the estimate chooses the plan: none is asked for, and the backend quantises in separate kernels."""
-    variant = options.from_ is not None or options.tuned is not None
-    ranged = options.calibrated and not options.implicit
-    return ranged and options.plan.estimated and not variant and caps.lists_layers and flow.fused is False
+    """Whether the estimate chooses the plan: none is asked for, the backend quantises in separate kernels, and no
+    candidates are timed instead."""
+    undecided = options.calibrated and not options.implicit and options.plan.estimated and not _varied(options)
+    return undecided and caps.lists_layers and flow.fused is False and not timed_here(options, caps)
+
+
+def timed_here(options: BuildOptions, caps: Capabilities) -> bool:
+    """Whether a default build times candidates on a GPU of this machine, see :func:`trtdet.candidates.build`."""
+    return timeable(options, caps) and images_to_score(options) > 0
+
+
+def timeable(options: BuildOptions, caps: Capabilities) -> bool:
+    """Whether a GPU of this machine runs the engine, and the options ask for INT8 without a plan or a form of it."""
+    plan = options.plan
+    asked = options.implicit or plan.keep_fp16 is not None or plan.fp16_budget is not None or _varied(options)
+    asked = asked or options.engine.dla is not None or not (plan.estimated and options.compare)
+    if asked or not options.calibrated or plan.ray is not None:
+        return False
+    return runs_on("auto", caps, EngineTarget.of(options)) == "engine"
+
+
+def images_to_score(options: BuildOptions) -> int:
+    """Number of images that score candidates: validation images, or else calibration images that are not used."""
+    calibration, plan = options.calibration, options.plan
+    if plan.val_images is not None:
+        return len(find_images(plan.val_images))
+    unused = len(calibration_images(calibration)) - (calibration.num_images or DEFAULT_IMAGES)
+    return max(0, min(unused, DEFAULT_IMAGES))
+
+
+def _varied(options: BuildOptions) -> bool:
+    return options.from_ is not None or options.tuned is not None
 
 
 def fastest_plan(

@@ -14,6 +14,7 @@ from typing import Any
 
 from trtdet.backends import Backend
 from trtdet.building.comparison import has_comparison
+from trtdet.building.default_plan import images_to_score, timed_here
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.job import CheckedBuild, checked_build, job_of
 from trtdet.building.ranges import existing_histograms
@@ -45,6 +46,9 @@ _LOOKED, _HISTOGRAMS, _HALF = 60, 2.0, 0.6
 
 _ENGINE, _KERNEL = 0.5, 0.005
 """Build time in seconds: per engine, and per node of the model."""
+
+_CANDIDATES = 10
+"""Candidates that a build on a machine with a GPU prepares."""
 
 _SCORED, _SCORED_QDQ = 1.5, 2.5
 """Time to score an image on the CPU, in runs of the float model: without and with Q/DQ nodes."""
@@ -112,7 +116,7 @@ def foresee(build: CheckedBuild) -> Forecast:
     graph, options, images, current = build.graph, build.options, len(build.selected.paths), build.up_to_date
     caps, run, plan = build.backend.capabilities, run_seconds(build.graph), build.options.plan
     alone = build.default is not None and build.default.fp16_alone
-    int8 = options.int8 and not alone
+    int8, timed = options.int8 and not alone, current is None and timed_here(options, caps)
     parts: list[Part] = []
     if current is None:
         parts += looked_parts(build, run)
@@ -123,14 +127,20 @@ def foresee(build: CheckedBuild) -> Forecast:
             parts.append(calibrated_part(images, run, there))
             if not options.implicit and options.tuned is None:
                 parts += corrected_parts(options.corrections, images, run)
-        if int8 and plan.ranked:
+        if int8 and (plan.ranked or timed):
             parts.append(ranked_part(graph, plan, images, run=run))
         if images:
             parts.append(Part("ranges of what FP16 holds", images_of(images), _HALF * images * run))
-        forms = len(caps.data_flow.weights) if int8 and options.calibrated and not options.implicit else 1
+        if timed:
+            part = scored_part("measuring candidates", images_to_score(options), run, engine=False, quantized=True)
+            what = f"about {_CANDIDATES} networks on {part.what}"
+            parts.append(Part(part.stage, what, _CANDIDATES * part.seconds))
+            forms = _CANDIDATES
+        else:
+            forms = len(caps.data_flow.weights) if int8 and options.calibrated and not options.implicit else 1
         parts.append(engine_part(graph, build.backend, forms))
     compared = current is not None and has_comparison(current, options)
-    if int8 and options.compare and caps.makes_engine and not compared:
+    if int8 and options.compare and caps.makes_engine and not compared and not timed:
         part = engine_part(graph, build.backend)
         parts.append(Part(f"FP16 to compare with: {part.stage}", part.what, part.seconds))
     return Forecast(tuple(parts), _plan_of(build) if options.int8 and current is None else "")

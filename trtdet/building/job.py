@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trtdet import __version__
-from trtdet.backends import Backend, Capabilities, EngineTarget, choose
+from trtdet.backends import Backend, Capabilities, EngineTarget, choose, cuda
 from trtdet.building.costs import batch_of, named_gpu
-from trtdet.building.default_plan import DefaultPlan, decided_by_time, fastest_plan
+from trtdet.building.default_plan import DefaultPlan, decided_by_time, fastest_plan, timed_here
 from trtdet.building.graph import PlacedGraph, build_graph, model_bytes
 from trtdet.building.plan import check_placement
 from trtdet.building.ranges import Selection, select_images
@@ -180,6 +180,8 @@ def _facts(
         gpu, target = named_gpu(options), EngineTarget.of(options)
         sms = target.sms or caps.default_sms
         estimated = [gpu and gpu.name, sms, batch_of(options, graph.model), options.least_speedup]
+    elif timed_here(options, caps):
+        estimated = ["timed", [device.name for device in cuda.devices()], batch_of(options, graph.model)]
     annotated: list[str | None] | None = None
     if limit_of(plan) is not None and plan.val_images is not None:  # their scores choose the plan
         annotations = sha256_file(plan.annotations) if plan.annotations is not None else None

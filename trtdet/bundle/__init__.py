@@ -243,7 +243,7 @@ class Manifest(_Part):
     guard: GuardPart | None = None
     """None before INT8 is compared, and without ``--guard X`` if the default plan has INT8 layers."""
     candidates: tuple[CandidatePart, ...] = ()
-    """The networks that 'trtdet finish' chose from; empty for 'trtdet build'."""
+    """The networks that were timed side by side, of which the fastest ships; empty where no plan was chosen so."""
     content_hash: str
     """SHA-256 of all inputs of the build; a build with an equal hash keeps the bundle."""
 

@@ -6,10 +6,12 @@
 | ``readme`` | the folder's README, with a command of trtexec for each network |
 | ``preparing`` | writes the folder; needs images, and no GPU |
 | ``finishing`` | times the candidates and writes the bundle of the fastest; needs neither images nor torch |
+| ``building`` | both in a row, where one machine has the images and the GPU |
 """
 
-from trtdet.candidates.finishing import Finished, finish
+from trtdet.candidates.building import build
+from trtdet.candidates.finishing import Finished, finish, times_table
 from trtdet.candidates.folder import PreparedFolder
 from trtdet.candidates.preparing import prepare
 
-__all__ = ["Finished", "PreparedFolder", "finish", "prepare"]
+__all__ = ["Finished", "PreparedFolder", "build", "finish", "prepare", "times_table"]

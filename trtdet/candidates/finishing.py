@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,7 +41,9 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import PrecisionPlan, Requantized
 from trtdet.tables import Column, Table
 
-_FP16 = "fp16"
+FP16 = "fp16"
+"""Name of the candidate that is the float model in FP16."""
+
 _EQUAL = 1.02
 """Candidates within this factor of the fastest count as equally fast if their intervals overlap."""
 
@@ -55,33 +57,34 @@ class Finished:
     audit: Audit | None
     reason: str
 
-    def table(self) -> Table:
-        """The candidates with their times, the shipped one marked."""
-        how = next((part.how for part in self.candidates if part.how), None)
-        columns = (
-            Column("candidate", align="left"),
-            Column("multiply-adds in INT8", ".0%"),
-            Column("against FP32", "+.2f"),
-            Column("90 % interval", align="right"),
-            Column(f"ms {how or ''}".strip(), ".3f"),
-            Column("of FP16's time", ".3f"),
-            Column("90 % interval", align="right"),
-            Column("", align="left"),
+
+def times_table(candidates: Sequence[CandidatePart]) -> Table:
+    """The candidates of a finished bundle with their times, the shipped one marked."""
+    how = next((part.how for part in candidates if part.how), None)
+    columns = (
+        Column("candidate", align="left"),
+        Column("multiply-adds in INT8", ".0%"),
+        Column("against FP32", "+.2f"),
+        Column("90 % interval", align="right"),
+        Column(f"ms {how or ''}".strip(), ".3f"),
+        Column("of FP16's time", ".3f"),
+        Column("90 % interval", align="right"),
+        Column("", align="left"),
+    )
+    rows = [
+        (
+            part.name,
+            part.int8_share,
+            100 * part.difference,
+            f"{100 * part.low:+.2f} .. {100 * part.high:+.2f}",
+            part.ms,
+            part.ratio,
+            "" if part.ratio_low is None else f"{part.ratio_low:.3f} .. {part.ratio_high:.3f}",
+            "<- shipped" if part.shipped else part.problem,
         )
-        rows = [
-            (
-                part.name,
-                part.int8_share,
-                100 * part.difference,
-                f"{100 * part.low:+.2f} .. {100 * part.high:+.2f}",
-                part.ms,
-                part.ratio,
-                "" if part.ratio_low is None else f"{part.ratio_low:.3f} .. {part.ratio_high:.3f}",
-                "<- shipped" if part.shipped else part.problem,
-            )
-            for part in self.candidates
-        ]
-        return Table(columns, rows)
+        for part in candidates
+    ]
+    return Table(columns, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +124,7 @@ def finish(
     options: FinishOptions = FinishOptions(),
     progress: Progress = silent,
     clock: Callable[[], float] = time.monotonic,
+    least_speedup: float | None = None,
 ) -> Finished:
     """Builds the candidates that may ship, times them side by side, and writes a bundle with the fastest.
 
@@ -131,6 +135,7 @@ def finish(
     Args:
         prepared: the folder that ``trtdet prepare`` wrote.
         clock: seconds, for the budget.
+        least_speedup: FP16 ships unless another candidate is at least this many times as fast.
 
     Raises:
         BundleError: ``prepared`` is not such a folder, or is damaged.
@@ -162,7 +167,7 @@ def finish(
             raise BackendError(f"no candidate could be built; the first: {first.problem}", first.hint, first.messages)
         times = _times(entrants, caps, options, progress=progress)
         problems.update(times.problems)
-        chosen, why = _choice(entrants, times)
+        chosen, why = _choice(entrants, times, least_speedup)
         parts = tuple(
             _part(one, problems.get(one.name, ""), times, shipped=one is chosen.candidate) for one in content.candidates
         )
@@ -235,7 +240,7 @@ def _estimated(entrants: list[_Entrant], caps: Capabilities, options: FinishOpti
             return _Times(unknown=f"engines do not run here, as {missing}, and no layers are listed")
         graph = not caps.uncaptured(nms.mode, nms.thresholds)
         ms[one.candidate.name] = estimate(flow, gpu, one.manifest.input.shape.opt[0], graph=graph).ms
-    baseline = _FP16 if _FP16 in ms else next(iter(ms))
+    baseline = FP16 if FP16 in ms else next(iter(ms))
     ratios = {}
     for name, own in ms.items():
         value, within = own / ms[baseline], 1.0 if name == baseline else RATIO_WITHIN
@@ -259,7 +264,7 @@ def _measured(entrants: list[_Entrant], caps: Capabilities, options: FinishOptio
         names = [target.name for target in targets]
         if not names:
             return _Times(problems=problems, unknown="no engine runs here")
-        baseline = names.index(_FP16) if _FP16 in names else 0
+        baseline = names.index(FP16) if FP16 in names else 0
         batch, warm_up = entrants[0].manifest.input.shape.opt[0], min(1.0, options.seconds)
         timing = BenchOptions((batch,), seconds=options.seconds, warm_up=warm_up, min_runs=ROUNDS)
         results = measure(targets, timing, baseline, progress=progress).targets
@@ -274,7 +279,7 @@ def _measured(entrants: list[_Entrant], caps: Capabilities, options: FinishOptio
     )
 
 
-def _choice(entrants: list[_Entrant], times: _Times) -> tuple[_Entrant, str]:
+def _choice(entrants: list[_Entrant], times: _Times, least: float | None) -> tuple[_Entrant, str]:
     """The candidate to ship, and why. Without times it is the default plan, whose accuracy every build checks. An
     estimate decides by its value: its interval is as wide as most differences."""
     by_name = {one.candidate.name: one for one in entrants}
@@ -290,6 +295,9 @@ def _choice(entrants: list[_Entrant], times: _Times) -> tuple[_Entrant, str]:
             name for name, ratio in ratios.items() if ratio.low <= first.high and ratio.value <= _EQUAL * first.value
         ]
     best = max(equal, key=lambda name: by_name[name].candidate.accuracy.difference)
+    if least is not None and times.baseline == FP16 and ratios[best].value > 1 / least:
+        gain = f"the fastest other takes {ratios[best].value:.3f} of its time, and {least:g} times as fast is asked for"
+        return by_name[FP16], f"'{FP16}' ships: {gain}"
     if best == fastest:
         return by_name[best], f"'{best}' ships as the fastest of {len(ratios)}"
     return by_name[best], f"'{best}' ships: the most accurate of the {len(equal)} fastest, whose times do not differ"
@@ -298,7 +306,7 @@ def _choice(entrants: list[_Entrant], times: _Times) -> tuple[_Entrant, str]:
 def _part(candidate: Candidate, problem: str, times: _Times, *, shipped: bool) -> CandidatePart:
     name = candidate.name
     timed = name in times.ms
-    ratio = times.ratios.get(name) if times.baseline == _FP16 else None
+    ratio = times.ratios.get(name) if times.baseline == FP16 else None
     return CandidatePart(
         name=name,
         title=candidate.title,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import onnx
 
 from trtdet import __version__
+from trtdet.backends import Backend
 from trtdet.backends.base import Built, EngineTarget
 from trtdet.backends.planned import PlannedBackend
 from trtdet.building.assembly import prepared_of
@@ -23,7 +24,8 @@ from trtdet.building.job import CheckedBuild, Job, checked_build, job_of
 from trtdet.building.plan import plan_problem, ranking
 from trtdet.building.ranges import HISTOGRAMS, check_detections
 from trtdet.building.validation import check_measured
-from trtdet.bundle import MANIFEST, PORTABLE, BundleWriter
+from trtdet.bundle import MANIFEST, PORTABLE, Bundle, BundleWriter
+from trtdet.calibration import Collection
 from trtdet.candidates.folder import (
     PREPARED,
     README,
@@ -77,47 +79,14 @@ def prepare(
             f"say what will build the engine: {spelled(PrepareOptions, 'target')} tensorrt-10.3, for example"
         )
     backend = PlannedBackend(options.target)
-    plan, target = options.build.plan, EngineTarget.of(options.build)
+    plan = options.build.plan
     if plan.ray is not None:
         raise ConfigError("a folder of candidates is prepared on one machine; leave plan.ray out")
     check_measured(plan)
     job = job_of(
         Path(model), config, Path(output), options=replace(options.build, plan=plan.formats_alone(), force=True)
     )
-    with FolderWriter(job.output, PREPARED, "a folder of candidates") as writer:
-        work = _Preparing(job, backend, options, progress=progress)
-        drafts = [*work.drafts()]
-        scores = work.scores(drafts)
-        bound, refusals = _bound(drafts, scores, options.max_map_drop)
-        candidates, weights, digests = [], SharedWeights(), dict[str, str]()
-        for draft, accuracy, refused in zip(drafts, scores, refusals, strict=True):
-            candidate = work.candidate(draft, accuracy, refused)
-            writer.add(candidate.model, weights.external(draft.network.model))
-            files = {}
-            for name, data in _bundle_files(draft, work.plausibility):
-                file = digests.setdefault(hashlib.sha256(data).hexdigest(), f"{draft.name}.{name}")
-                if file == f"{draft.name}.{name}":
-                    writer.add(file, data)
-                files[name] = file
-            candidates.append(replace(candidate, files=files))
-        writer.add(WEIGHTS, bytes(weights.data))
-        writer.add(README, readme(tuple(candidates), backend.capabilities, bound).encode())
-        content = FolderContent(
-            schema=1,
-            trtdet_version=__version__,
-            library=backend.capabilities.name,
-            version=backend.capabilities.version,
-            sms=target.sms,
-            batch=target.batch,
-            key=work.key,
-            bound=bound,
-            reference=work.reference,
-            candidates=tuple(candidates),
-            files=writer.files,
-        )
-        writer.put((json.dumps(asdict(content), indent=1) + "\n").encode())
-    job.beside("reconstruction").unlink(missing_ok=True)
-    return PreparedFolder(job.output)
+    return Preparing(job, backend, options, progress=progress).folder()
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,15 +100,72 @@ class _Draft:
     scored: onnx.ModelProto
 
 
-class _Preparing:
-    """Makes and scores the candidates of a model."""
+class Preparing:
+    """Makes, scores and writes the candidates of a model.
 
-    def __init__(self, job: Job, backend: PlannedBackend, options: PrepareOptions, progress: Progress) -> None:
+    Args:
+        job: INT8 wherever possible; its output is the folder.
+        backend: what will build the engines.
+        options: ``build`` has the images that score.
+        previous: a bundle whose histograms are used if they fit.
+
+    Attributes:
+        collection: the histograms, once the candidates are there.
+        plausibility: result of the input check; None before it, or without one.
+        reference: the float model's mAP, 0..1; 1 for agreement.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        backend: Backend,
+        options: PrepareOptions,
+        previous: Bundle | None = None,
+        progress: Progress = silent,
+    ) -> None:
         self._job, self._backend, self._options, self._progress = job, backend, options, progress
-        self._build = self._checked(int8_all=True)
+        self._build = replace(self._checked(int8_all=True), previous=previous)
         self._dataset, _ = measuring_images(options.build.plan, self._build)
         self.plausibility: Plausibility | None = None
         self.reference = 1.0
+        self.collection: Collection | None = None
+
+    def folder(self) -> PreparedFolder:
+        """Writes the folder; the previous one stays if a step fails."""
+        backend, target = self._backend, EngineTarget.of(self._options.build)
+        with FolderWriter(self._job.output, PREPARED, "a folder of candidates") as writer:
+            drafts = [*self.drafts()]
+            scores = self.scores(drafts)
+            bound, refusals = _bound(drafts, scores, self._options.max_map_drop)
+            candidates, weights, digests = [], SharedWeights(), dict[str, str]()
+            for draft, accuracy, refused in zip(drafts, scores, refusals, strict=True):
+                candidate = self.candidate(draft, accuracy, refused)
+                writer.add(candidate.model, weights.external(draft.network.model))
+                files = {}
+                for name, data in _bundle_files(draft, self.plausibility):
+                    file = digests.setdefault(hashlib.sha256(data).hexdigest(), f"{draft.name}.{name}")
+                    if file == f"{draft.name}.{name}":
+                        writer.add(file, data)
+                    files[name] = file
+                candidates.append(replace(candidate, files=files))
+            writer.add(WEIGHTS, bytes(weights.data))
+            writer.add(README, readme(tuple(candidates), backend.capabilities, bound).encode())
+            content = FolderContent(
+                schema=1,
+                trtdet_version=__version__,
+                library=backend.capabilities.name,
+                version=backend.capabilities.version,
+                sms=target.sms,
+                batch=target.batch,
+                key=self.key,
+                bound=bound,
+                reference=self.reference,
+                candidates=tuple(candidates),
+                files=writer.files,
+            )
+            writer.put((json.dumps(asdict(content), indent=1) + "\n").encode())
+        self._job.beside("reconstruction").unlink(missing_ok=True)
+        return PreparedFolder(self._job.output)
 
     @property
     def key(self) -> str:
@@ -158,6 +184,7 @@ class _Preparing:
         self.plausibility = check_detections(graph, build.options.calibration, selected, progress=self._progress)
         yield self._float()
         corrected = prepared_of(build, self._progress)
+        self.collection = corrected.calibrated.collection
         default = default_plan(graph.model, graph.placement)
         titled = titled_plans(graph, corrected.plan.names("int8"), default)
         plans = {kept: " and ".join(titles) for kept, titles in titled.items() if "all FP16" not in titles}

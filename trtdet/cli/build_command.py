@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def _run(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.building import build
     from trtdet.building.comparison import WORTH
     from trtdet.building.forecasts import foresee_build
+    from trtdet.candidates import build, times_table
     from trtdet.config import load_config
     from trtdet.quantization import PrecisionPlan, left_by_default
 
@@ -46,6 +46,8 @@ def _run(options: Namespace, console: Console) -> dict[str, Any]:
         console.say(result.trade_off.summary)
     if result.within is not None:
         console.say(str(result.within))
+    if manifest.candidates:
+        console.say(times_table(manifest.candidates))
     worth: dict[str, Any] | None = None
     if result.worth is not None:
         worth = result.worth.as_dict()

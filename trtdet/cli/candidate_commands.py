@@ -34,12 +34,12 @@ def _prepare(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _finish(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.candidates import finish
+    from trtdet.candidates import finish, times_table
 
     finished = finish(
         options.prepared, options.output, options=options_of(options, FinishOptions), progress=console.progress
     )
-    console.say(finished.table())
+    console.say(times_table(finished.candidates))
     if finished.audit is not None:
         console.say(finished.audit.summary)
     console.say(f"wrote {finished.bundle.path}: {finished.reason}")

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trtdet.building import build
 from trtdet.building.ranges import HISTOGRAMS
 from trtdet.calibration import RULES
+from trtdet.candidates import build
 from trtdet.config import load_config
 from trtdet.data import CocoDataset, ImageCache
 from trtdet.demo import shapes

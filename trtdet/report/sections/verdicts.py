@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trtdet.audit.roofline import TIME_WITHIN
+from trtdet.bundle import CandidatePart
+from trtdet.candidates import times_table
 from trtdet.quantization import Cause
 from trtdet.report.document import Grid, Section
 from trtdet.report.runs import Run
@@ -49,6 +52,7 @@ def bundle_verdict(run: Run, scores: Mapping[str, Any] | None) -> tuple[str, ...
     if pairs:
         same = ", ".join(f"{entry['threshold']:.3f} serves as {entry['reference']:g} did" for entry in pairs)
         lines.append(f"shift of scores: a threshold of {same}")
+    lines += [_candidate_sentence(part) for part in run.bundle.manifest.candidates if part.shipped]
     guard = run.bundle.manifest.guard
     if guard is not None and guard.shipped != guard.asked:
         lines.append(f"FP16 is shipped: {guard.reason}")
@@ -89,6 +93,17 @@ def _difference_sentence(score: float, against: Mapping[str, Any], name: str) ->
     )
 
 
+def _candidate_sentence(part: CandidatePart) -> str:
+    """Accuracy and speed of the candidate that ships."""
+    score = "mAP" if part.figure == "map" else "agreement"
+    difference, low, high = (100 * value for value in (part.difference, part.low, part.high))
+    speed = "" if part.ratio is None else f", {part.ratio:.2f} of FP16's time, {part.how} on {part.on}"
+    return (
+        f"candidate '{part.name}' ships: {score} {difference:+.2f} points against FP32 (90 % interval {low:+.2f} .. "
+        f"{high:+.2f}, {part.images} images, onnxruntime){speed}"
+    )
+
+
 def _next_steps(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Pairs of a step and its reason, the most urgent first."""
     bundle, worth, audit = run.bundle, run.worth, run.audit
@@ -96,7 +111,8 @@ def _next_steps(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[st
     check = bundle.manifest.input_check or {}
     if check.get("warning"):
         yield "check the configuration's pre-processing and head", str(check["warning"])
-    if bundle.manifest.shipped == "int8" and not accuracy_sentence(worth, scores):
+    known = accuracy_sentence(worth, scores) or bundle.manifest.candidates
+    if bundle.manifest.shipped == "int8" and not known:
         yield (
             f"trtdet eval {run.path} --against MODEL --images DIR --annotations JSON",
             "what INT8 cost in mAP was not measured",
@@ -152,6 +168,8 @@ def figures_section(run: Run) -> Section:
         rows.append(("calibration", f"{quantization.calibrator}", "", f"{quantization.images.count} images"))
     columns = ("figure", Column("value", align="left"), Column("against", align="left"), Column("how it is known"))
     parts = [Grid(Table(columns, rows).filled())]
+    if manifest.candidates:
+        parts.append(Grid(replace(times_table(manifest.candidates), title="Candidates for the engine")))
     not_int8: dict[tuple[str, Cause], list[str]] = {}
     for name, entry in plan.entries.items():
         if entry.precision != "int8":
