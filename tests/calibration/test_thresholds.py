@@ -36,13 +36,15 @@ def histogram(name: str) -> Histogram:
 
 
 def divergences(found: Histogram) -> dict[int, float]:
-    """KL(P || Q) of every candidate by Migacz's definition, with plain loops."""
+    """KL(P || Q) of every candidate by Migacz's definition, with plain loops, of those that keep half of the values."""
     counts, _ = found.rebinned(KL_BINS)
     bins = [float(count) for count in counts]
     bins[0] = bins[1]  # as NVIDIA's implementations treat the bin at zero
     losses = {}
     for i in range(LEVELS, KL_BINS + 1):
         reference = bins[:i]
+        if sum(bins[i:]) > sum(reference):
+            continue
         reference[-1] += sum(bins[i:])
         candidate = [0.0] * i
         for level in range(LEVELS):
@@ -69,6 +71,66 @@ def test_entropy_is_the_published_rule(name):
     amax = entropy(found)
     allowed = [min((i + 0.5) * width, found.amax) for i in best]
     assert any(math.isclose(amax, value, rel_tol=1e-12) for value in allowed)
+
+
+def odd_histogram(seed: int) -> Histogram:
+    """A histogram of an odd shape: lumps, spikes, gaps and decays that begin and end anywhere."""
+    rng = np.random.default_rng(seed)
+    counts = np.zeros(BINS, np.int64)
+    for _ in range(rng.integers(1, 5)):
+        start, stop = sorted(rng.integers(0, BINS, 2))
+        places = np.arange(start, stop + 1)
+        counts[places] += {
+            0: lambda places: rng.integers(0, 50, len(places)),
+            1: lambda places: np.int64(1000 * np.exp(-(places - places[0]) / rng.uniform(3, 3000))),
+            2: lambda places: np.int64(rng.uniform(size=len(places)) < 0.01) * rng.integers(1, 1000),
+            3: lambda places: np.int64(places == places[-1]) * rng.integers(1, 10**6),
+        }[int(rng.integers(4))](places)
+    counts[rng.integers(BINS // 2, BINS)] += 1
+    highest = (int(np.flatnonzero(counts)[-1]) + rng.uniform(0.01, 0.99)) / BINS
+    return Histogram(counts, 0, -highest * rng.uniform(), highest)
+
+
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 200), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_rules_find_what_a_search_over_all_candidates_finds(seeds):
+    """Entropy is compared with NumPy's logarithms over each candidate's bins; the others by their definitions."""
+    for seed in seeds:
+        found = odd_histogram(seed)
+        counts, width = found.rebinned(KL_BINS)
+        assert minmax(found) == found.amax
+        edge = math.floor(percentile(found, 99) / found.width - 1e-9)
+        kept = [int(found.counts[: edge + more].sum()) for more in (0, 1)]
+        assert kept[0] < 0.99 * found.total <= kept[1]
+        centres = (np.arange(KL_BINS) + 0.5) * width
+        errors = []
+        for step in range(1, 101):
+            scale = found.amax * step / 100 / 127
+            errors.append(float(counts @ (np.minimum(np.rint(centres / scale), 127) * scale - centres) ** 2))
+        assert errors[round(mse(found) / found.amax * 100) - 1] <= min(errors) * (1 + 1e-9)
+        bins = counts.astype(float)
+        bins[0] = bins[1]
+        losses = {}
+        for i in range(LEVELS, KL_BINS + 1):
+            tail = bins[i:].sum()
+            if tail > bins[:i].sum() or (tail and not bins[i - 1]):
+                continue
+            starts = -(-np.arange(LEVELS) * i // LEVELS)
+            level = np.repeat(np.arange(LEVELS), np.diff(np.append(starts, i)))
+            full = bins[:i] > 0
+            sums, sizes = np.bincount(level, bins[:i]), np.bincount(level, full)
+            reference = bins[:i].copy()
+            reference[-1] += tail
+            p, q = reference[full] / reference.sum(), (sums / np.maximum(sizes, 1))[level][full] / bins[:i].sum()
+            losses[i] = float(p @ np.log(p / q))
+        chosen = entropy(found)
+        best = [min((i + 0.5) * width, found.amax) for i, loss in losses.items() if loss <= min(losses.values()) + 1e-9]
+        assert any(math.isclose(chosen, value, rel_tol=1e-12) for value in best), seed
+
+
+def test_entropy_does_not_clip_nearly_everything_of_values_far_from_zero():
+    values = np.random.default_rng(0).uniform(300, 3700, 20_000).astype(np.float32)
+    found = Histogram.of(values)
+    assert entropy(found) > 3000
 
 
 def test_of_equally_good_candidates_entropy_takes_the_largest():

@@ -55,7 +55,8 @@ def entropy(histogram: Histogram) -> float:
     candidate Q is those bins without the tail, merged into 128 levels and spread evenly over each level's non-empty
     bins. The i with the smallest KL(P || Q), the largest if several tie, gives ``amax = (i + 0.5) * width``. Source:
     Migacz, "8-bit Inference with TensorRT", GTC 2017, slides 34 to 38. As in NVIDIA's own implementations, the bin at
-    zero (padding, silent channels) gets its neighbour's count.
+    zero (padding, silent channels) gets its neighbour's count. A candidate that clips more values than it keeps is left
+    out, which the slides do not need: of values far from zero, P and Q would be one equal bin at its very edge.
 
     With S_g the sum and n_g the number of non-empty bins of level g, Q is constant ``S_g / n_g`` there, so
 
@@ -85,8 +86,8 @@ def entropy(histogram: Histogram) -> float:
         logs[candidates - 1] + _xlogx(final + tail) - total * np.log(total) + total * np.log(np.maximum(inside, _TINY))
     )
     loss -= np.einsum("ij,ij->i", sums, level) + tail * level[:, -1]
-    # If an empty last bin gets the tail, Q = 0 where P > 0: an infinite loss, as for an empty range.
-    loss[((tail > 0) & (final == 0)) | (inside == 0)] = np.inf
+    # If an empty last bin gets the tail, Q = 0 where P > 0: an infinite loss.
+    loss[((tail > 0) & (final == 0)) | (tail > inside)] = np.inf
     best = int(len(loss) - 1 - np.argmin(loss[::-1]))
     return float(min((candidates[best] + 0.5) * width, histogram.amax))
 
