@@ -68,7 +68,7 @@ def _fastest(checked: CheckedBuild, backend: Backend, progress: Progress) -> Bui
         pass  # an unwritable output fails before the work
     with scratch_folder(job.output) as folder:
         # The input check warns here too; what is said of a candidate's own bundle is said of the one that ships.
-        part = replace(options, plan=options.plan.formats_alone(), force=True)
+        part = replace(options, plan=options.plan.formats_alone(), force=True, guard="warn")
         preparing = Preparing(
             replace(job, output=folder / "prepared", options=part),
             backend,
