@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-DOUBLINGS = 2
-"""Ranges leave room for this many doublings of the number of images."""
+DOUBLINGS = 2  # ranges leave room for this many doublings of the number of images
 
 SMALLEST = 1e-4
 """Minimum range of a channel, as a share of the widest channel's: a silent channel must not swallow the weights."""

@@ -26,13 +26,9 @@ from trtdet.errors import CalibrationError, one_line
 from trtdet.files import write_atomically
 from trtdet.files.documents import DocumentError, parse_document
 
-BINS = 16384
-"""Bins of a collected histogram; at least half of them lie below the largest value."""
-
+BINS = 16384  # bins of a collected histogram; at least half of them lie below the largest value
 _CHUNK = 1 << 24  # OpenCV counts in float32, exact up to here
-
-SCHEMA = 1
-"""Schema of a collection's file."""
+SCHEMA = 1  # schema of a collection's file
 
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -60, 128
 """Limits of the exponent: below them no scale is a normal float32, above them there is no float32."""

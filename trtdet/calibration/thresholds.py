@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from trtdet.calibration.histograms import Histogram
 from trtdet.errors import ConfigError
 
-LEVELS = 128
-"""Magnitudes of symmetric INT8: 0 to 127."""
+LEVELS = 128  # magnitudes of symmetric INT8: 0 to 127
 
 KL_BINS = 2048
 _KL_CANDIDATES = np.arange(LEVELS, KL_BINS + 1)

@@ -13,8 +13,7 @@ from trtdet.passes.base import Writer
 from trtdet.passes.provenance import Origin
 from trtdet.passes.walk import downstream, redirect
 
-MASKS = "masks"
-"""Output float32 (B, K, M, M) of a detector with masks; row i belongs to row i of ``boxes``."""
+MASKS = "masks"  # output float32 (B, K, M, M) of a detector with masks; row i belongs to row i of ``boxes``
 
 _BOXES, _LABELS = "trtdet/masks/boxes", "trtdet/masks/labels"
 """Inputs of the masks: boxes float32 (n, 4), and labels int64 (n, 1), columns of the probabilities."""

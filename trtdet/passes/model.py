@@ -12,8 +12,7 @@ from trtdet.errors import ModelError, one_line
 from trtdet.files import write_atomically
 from trtdet.passes.provenance import origin_of, put, registry
 
-IR_VERSION = 10
-"""IR version of every written file; graph-surgeon's default is too new for released runtimes."""
+IR_VERSION = 10  # IR version of every written file; graph-surgeon's default is too new for released runtimes
 
 
 def to_graph(model: onnx.ModelProto) -> gs.Graph:

@@ -28,11 +28,9 @@ from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
 VERSION = 1
 NAMESPACE = "trtdet"
 SILU, HARD_SWISH = "TRT_SiLU", "TRT_HardSwish"
-PLUGIN_ACTIVATIONS = (SILU, HARD_SWISH)
-"""Operators of the plugin library."""
+PLUGIN_ACTIVATIONS = (SILU, HARD_SWISH)  # operators of the plugin library
 
-SAME, INT8 = -1, 2
-"""Values of ``output_type``."""
+SAME, INT8 = -1, 2  # values of ``output_type``
 
 _FLOAT, _HALF, _BYTE = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8
 _TYPES = {0: _FLOAT, 1: _HALF, INT8: _BYTE}

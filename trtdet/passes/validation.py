@@ -20,8 +20,7 @@ from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
 LARGEST_TENSOR = 2**31 - 1
 """Maximum number of elements of a tensor, as in TensorRT; only a wrong size or attribute exceeds it."""
 
-LONGEST_SHAPE = 2**16
-"""Maximum plausible length of an integer vector; real shapes and axes have a few elements."""
+LONGEST_SHAPE = 2**16  # maximum plausible length of an integer vector; real shapes and axes have a few elements
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _WINDOWED = (*_CONVOLUTIONS, "AveragePool", "MaxPool", "LpPool")

@@ -34,8 +34,7 @@ from trtdet.quantization.encoding import LARGEST
 from trtdet.quantization.placement import FEWEST_FEATURES
 from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
 
-_BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
-"""Origins of nodes between convolutions."""
+_BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)  # origins of nodes between convolutions
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -51,8 +50,7 @@ _REORDERING = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _JOINING = {*_ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_POOLS, *_MOVES}
 _OF_PLACES = {"MatMul", "Softmax", "LayerNormalization", *_ACTIVATION_FUNCTIONS, *_ARITHMETIC}
 """Operators on features of places, on the last axis."""
-_COORDINATES = (2, 4)
-"""The last sizes of points and boxes."""
+_COORDINATES = (2, 4)  # the last sizes of points and boxes
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 _VALUES = {
@@ -115,17 +113,10 @@ def _positions(node: gs.Node) -> Iterable[int]:
     return (position for position in _VALUES.get(node.op, inputs) if position in inputs)
 
 
-def _own_pairs(write: Writer, region: list[gs.Node]) -> None:
-    """Gives the float32 readers of an FP16 DequantizeLinear one of their own: a Cast would part them from INT8."""
-    inside = {id(node) for node in region}
-    for node in [node for node in region if node.op == "DequantizeLinear"]:
-        tensor = node.outputs[0]
-        outer = [reader for reader in tensor.outputs if id(reader) not in inside]
-        if outer and tensor not in write.graph.outputs:
-            own = write.of(Origin.QDQ)("DequantizeLinear", *node.inputs, **node.attrs)
-            own.shape = tensor.shape
-            for reader in outer:
-                reader.inputs = [own if source is tensor else source for source in reader.inputs]
+def _read_instead(readers: Iterable[gs.Node], tensor: gs.Tensor, other: gs.Tensor) -> None:
+    """Makes readers of a tensor read another one."""
+    for reader in readers:
+        reader.inputs = [other if source is tensor else source for source in reader.inputs]
 
 
 def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
@@ -144,21 +135,16 @@ def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
                 node.inputs[position] = lowered[tensor.name]
 
 
-def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
-    """Casts tensors that are read outside of the region to float32."""
+def _raise_outputs(write: Writer, region: list[gs.Node], inside: set[int]) -> None:
+    """Casts tensors that are read outside of the region, whose nodes' ids are ``inside``, to float32."""
     graph = write.graph
-    inside = {id(node) for node in region}
-    for node in region:
-        if node.op == "QuantizeLinear":
-            continue
+    for node in [node for node in region if node.op != "QuantizeLinear"]:
         for index, tensor in enumerate(node.outputs):
             outer = [reader for reader in tensor.outputs if id(reader) not in inside]
             if tensor in graph.outputs:
                 # The name belongs to the output, which stays float32.
                 half = gs.Variable(f"{tensor.name}/half", np.float16, tensor.shape)
-                for reader in list(tensor.outputs):
-                    if id(reader) in inside:
-                        reader.inputs = [half if source is tensor else source for source in reader.inputs]
+                _read_instead([reader for reader in tensor.outputs if id(reader) in inside], tensor, half)
                 node.outputs[index] = half
                 tensor.dtype = np.float32
                 name = f"{tensor.name}/float"
@@ -167,9 +153,7 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
                 continue
             tensor.dtype = np.float16
             if outer:
-                raised = write("Cast", tensor, to=_FLOAT)
-                for reader in outer:
-                    reader.inputs = [raised if source is tensor else source for source in reader.inputs]
+                _read_instead(outer, tensor, write("Cast", tensor, to=_FLOAT))
 
 
 def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:

@@ -24,8 +24,7 @@ from trtdet.passes.walk import upstream
 
 SEEN = 0.05
 
-_SWAPS = 4096
-"""Exchanges of two models' images in the test: all of them up to 12 images, this many random ones beyond."""
+_SWAPS = 4096  # exchanges of two models' images in the test: all of them up to 12 images, this many random ones beyond
 
 Detections = tuple[NDArray[np.float32], NDArray[np.float32]]
 """A model's decoded boxes (N, 4), x1 y1 x2 y2 in pixels, and scores (N, C), 0..1."""

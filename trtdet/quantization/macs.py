@@ -8,27 +8,19 @@ from dataclasses import dataclass
 
 import onnx
 
-DEPTHWISE = "depthwise"
-"""The group of all depthwise convolutions."""
+DEPTHWISE = "depthwise"  # the group of all depthwise convolutions
 
 
 @dataclass(frozen=True)
 class Macs:
-    """The work of a convolution, or of a product with a constant matrix.
+    """The work of a convolution, or of a product with a constant matrix."""
 
-    Attributes:
-        count: multiply-adds for one image; 0 if a size is unknown.
-        depthwise: each input channel is a group of its own.
-        inputs, outputs: channels, all groups together.
-        kernel: its sizes, such as (3, 3).
-    """
-
-    count: int
-    depthwise: bool
-    inputs: int = 0
+    count: int  # multiply-adds for one image; 0 if a size is unknown
+    depthwise: bool  # each input channel is a group of its own
+    inputs: int = 0  # channels, all groups together
     outputs: int = 0
     groups: int = 1
-    kernel: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()  # its sizes, such as (3, 3)
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:

@@ -23,23 +23,18 @@ from trtdet.quantization.shared_scales import quantized_cuts, quantized_joins, s
 
 @dataclass(frozen=True)
 class NetworkForm:
-    """How a plan is written as a network. The default is what a build writes.
+    """How a plan is written as a network. The default is what a build writes."""
 
-    Attributes:
-        joins: ``close`` quantises the inputs of a Concat where their ranges are within a factor of 1.25 of its
-            output's. ``all`` gives all of them the widest range, so that each kernel writes its part of the Concat in
-            INT8, and lets the pairs pass MaxPool and nearest Resize. Source: NVIDIA-AI-IOT/yolo_deepstream,
-            ``yolov7_qat``.
-        residual: the quantised inputs of a sum of feature maps: the ``skip`` alone, ``both``, or ``none``.
-        pairs: one Q/DQ pair for all readers of a tensor (``shared``), or one for each (``own``), as the quantizers of
-            ``pytorch-quantization`` write them.
-        first: precision of the layers that read the image; None for the plan's.
-    """
-
+    # ``close`` quantises the inputs of a Concat where their ranges are within a factor of 1.25 of its output's.
+    # ``all`` gives all of them the widest range, so that each kernel writes its part of the Concat in INT8, and lets
+    # the pairs pass MaxPool and nearest Resize. Source: NVIDIA-AI-IOT/yolo_deepstream, ``yolov7_qat``.
     joins: Literal["close", "all"] = "close"
+    # The quantised inputs of a sum of feature maps: the ``skip`` alone, ``both``, or ``none``.
     residual: Literal["skip", "both", "none"] = "skip"
+    # One Q/DQ pair for all readers of a tensor (``shared``), or one for each (``own``), as the quantizers of
+    # ``pytorch-quantization`` write them.
     pairs: Literal["shared", "own"] = "shared"
-    first: Literal["int8", "fp16"] | None = None
+    first: Literal["int8", "fp16"] | None = None  # precision of the layers that read the image; None for the plan's
 
     def planned(self, model: onnx.ModelProto, plan: PrecisionPlan, able: PrecisionPlan) -> PrecisionPlan:
         """The plan with the precision of the first layers; ``able`` has every possible layer in INT8."""

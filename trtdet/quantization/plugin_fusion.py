@@ -37,8 +37,7 @@ from trtdet.quantization.encoding import QMAX
 from trtdet.quantization.sources import Sources
 from trtdet.quantization.weight_forms import weight_pair
 
-_FLOAT32 = 0
-"""``output_type`` of an activation that reads INT8 and writes float."""
+_FLOAT32 = 0  # ``output_type`` of an activation that reads INT8 and writes float
 
 MOST_NOISE = 5e-4
 """An activation reads float if the rounding of its input would add more than this share of its variance."""
@@ -47,8 +46,7 @@ MOST_NOISE = 5e-4
 _FLOORS = {SILU: 8.0, HARD_SWISH: 3.0}
 """Below minus this value an activation is 0, up to 0.003 for SiLU and exactly for HardSwish."""
 
-_SAMPLES = 1024
-"""Places per tensor at which noise is measured, from all images together."""
+_SAMPLES = 1024  # places per tensor at which noise is measured, from all images together
 
 _QUIET = 1e-3
 """Lower bound of a channel's variance as a share of the mean variance, since nearly constant channels hardly matter."""

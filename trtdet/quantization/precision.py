@@ -84,23 +84,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Entry:
-    """The precision of a convolution.
-
-    Attributes:
-        reason: text for people; code reads ``cause``.
-        corrections: its corrections in INT8.
-        float_output: why an INT8 convolution writes float32 where others write FP16; else empty.
-        format: the number format that an ``int8`` layer uses.
-    """
+    """The precision of a convolution."""
 
     __pydantic_config__ = _STRICT
 
     precision: Precision
-    reason: str
+    reason: str  # text for people; code reads ``cause``
     cause: Cause = Cause.UNSPECIFIED
-    corrections: tuple[Step, ...] = ()
-    float_output: str = ""
-    format: Format = "int8"
+    corrections: tuple[Step, ...] = ()  # its corrections in INT8
+    float_output: str = ""  # why an INT8 convolution writes float32 where others write FP16; else empty
+    format: Format = "int8"  # the number format that an ``int8`` layer uses
 
     @property
     def number_format(self) -> str:

@@ -17,8 +17,7 @@ from trtdet.errors import ConfigError
 from trtdet.passes import Decoded
 from trtdet.progress import Progress, silent
 
-HELD_BACK = 4
-"""One image in this many is held back: it judges corrections and takes no part in computing them."""
+HELD_BACK = 4  # one image in this many is held back: it judges corrections and takes no part in computing them
 
 
 class Simulator(Protocol):
@@ -33,22 +32,15 @@ class Simulator(Protocol):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where calibration data comes from.
+    """Where calibration data comes from."""
 
-    Attributes:
-        images: calibration images, in any order.
-        load: makes a model ready to run.
-        head: names of the decoded boxes and scores.
-        cache: images that other passes decoded; None decodes them in each pass.
-        unfinished: file with the state of long work, so that an interrupted run can continue; None for none.
-    """
-
-    images: Sequence[Path]
+    images: Sequence[Path]  # calibration images, in any order
     preprocess: InputConfig
-    load: Callable[[onnx.ModelProto], Simulator]
-    head: Decoded
+    load: Callable[[onnx.ModelProto], Simulator]  # makes a model ready to run
+    head: Decoded  # names of the decoded boxes and scores
     progress: Progress = silent
-    cache: ImageCache | None = None
+    cache: ImageCache | None = None  # images that other passes decoded; None decodes them in each pass
+    # File with the state of long work, so that an interrupted run can continue; None for none.
     unfinished: Path | None = None
 
     def split(self) -> tuple[list[Path], list[Path]]:

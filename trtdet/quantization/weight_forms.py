@@ -25,25 +25,21 @@ WeightForm = Literal["channel", "tensor"]
   The function is the same: ``sum_i s r_o q_oi x_i + b_o``.
 """
 
-_ROOM = 2.0
-"""Margin for outputs on other images over the calibrated magnitude."""
+_ROOM = 2.0  # margin for outputs on other images over the calibrated magnitude
 
 
 @dataclass(frozen=True)
 class DataFlow:
-    """How the INT8 kernels of a backend read and write.
+    """How the INT8 kernels of a backend read and write."""
 
-    Attributes:
-        half: the network is strongly typed, so FP16 between INT8 kernels must be written: scales, biases, constants and
-            all operators up to the decoding of boxes. False if the builder chooses FP16 itself, or gains nothing.
-        weights: forms of weight scales that its kernels take without writing float32; all of them are tried.
-        fused: True if the kernel of an INT8 convolution includes its activation function and the quantisation of the
-            result. False if a pointwise kernel follows, which moves its input and output in FP16 and applies constant
-            products and sums for free. None without an engine.
-    """
-
+    # The network is strongly typed, so FP16 between INT8 kernels must be written: scales, biases, constants and all
+    # operators up to the decoding of boxes. False if the builder chooses FP16 itself, or gains nothing.
     half: bool = False
+    # Forms of weight scales that its kernels take without writing float32; all of them are tried.
     weights: tuple[WeightForm, ...] = ("channel",)
+    # True if the kernel of an INT8 convolution includes its activation function and the quantisation of the result.
+    # False if a pointwise kernel follows, which moves its input and output in FP16 and applies constant products and
+    # sums for free. None without an engine.
     fused: bool | None = None
 
 

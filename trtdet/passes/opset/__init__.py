@@ -12,8 +12,7 @@ from trtdet.passes.clean import fold, name_nodes
 from trtdet.passes.model import refill, to_model
 from trtdet.passes.opset.lowering import MINIMUM, lower
 
-SWISH = 24
-"""The opset that introduced Swish, and the only one for which onnxruntime 1.31 has its kernel."""
+SWISH = 24  # the opset that introduced Swish, and the only one for which onnxruntime 1.31 has its kernel
 
 HALF_SCALES = 19
 """First opset whose QuantizeLinear and DequantizeLinear take FP16 scales and values

@@ -17,8 +17,7 @@ from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.suppressions import Limit, limit_of
 from trtdet.passes.walk import above, constant, maker, picks, redirect, unpick, upstream
 
-MOST_ROWS = 3840
-"""Largest K of TensorRT's TopK, which sorts the rows."""
+MOST_ROWS = 3840  # largest K of TensorRT's TopK, which sorts the rows
 
 _SCATTERS = ("ScatterElements", "ScatterND")
 _WIDENING = ("Expand", "Reshape", "Unsqueeze", "Cast")

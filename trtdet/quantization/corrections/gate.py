@@ -23,32 +23,21 @@ from trtdet.quantization.plugin_fusion import requantize
 from trtdet.quantization.qdq import Corrections, insert_qdq
 from trtdet.quantization.sources import HELD_BACK, Sources
 
-_SURE = 0.95
-"""A lower error justifies more nodes from this confidence on; a much lower error always does."""
-
-_MUCH = 1.1
-"""A simpler form is rejected if its error is more than this many times the best one."""
-
-_STANDING = 1.05
-"""The same limit for the uncorrected form."""
+_SURE = 0.95  # a lower error justifies more nodes from this confidence on; a much lower error always does
+_MUCH = 1.1  # a simpler form is rejected if its error is more than this many times the best one
+_STANDING = 1.05  # the same limit for the uncorrected form
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The inputs of a correction run.
-
-    Attributes:
-        candidates: ranges by rule; the first is the reference for the others and for the corrections.
-        corrections: allowed corrections, in the order of the registry.
-        fit, held: images to compute corrections from, and held-back images.
-    """
+    """The inputs of a correction run."""
 
     model: onnx.ModelProto
     placement: QdqPlacement
-    candidates: Mapping[str, Ranges]
-    corrections: tuple[Correction, ...]
-    fit: Sequence[Path]
-    held: Sequence[Path]
+    candidates: Mapping[str, Ranges]  # by rule; the first is the reference for the others and for the corrections
+    corrections: tuple[Correction, ...]  # allowed corrections, in the order of the registry
+    fit: Sequence[Path]  # images to compute corrections from
+    held: Sequence[Path]  # held-back images
     sources: Sources
     start: Start = Start()
 

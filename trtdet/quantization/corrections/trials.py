@@ -21,14 +21,12 @@ from trtdet.quantization.precision import Format, Step
 from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import MOST_COLUMNS, Moments, Window
 
-_PLACES = 256
-"""Windows sampled per image and convolution; up to four times as many if they are wide."""
+_PLACES = 256  # windows sampled per image and convolution; up to four times as many if they are wide
 
 _QUIET = 0.01
 """Lower limit of the variance to which an output's error is relative, as a share of the outputs' median variance."""
 
-_GRAM_BYTES = 1 << 30
-"""Memory for second moments; a model with more of them is read in several passes."""
+_GRAM_BYTES = 1 << 30  # memory for second moments; a model with more of them is read in several passes
 
 _CHEAP = 0.1
 """A map whose Mul costs less than this share of FP16's bytes counts as free. Then the gate decides about it, since a
@@ -47,31 +45,23 @@ class Rounding:
 
 @dataclass(eq=False)
 class Trial:
-    """One way to quantise a tensor, with the results for the convolutions that read it.
+    """One way to quantise a tensor, with the results for the convolutions that read it."""
 
-    Attributes:
-        name: correction that proposed the channel map; empty if a threshold rule gives the range.
-        rule: rule that gave the range; empty for a channel map.
-        roundings: by convolution, rounding to nearest first.
-        means: by window, the sum of the quantised samples.
-        inside: the same, mapped and clipped, but not rounded.
-        errors: by convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
-        offsets: name of the correction for each column of the errors; empty for the first.
-        head: error power that rounding and clipping the tensor add to the detections; 0 if unknown.
-        cut: float64 (C,): mean clipped amount per channel, weighted by its effect on detections; None if unknown.
-        written: by convolution, each rounding's weights with its offsets, cached for :meth:`Site.add_errors`.
-    """
-
-    name: str
+    name: str  # correction that proposed the channel map; empty if a threshold rule gives the range
     map: ChannelMap
-    rule: str = ""
-    roundings: dict[str, list[Rounding]] = field(default_factory=dict)
+    rule: str = ""  # rule that gave the range; empty for a channel map
+    roundings: dict[str, list[Rounding]] = field(default_factory=dict)  # by convolution, rounding to nearest first
+    # By window, the sum of the quantised samples.
     means: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
+    # The same, mapped and clipped, but not rounded.
     inside: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
+    # By convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
     errors: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    offsets: tuple[str, ...] = ("",)
-    head: float = 0.0
+    offsets: tuple[str, ...] = ("",)  # name of the correction for each column of the errors; empty for the first
+    head: float = 0.0  # error power that rounding and clipping the tensor add to the detections; 0 if unknown
+    # float64 (C,): mean clipped amount per channel, weighted by its effect on detections; None if unknown.
     cut: NDArray[np.float64] | None = None
+    # By convolution, each rounding's weights with its offsets, cached for :meth:`Site.add_errors`.
     written: dict[str, list[tuple[NDArray[np.float32], list[NDArray[np.float32]]]]] = field(default_factory=dict)
 
     def quantized(self, windows: NDArray[np.float32], window: Window, rounds: bool = True) -> NDArray[np.float32]:
@@ -113,27 +103,21 @@ class Choice:
 
 @dataclass(eq=False)
 class Site:
-    """A quantised tensor, with the convolutions that read it and their windows, by name.
-
-    Attributes:
-        number: part of the seed of every sample.
-        multiplied: channels that Muls would scale: those that do not fold, see
-            :func:`trtdet.quantization.folding.channels_left`, and all of them again for each sum that reads the tensor,
-            to undo the scale.
-        parted: a Mul would separate the tensor from the kernel that rounds it, or from other readers of its INT8.
-        too_dear: no map was tried, since its Mul moves more bytes than FP16 convolutions would.
-    """
+    """A quantised tensor, with the convolutions that read it and their windows, by name."""
 
     tensor: str
     convs: dict[str, Weighted]
     windows: dict[str, Window]
-    number: int
+    number: int  # part of the seed of every sample
     corrections: tuple[Correction, ...]
+    # Channels that Muls would scale: those that do not fold, see :func:`trtdet.quantization.folding.channels_left`,
+    # and all of them again for each sum that reads the tensor, to undo the scale.
     multiplied: int = 0
+    # A Mul would separate the tensor from the kernel that rounds it, or from other readers of its INT8.
     parted: bool = False
     format: Format = "int8"
     trials: list[Trial] = field(default_factory=list)
-    too_dear: bool = False
+    too_dear: bool = False  # no map was tried, since its Mul moves more bytes than FP16 convolutions would
     _shape: tuple[int, int] = (0, 0)
     _extremes: Extremes = field(default_factory=Extremes)
     _moments: dict[Window, Moments] = field(default_factory=dict)

@@ -40,21 +40,16 @@ YOLOv5 n and PicoDet s alike."""
 
 @dataclass(eq=False)
 class TensorNoise:
-    """Contributions to ``HeadError.power`` from rounding and clipping one activation.
+    """Contributions to ``HeadError.power`` from rounding and clipping one activation."""
 
-    Attributes:
-        largest: the largest magnitude on the calibration images.
-        clipped: float64 (2, ranges): the squared change of scores and of boxes by clipping, for each range.
-        squares: float64 (2,): the squared gradients of scores and of boxes, summed over places.
-        cut: float64 (C, ranges): the clipped amounts, summed over places, each times its squared gradient.
-        counted: sum of the squared gradients that weight ``cut``.
-    """
-
-    largest: float
+    largest: float  # the largest magnitude on the calibration images
+    # float64 (2, ranges): the squared change of scores and of boxes by clipping, for each range.
     clipped: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, len(FRACTIONS))))
+    # float64 (2,): the squared gradients of scores and of boxes, summed over places.
     squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
+    # float64 (C, ranges): the clipped amounts, summed over places, each times its squared gradient.
     cut: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, len(FRACTIONS))))
-    counted: float = 0.0
+    counted: float = 0.0  # sum of the squared gradients that weight ``cut``
 
     def add(self, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         """Adds an image's value (C, ...) and the gradients of scores and boxes there, None for a gradient of 0."""

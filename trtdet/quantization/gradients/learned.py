@@ -19,8 +19,7 @@ from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, plain_form
 from trtdet.quantization.weighted import Weighted
 
-DRIFT = 1.5
-"""Maximum change of a weight in steps; larger changes would overfit the images."""
+DRIFT = 1.5  # maximum change of a weight in steps; larger changes would overfit the images
 
 
 RATES = {"integers": 0.02, "weight scales": 5e-4, "activation scales": 2e-3, "biases": 1e-3}
@@ -144,8 +143,7 @@ class Learned(torch.nn.Module):
         return replace(self._ranges, tensors=tensors), Corrections(maps, {**self._corrections.weights, **weights})
 
 
-_PART = "//learned "
-"""Separates a convolution's name from the name of its parameter."""
+_PART = "//learned "  # separates a convolution's name from the name of its parameter
 
 
 def _owning(
