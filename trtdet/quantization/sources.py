@@ -66,8 +66,13 @@ class Sources:
         simulators = [self.load(model) for model in models]
         for batch in self._stream(paths, stage, simulators[0].batch or 1):
             results = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
+            for each in results:
+                for name, value in each.items():
+                    # Where products read the places of all images as rows: (B * places, ...).
+                    if len(value) != len(batch) and len(value) % len(batch) == 0:
+                        each[name] = value.reshape(len(batch), -1, *value.shape[1:])
             for row in range(len(batch)):
-                yield [{name: _of_image(value, row, len(batch)) for name, value in each.items()} for each in results]
+                yield [{name: value[row] for name, value in each.items()} for each in results]
 
     def batches(self, model: onnx.ModelProto, paths: Sequence[Path], stage: str) -> Iterator[NDArray[np.float32]]:
         """Images as float32 (B, 3, H, W), with the model's batch, or 1 for a dynamic batch."""
@@ -83,11 +88,3 @@ class Sources:
             yield batch
             count += len(batch)
             self.progress(stage, count, len(paths))
-
-
-def _of_image(value: NDArray[Any], row: int, images: int) -> NDArray[Any]:
-    """One image's part of (B, ...), or of (B * places, ...), where products read the places of all images as rows."""
-    if len(value) != images and len(value) % images == 0:
-        value = value.reshape(images, -1, *value.shape[1:])
-    part: NDArray[Any] = value[row]
-    return part

@@ -23,7 +23,7 @@ from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.masks import MASKS
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.levels import most_rows
-from trtdet.passes.walk import upstream
+from trtdet.passes.walk import read_instead, upstream
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,7 @@ def cut_masks(
     sources = {id(node) for node in upstream(outputs.boxes)}
     for node in upstream(probabilities, end=outputs.boxes):
         if id(node) in sources and node.op in ("NonMaxSuppression", "NonZero"):
-            reason = f"it reads the detections at '{node.name}' as well, not their boxes alone"
-            return leave_out_masks(graph, reason)
+            return leave_out_masks(graph, f"it reads the detections at '{node.name}' as well, not their boxes alone")
     leave_out_masks(graph, "")
     tensors = graph.tensors()
     if MASKS in tensors:
@@ -146,8 +145,7 @@ def cut_masks(
     put = Writer(graph, "trtdet/cut_masks", Origin.DECODE)
     boxes, labels = rows or (outputs.boxes, outputs.labels)
     chosen, written = masks.write(put, boxes, labels, probabilities=probabilities, most=outputs.most)
-    for node in read:
-        node.inputs = [chosen if tensor is outputs.boxes else tensor for tensor in node.inputs]
+    read_instead(read, outputs.boxes, chosen)
     graph.outputs.append(written)
     return PassResult(1)
 

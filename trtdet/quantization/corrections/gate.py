@@ -78,14 +78,11 @@ class Verdict:
         least = self.least
         best = self.errors[least]
         _, detected = lower_on(best, self.errors[0])
-        simpler = [
-            index
-            for index, error in enumerate(self.errors)
-            if detected
-            and self.nodes[index] < self.nodes[least]
-            and error.distance <= (_MUCH if index else _STANDING) * best.distance
-            and sureness(best, error) < _SURE
-        ]
+        simpler = []
+        for index, error in enumerate(self.errors):
+            near = error.distance <= (_MUCH if index else _STANDING) * best.distance
+            if detected and self.nodes[index] < self.nodes[least] and near and sureness(best, error) < _SURE:
+                simpler.append(index)
         return min(simpler, key=lambda index: (self.nodes[index], self.errors[index].distance), default=least)
 
     def sentences(self) -> tuple[str, ...]:
@@ -106,11 +103,8 @@ class Verdict:
         if kept == least:
             return (figures,)
         more, sure = self.nodes[least] - self.nodes[kept], sureness(self.errors[least], self.errors[kept])
-        return (
-            f"left out: {self.forms[least].name}, error {self.errors[least].distance:.4f} for {more} nodes more, "
-            f"{int(100 * sure)} % sure",
-            figures,
-        )
+        left_out = f"{self.forms[least].name}, error {self.errors[least].distance:.4f} for {more} nodes more"
+        return (f"left out: {left_out}, {int(100 * sure)} % sure", figures)
 
     def doubt(self) -> str:
         """Advice if there are too few images with detections for any certain result; else empty."""

@@ -164,19 +164,13 @@ class Site:
         price = self.mul_price
         return [trial for trial in self.mapped if price < _CHEAP or least - trial.loss() > price * least]
 
-    def _width(self, conv: str) -> int:
-        return int(np.prod(self.convs[conv].weight.shape[1:]))
-
-    def _covariance(self) -> bool:
-        return any(correction.needs_covariance for correction in self.corrections)
-
-    def moment_bytes(self) -> int:
-        """Upper bound of the memory for the second moments of windows that the convolutions share."""
-        sizes = []
-        for name, window in self.windows.items():
-            width = self._width(name)
-            sizes.append(8 * window.groups * width * (width if self._covariance() and width <= MOST_COLUMNS else 1))
-        return max(sizes)
+    def moment_sizes(self) -> dict[Window, tuple[int, bool]]:
+        """The width of each window, and whether corrections need its covariance."""
+        covariance = any(correction.needs_covariance for correction in self.corrections)
+        return {
+            window: (int(np.prod(self.convs[name].weight.shape[1:])), covariance)
+            for name, window in self.windows.items()
+        }
 
     def _samples(self, x: NDArray[np.float32], seed: int) -> Iterator[tuple[Window, NDArray[np.float32]]]:
         """Windows of an image's activation, (C, H, W) or (..., C), at places that the seed determines."""
@@ -194,8 +188,8 @@ class Site:
         if seed is None:
             return
         if not self._moments:
-            for name, window in self.windows.items():
-                self._moments.setdefault(window, Moments(window.groups, self._width(name), self._covariance()))
+            sizes = self.moment_sizes()
+            self._moments = {window: Moments(window.groups, *size) for window, size in sizes.items()}
         for window, windows in self._samples(x, seed):
             self._moments[window].update(windows)
 
@@ -207,17 +201,15 @@ class Site:
             floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
             self._importance[name] = 1 / np.maximum(power, floor) / power.size
         best = None
+        extremes = {rule: ranges.tensors[self.tensor] for rule, ranges in candidates.items()}
         if self.format == "int8":
-            self.trials = [
-                Trial("", ChannelMap(ranges.tensors[self.tensor].amax), rule) for rule, ranges in candidates.items()
-            ]
+            self.trials = [Trial("", ChannelMap(extreme.amax), rule) for rule, extreme in extremes.items()]
             best = self._best_map()
         else:  # FP8: rules and maps make no difference
-            extremes = next(iter(candidates.values())).tensors[self.tensor]
-            self.trials = [Trial("", fp8_map(extremes.low, extremes.high))]
-        if best is not None and self.mul_price >= 1:
-            best, self.too_dear = None, True
-        if best is not None:
+            first = next(iter(extremes.values()))
+            self.trials = [Trial("", fp8_map(first.low, first.high))]
+        self.too_dear = best is not None and self.mul_price >= 1
+        if best is not None and not self.too_dear:
             self.trials.append(best)
         can_win = everywhere or best is None or self.mul_price >= _CHEAP
         for trial in self.trials:
@@ -251,20 +243,18 @@ class Site:
     def _roundings(self, trial: Trial, name: str, corrected: bool) -> list[Rounding]:
         window, rows = self.windows[name], self.rows(name, trial.map)
         scales = np.stack([weight_scales(group, f"'{name}'", self.format) for group in rows])
-        roundings = [Rounding("", scales, nearest(rows, scales, self.format))]
-        if corrected:
-            layer = RoundedLayer(
-                name=name,
-                rows=rows,
-                scales=scales,
-                map=trial.map,
-                window=window,
-                moments=self._moments[window],
-                format=self.format,
-            )
-            proposals = [(correction.name, correction.round(layer)) for correction in self.corrections]
-            roundings += [Rounding(owner, scales, integers) for owner, integers in proposals if integers is not None]
-        return roundings
+        layer = RoundedLayer(
+            name,
+            rows=rows,
+            scales=scales,
+            map=trial.map,
+            window=window,
+            moments=self._moments[window],
+            format=self.format,
+        )
+        proposals = [("", nearest(rows, scales, self.format))]
+        proposals += [(each.name, each.round(layer)) for each in (self.corrections if corrected else ())]
+        return [Rounding(owner, scales, integers) for owner, integers in proposals if integers is not None]
 
     def add_means(self, x: NDArray[np.float32], seed: int) -> None:
         """Adds an image's activation to the means of the windows, in float and as each trial quantises them."""
@@ -412,7 +402,11 @@ def batches(sites: Sequence[Site]) -> Iterator[list[Site]]:
     batch: list[Site] = []
     used = 0
     for site in sites:
-        need = site.moment_bytes()
+        # Convolutions with the same windows share their moments.
+        need = max(
+            8 * window.groups * width * (width if covariance and width <= MOST_COLUMNS else 1)
+            for window, (width, covariance) in site.moment_sizes().items()
+        )
         if batch and used + need > _GRAM_BYTES:
             yield batch
             batch, used = [], 0
