@@ -37,7 +37,7 @@ def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[s
     names = [tensor.name for tensor in (best.boxes, best.labels, best.scores)]
     results = {"suppress_proposals": suppress_proposals(graph, config)}
     graph = _folded(graph)
-    results["merge_levels"] = levels.merge_static(graph)
+    results["merge_levels"] = levels.merge(graph, static=True)
     graph = _folded(graph)
     if "RoiAlign" in options.missing_ops:
         results["sample_regions"] = sample_regions(graph)
