@@ -68,11 +68,8 @@ class Histogram:
 
     @staticmethod
     def of(values: NDArray[np.float32], exponent: int | None = None) -> Histogram:
-        """The histogram of float32 values of any shape, not empty, over a range of at least ``2**exponent``.
-
-        Raises:
-            ValueError: a value is NaN or infinite.
-        """
+        """The histogram of float32 values of any shape, not empty, over a range of at least ``2**exponent``. Raises
+        ValueError if a value is NaN or infinite."""
         flat = values.reshape(-1)
         with np.errstate(invalid="ignore"):
             low, high = float(flat.min()), float(flat.max())
@@ -154,11 +151,7 @@ class Collection:
 
     @staticmethod
     def load(path: Path) -> Collection:
-        """Reads a collection.
-
-        Raises:
-            CalibrationError: the file is missing, truncated or not a collection.
-        """
+        """Reads a collection. Raises CalibrationError if the file is missing, truncated or not a collection."""
         try:
             # NumPy does not close a truncated file that it opened itself.
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:

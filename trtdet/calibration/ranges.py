@@ -116,11 +116,8 @@ class Ranges:
 
     @staticmethod
     def load(path: Path) -> Ranges:
-        """Reads ``ranges.json``.
-
-        Raises:
-            CalibrationError: the file is missing, not JSON, of another schema, or a range is not over 0 and finite.
-        """
+        """Reads ``ranges.json``. Raises CalibrationError if the file is missing, not JSON, of another schema, or a
+        range is not over 0 and finite."""
         try:
             document = read_document(path, TypeAdapter(_File))
             return Ranges(**{key.name: getattr(document, key.name) for key in fields(Ranges)})

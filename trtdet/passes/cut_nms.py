@@ -36,11 +36,8 @@ class EmbeddedNms:
 
 
 def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
-    """The NMS embedded in a model; None if there is none or ``head.outputs`` cuts it off.
-
-    Raises:
-        ModelError: there are several, or the NMS cannot be cut off.
-    """
+    """The NMS embedded in a model; None if there is none or ``head.outputs`` cuts it off. Raises ModelError if there
+    are several, or the NMS cannot be cut off."""
     if all(node.op_type not in _KINDS for node in model.graph.node):
         return None  # most models need no parsing
     with explained("cut_nms"):

@@ -70,11 +70,8 @@ def _clear(kind: onnx.TypeProto) -> None:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sorts the nodes of a graph into the order of computation; only few nodes move.
-
-    Raises:
-        ModelError: nodes form a cycle, or two nodes give the same tensor.
-    """
+    """Sorts the nodes of a graph into the order of computation; only few nodes move. Raises ModelError if nodes form a
+    cycle, or two nodes give the same tensor."""
     inputs, makers = {value.name for value in graph.input}, dict[str, int]()
     for index, node in enumerate(graph.node):
         for name in filter(None, node.output):

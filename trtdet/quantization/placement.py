@@ -63,11 +63,8 @@ class QdqPlacement:
         return self.following(PrecisionPlan({**self.plan.entries, **others})) if others else self
 
     def following(self, plan: PrecisionPlan) -> QdqPlacement:
-        """The same positions for a plan that keeps some of the layers in float.
-
-        Raises:
-            ConfigError: the plan is of another model, or requests INT8 for a layer that cannot run in it.
-        """
+        """The same positions for a plan that keeps some of the layers in float. Raises ConfigError if the plan is of
+        another model, or requests INT8 for a layer that cannot run in it."""
         unknown = sorted(plan.entries.keys() ^ self.plan.entries.keys())
         if unknown:
             raise ConfigError(

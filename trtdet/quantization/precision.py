@@ -129,11 +129,7 @@ class PrecisionPlan:
 
     @staticmethod
     def load(path: Path) -> PrecisionPlan:
-        """Reads ``plan.json``.
-
-        Raises:
-            ConfigError: the file is missing, or is no plan.
-        """
+        """Reads ``plan.json``. Raises ConfigError if the file is missing, or is no plan."""
         try:
             return PrecisionPlan(read_document(path, TypeAdapter(_File)).entries)
         except FileNotFoundError:

@@ -45,11 +45,7 @@ class Sources:
 
     def split(self) -> tuple[list[Path], list[Path]]:
         """Images to compute corrections from, and held-back ones: every fourth of the sorted paths, or the last of
-        fewer.
-
-        Raises:
-            ConfigError: there are fewer than two.
-        """
+        fewer. Raises ConfigError if there are fewer than two."""
         if len(self.images) < 2:
             raise ConfigError(
                 f"corrections need at least 2 calibration images, one of them to judge by, got {len(self.images)}: "

@@ -73,11 +73,8 @@ def _lowered(graph: gs.Graph, version: int, options: Options) -> int:
 
 
 def upgrade(graph: gs.Graph, version: int) -> None:
-    """Converts a graph to a newer opset, in place; nodes and tensors keep their names.
-
-    Raises:
-        ModelError: an operator has no conversion.
-    """
+    """Converts a graph to a newer opset, in place; nodes and tensors keep their names. Raises ModelError if an operator
+    has no conversion."""
     model = to_model(graph)
     if model.functions:  # the converter would drop them
         model = onnx.inliner.inline_local_functions(model)

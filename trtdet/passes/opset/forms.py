@@ -248,11 +248,8 @@ FORMS: Mapping[str, Mapping[int, Callable[[NodeWriter, Scope], None]]] = {
 
 
 def older_form(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """The older form of a node in the opsets of ``scope``; a copy of the node if it did not change.
-
-    Raises:
-        InexpressibleError: the older opset cannot express it.
-    """
+    """The older form of a node in the opsets of ``scope``; a copy of the node if it did not change. Raises
+    InexpressibleError if the older opset cannot express it."""
     write = NodeWriter(node)
     for version, form in FORMS.get(node.op_type, {}).items():
         if scope.target < version <= scope.source and not write.replaced:

@@ -63,11 +63,8 @@ def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
 
 
 def outputs(graph: gs.Graph, config: Config) -> Outputs:
-    """Boxes, labels and scores of a two-stage graph, by ``head.outputs``, by their names, or in this order.
-
-    Raises:
-        ModelError: they are not those of one image, or the number of detections has no limit.
-    """
+    """Boxes, labels and scores of a two-stage graph, by ``head.outputs``, by their names, or in this order. Raises
+    ModelError if they are not those of one image, or the number of detections has no limit."""
     names, tensors = config.head.outputs, graph.tensors()
     if names is not None:
         missing = [name for name in names if name not in tensors]
@@ -95,11 +92,8 @@ def outputs(graph: gs.Graph, config: Config) -> Outputs:
 
 
 def first_label(scores: gs.Variable, config: Config) -> int:
-    """Label of the first class: 1 if the classifier has a background column, else 0.
-
-    Raises:
-        ModelError: the model has other classes than the configuration.
-    """
+    """Label of the first class: 1 if the classifier has a background column, else 0. Raises ModelError if the model has
+    other classes than the configuration."""
     classes = len(config.classes)
     softmax = next((node for node in upstream(scores) if node.op == "Softmax"), None)
     if softmax is None:

@@ -70,11 +70,8 @@ def _folded(graph: gs.Graph) -> gs.Graph:
 
 
 def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
-    """Suppresses proposals among all chosen anchors, in place; their number is always the maximum.
-
-    Raises:
-        ModelError: the number of anchors, the limit or the IoU threshold is computed.
-    """
+    """Suppresses proposals among all chosen anchors, in place; their number is always the maximum. Raises ModelError if
+    the number of anchors, the limit or the IoU threshold is computed."""
     node, limit, overlap = _suppression(graph, 2)
     write = Writer(graph, "trtdet/proposals", Origin.LOWERING)
     allowed, anchors = _unfiltered(graph, node, write)

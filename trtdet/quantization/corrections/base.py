@@ -127,9 +127,6 @@ class Correction:
         return None
 
     def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
-        """New ranges and corrections for the network; its channel maps may change only in ``amax``.
-
-        Raises:
-            ModelError: the model cannot be reconstructed, and why.
-        """
+        """New ranges and corrections for the network; its channel maps may change only in ``amax``. Raises ModelError
+        if the model cannot be reconstructed, and why."""
         return network.ranges, network.corrections

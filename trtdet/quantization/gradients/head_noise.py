@@ -106,11 +106,8 @@ class HeadNoise:
         }
 
     def update(self, images: NDArray[np.float32]) -> HeadNoise:
-        """Adds images, float32 (B, 3, H, W), as many as the model takes.
-
-        Raises:
-            ModelError: the model cannot be differentiated.
-        """
+        """Adds images, float32 (B, 3, H, W), as many as the model takes. Raises ModelError if the model cannot be
+        differentiated."""
         tapped: dict[str, torch.Tensor] = {}
 
         def read(name: str, value: torch.Tensor) -> torch.Tensor:
