@@ -461,9 +461,9 @@ def test_levels_that_are_not_those_of_all_regions_stay(traced_model):
     graph = to_graph(traced_model)
     (clip,) = (node for node in graph.nodes if node.op == "Clip" and node.inputs[0].inputs[0].op == "Floor")
     constant(graph, clip, 2, np.float32(6))
-    for static in (False, True):
+    for fixed in (False, True):
         assert "a region may be of levels [0, 1, 2, 3, 4], and it joins [0, 1, 2, 3]" in left(
-            levels.merge(graph, static)
+            levels.merge(graph, fixed)
         )
 
     graph = to_graph(traced_model)

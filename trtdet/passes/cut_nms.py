@@ -119,9 +119,8 @@ def _thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
         names = ("score_threshold", "iou_threshold", "max_output_boxes")
         missing = [name for name in names if name not in node.attrs]
         if missing:
-            raise ModelError(
-                f"node '{node.name or node.op}' lacks its attribute '{missing[0]}'; export the model again"
-            )
+            name = node.name or node.op
+            raise ModelError(f"node '{name}' lacks its attribute '{missing[0]}'; export the model again")
         return {
             "score_threshold": node.attrs["score_threshold"],
             "iou_threshold": node.attrs["iou_threshold"],

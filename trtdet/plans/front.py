@@ -31,12 +31,12 @@ _CLEAR = 0.5  # if the cheapest plan loses at most this share of the limit, only
 
 @dataclass(frozen=True)
 class LossLimit:
-    """A limited measure: its name in files, its option, its unit and its title in tables."""
+    """A limited measure."""
 
-    name: str
+    name: str  # in files
     option: str
     unit: str
-    column: str
+    column: str  # title in tables
 
 
 MAP = LossLimit("map", option=spelled(PlanOptions, "plan.max_map_drop"), unit="mAP points", column="mAP")
@@ -134,16 +134,13 @@ class TradeOff:
             *(Column(column, ".2f"), Column("against FP32", "+.2f"), Column("90 % interval", align="right")),
             *(Column("on other images", "+.2f"), Column("90 % interval", align="right"), ""),
         )
-        rows = [
-            [
-                *(plan.kept, len(plan.names), plan.share, plan.cost, 100 * (plan.score.value or 0.0)),
-                *(100 * plan.score.difference, plan.score.interval),
-                *(None if plan.reported is None else 100 * plan.reported.difference,),
-                *("" if plan.reported is None else plan.reported.interval,),
-                "<- chosen" if plan is self.chosen else "",
-            ]
-            for plan in self.candidates
-        ]
+        rows = []
+        for plan in self.candidates:
+            score, reported = plan.score, plan.reported
+            others = (None, "") if reported is None else (100 * reported.difference, reported.interval)
+            cells = (plan.kept, len(plan.names), plan.share, plan.cost, 100 * (score.value or 0.0))
+            chosen = "<- chosen" if plan is self.chosen else ""
+            rows.append([*cells, 100 * score.difference, score.interval, *others, chosen])
         return Table(columns, rows)
 
 
@@ -231,6 +228,9 @@ def cheapest_within(search: Search, bound: float) -> TradeOff:
             f"{_would_show(report, bound)}"
         )
     candidates = tuple(sorted(scored.values(), key=lambda each: (each.cost, len(each.names))))
+    # The fewest images that would verify a plan cheaper than the chosen one.
+    cheaper = [plan.reported or plan.score for plan in candidates if plan.cost < verified.cost]
+    counts = [_images_needed(missed, bound) for missed in cheaper if missed.worst > bound]
     return TradeOff(
         bound=bound,
         reference=search.measure.reference,
@@ -238,7 +238,7 @@ def cheapest_within(search: Search, bound: float) -> TradeOff:
         chosen=verified,
         evaluations=len(candidates) + 1 + reports + 1,
         unit=search.unit,
-        needed=_needed(candidates, verified, bound),
+        needed=min((count for count in counts if count is not None), default=None),
         figure=search.figure.name,
     )
 
@@ -275,18 +275,13 @@ def _cheapest_of(scored: dict[tuple[str, ...], ScoredPlan], search: Search, boun
     )
 
 
+def _images_needed(score: Score, bound: float) -> int | None:
+    return images_needed(score.loss, score.worst, score.images, bound=bound)
+
+
 def _would_show(score: Score, bound: float) -> str:
-    needed = images_needed(score.loss, score.worst, score.images, bound=bound)
+    needed = _images_needed(score, bound)
     return f"; {needed} images on each side would show it" if needed is not None else ""
-
-
-def _needed(candidates: Sequence[ScoredPlan], chosen: ScoredPlan, bound: float) -> int | None:
-    """The fewest images that would verify a plan cheaper than the chosen one."""
-    scores = [plan.reported or plan.score for plan in candidates if plan.cost < chosen.cost]
-    counts = [
-        images_needed(score.loss, score.worst, score.images, bound=bound) for score in scores if score.worst > bound
-    ]
-    return min((count for count in counts if count is not None), default=None)
 
 
 Measure = Callable[[tuple[str, ...]], float]  # milliseconds of the plan with these convolutions in FP16

@@ -196,6 +196,12 @@ class _Block:
 
     def rows(self, progress: Callable[[float], None]) -> list[dict[str, Any]]:
         subject, method, runs, images = self._work.subject, self._work.method, 0, 0
+
+        def add(batch: ImageBatch, tensors: Arrays, exact: Arrays, name: str) -> None:
+            runner = self._variants[name]
+            outputs = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
+            self._errors[name].update(subject, batch, exact, {**tensors, **outputs})
+
         stream = ImageStream(
             subject.images,
             subject.preprocess,
@@ -208,7 +214,7 @@ class _Block:
                 filled = self._base.filled(batch.images)
                 tensors: Arrays = {**self._base.feed({self._source: filled}), self._source: filled}
                 exact = self._exact.feed({self._source: filled}) if self._exact is not self._base else tensors
-                list(pool.map(partial(self._add_variant, batch, tensors, exact), self._names))
+                list(pool.map(partial(add, batch, tensors, exact), self._names))
                 self._own.update(subject, batch, exact, tensors)
                 runs += 1 + (self._exact is not self._base) + len(self._variants)
                 images += len(batch)
@@ -230,11 +236,6 @@ class _Block:
             )
             rows.append(dict(row))
         return rows
-
-    def _add_variant(self, batch: ImageBatch, tensors: Arrays, exact: Arrays, name: str) -> None:
-        runner = self._variants[name]
-        outputs = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
-        self._errors[name].update(self._work.subject, batch, exact, {**tensors, **outputs})
 
 
 class _Errors:

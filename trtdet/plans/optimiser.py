@@ -141,21 +141,17 @@ def least_error(problem: Problem) -> float:
     return math.fsum(min(choice.error for choice in choices) for choices in problem.choices.values())
 
 
-def _undominated(choices: tuple[PrecisionChoice, ...]) -> tuple[PrecisionChoice, ...]:
-    """Drops a choice if another of the same precision is no worse in error and cost."""
-    kept: list[PrecisionChoice] = []
-    for choice in sorted(choices, key=lambda choice: (choice.error, choice.cost)):
-        if not any(other.half == choice.half and other.cost <= choice.cost for other in kept):
-            kept.append(choice)
-    return tuple(kept)
-
-
 class _Program:
     """Arrays of the program: a variable for each choice, then a share for each state of each table."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._choices = {name: _undominated(choices) for name, choices in problem.choices.items()}
+        self._choices: dict[str, list[PrecisionChoice]] = {name: [] for name in problem.choices}
+        for name, kept in self._choices.items():
+            # Without choices that are no better in error and cost than another of the same precision.
+            for choice in sorted(problem.choices[name], key=lambda choice: (choice.error, choice.cost)):
+                if not any(other.half == choice.half and other.cost <= choice.cost for other in kept):
+                    kept.append(choice)
         named = [(name, choice.name) for name, choices in self._choices.items() for choice in choices]
         self._places = {key: place for place, key in enumerate(named)}
         listed = [choice for choices in self._choices.values() for choice in choices]

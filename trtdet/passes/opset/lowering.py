@@ -140,8 +140,8 @@ def _lowered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         if definition is None:
             raise
         return definition
-    # TensorRT's parser before 10.9 refuses ScatterND with the default ``reduction = none`` (``onnxOpImporters.cpp`` only
-    # tests whether the attribute is present).
+    # TensorRT's parser before 10.9 refuses ScatterND with the default ``reduction = none``: ``onnxOpImporters.cpp``
+    # only tests whether the attribute is present.
     for scatter in [other for other in written if other.op_type in ("ScatterND", "ScatterElements")]:
         for entry in [entry for entry in scatter.attribute if entry.name == "reduction" and entry.s == b"none"]:
             scatter.attribute.remove(entry)
