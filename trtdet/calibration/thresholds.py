@@ -34,10 +34,8 @@ def minmax(histogram: Histogram) -> float:
 def percentile(histogram: Histogram, percent: float = 99.99) -> float:
     """The smallest bin edge that ``percent`` % of the magnitudes do not exceed, at most the largest magnitude.
 
-    ``percent`` is over 0 and up to 100; TensorRT's BERT demonstration uses 99.99.
-
-    Raises:
-        ConfigError: ``percent`` is out of range.
+    ``percent`` is over 0 and up to 100; TensorRT's BERT demonstration uses 99.99. Raises ConfigError if ``percent`` is
+    out of range.
     """
     if not 0 < percent <= 100:
         raise ConfigError(f"percentile must be over 0 and up to 100, got {percent}; the usual value is 99.99")

@@ -52,10 +52,8 @@ def plugin_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def plain(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replaces every plugin node by standard operators that compute the same; output names stay.
 
-    ``model`` does not change; it is returned itself if it has no plugin nodes.
-
-    Raises:
-        ModelError: an attribute does not fit the operator or its input.
+    ``model`` does not change; it is returned itself if it has no plugin nodes. Raises ModelError if an attribute does
+    not fit the operator or its input.
     """
     if next(plugin_nodes(model.graph), None) is None:
         return model

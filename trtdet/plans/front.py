@@ -174,10 +174,8 @@ class Search:
 def cheapest_within(search: Search, bound: float) -> TradeOff:
     """The cheapest plan within an accuracy limit, verified on images that did not choose it.
 
-    ``bound`` is the largest loss allowed, in points (hundredths), at the upper end of the 90 % interval.
-
-    Raises:
-        ConfigError: no plan is within the limit on the images that choose; or none is on the images that verify.
+    ``bound`` is the largest loss allowed, in points (hundredths), at the upper end of the 90 % interval. Raises
+    ConfigError if no plan is within the limit on the images that choose; or none is on the images that verify.
     """
     scored: dict[tuple[str, ...], ScoredPlan] = {}
 
@@ -230,7 +228,8 @@ def cheapest_within(search: Search, bound: float) -> TradeOff:
     candidates = tuple(sorted(scored.values(), key=lambda each: (each.cost, len(each.names))))
     # The fewest images that would verify a plan cheaper than the chosen one.
     cheaper = [plan.reported or plan.score for plan in candidates if plan.cost < verified.cost]
-    counts = [_images_needed(missed, bound) for missed in cheaper if missed.worst > bound]
+    missed = [score for score in cheaper if score.worst > bound]
+    counts = [images_needed(each.loss, each.worst, each.images, bound=bound) for each in missed]
     return TradeOff(
         bound=bound,
         reference=search.measure.reference,
@@ -275,12 +274,8 @@ def _cheapest_of(scored: dict[tuple[str, ...], ScoredPlan], search: Search, boun
     )
 
 
-def _images_needed(score: Score, bound: float) -> int | None:
-    return images_needed(score.loss, score.worst, score.images, bound=bound)
-
-
 def _would_show(score: Score, bound: float) -> str:
-    needed = _images_needed(score, bound)
+    needed = images_needed(score.loss, score.worst, score.images, bound=bound)
     return f"; {needed} images on each side would show it" if needed is not None else ""
 
 
@@ -321,10 +316,8 @@ def check_reachable(unit: str, problem: Problem, limit: float) -> None:
 def most_accurate_within(unit: str, problem: Problem, limit: float, measure: Measure | None = None) -> LatencyPlan:
     """The plan of least error within a latency limit in milliseconds.
 
-    ``measure`` times plans of the front, by bisection; None takes the estimates.
-
-    Raises:
-        ConfigError: the cheapest plan takes longer.
+    ``measure`` times plans of the front, by bisection; None takes the estimates. Raises ConfigError if the cheapest
+    plan takes longer.
     """
     times: dict[tuple[str, ...], float] = {}
     if measure is None:

@@ -17,6 +17,7 @@ QMAX = 127.0
 
 FP8_MAX = 448.0  # the largest magnitude of FP8 E4M3, which has no infinity
 MOST: Mapping[Format, float] = {"int8": QMAX, "fp8": FP8_MAX}  # the largest magnitude of a value in steps, by format
+STORED = {"int8": np.int8, "fp8": np.float16}  # the type that holds a format's numbers; float16 has every E4M3 number
 LARGEST = 65504.0  # the largest magnitude of FP16 (IEEE 754 binary16)
 SMALLEST_NORMAL = 2.0**-14  # the smallest normal number of FP16
 SMALLEST_HALF = 2.0**-24  # the smallest positive number of FP16, a subnormal
@@ -43,14 +44,9 @@ def snap(values: NDArray[np.floating], format: Format = "int8") -> NDArray[np.fl
     return values
 
 
-def kept(values: NDArray[np.floating], format: Format) -> NDArray[np.number]:
-    """Numbers of a format in their storage type: int8, or float16, which has every E4M3 number."""
-    return values.astype(np.int8 if format == "int8" else np.float16)
-
-
 def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32], format: Format = "int8") -> NDArray[np.number]:
     """Rounds weights (..., out, D) to the nearest numbers of a format, for scales float32 (..., out)."""
-    return kept(snap(rows / scales[..., None], format), format)
+    return snap(rows / scales[..., None], format).astype(STORED[format])
 
 
 def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
@@ -99,10 +95,8 @@ class Rounded:
 def weight_scales(weight: NDArray[np.floating], owner: str = "a layer", format: Format = "int8") -> NDArray[np.float32]:
     """The scale of each output channel of weights (out, ...), float32 (out,): ``max |w| / 127`` rounded up to FP16.
 
-    A channel of zeros gets the scale for ``max |w| = 1``. FP8 has one scale, ``max |w| / 448`` rounded up.
-
-    Raises:
-        ModelError: a weight of the ``owner`` is NaN or infinite.
+    A channel of zeros gets the scale for ``max |w| = 1``. FP8 has one scale, ``max |w| / 448`` rounded up. Raises
+    ModelError if a weight of the ``owner`` is NaN or infinite.
     """
     amax = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
     if not np.isfinite(amax).all():

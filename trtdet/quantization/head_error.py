@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -30,18 +31,18 @@ Detections = tuple[NDArray[np.float32], NDArray[np.float32]]
 """A model's decoded boxes (N, 4), x1 y1 x2 y2 in pixels, and scores (N, C), 0..1."""
 
 
+@dataclass(eq=False)
 class HeadError:
     """Collects the error of one model against a reference over images; 48 bytes an image. ``chosen`` tells whether the
     models choose their rows, see :func:`chooses_rows`."""
 
-    def __init__(self, chosen: bool = False) -> None:
-        self._chosen = chosen
-        self._sums: list[tuple[float, ...]] = []
+    chosen: bool = False
+    _sums: list[tuple[float, ...]] = field(default_factory=list)
 
     def update(self, reference: Detections, other: Detections) -> HeadError:
         """Adds one image's detections of both models. A NaN score counts as 0, and a NaN box overlaps nothing."""
         (boxes, scores), (moved, changed) = reference, other
-        if self._chosen:
+        if self.chosen:
             rows = paired(reference, other)
             # Zeros for rows without a match.
             (boxes, scores), (moved, changed) = (

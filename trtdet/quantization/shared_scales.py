@@ -75,8 +75,8 @@ def quantized_joins(model: onnx.ModelProto, every: bool = False) -> onnx.ModelPr
         quantizer = joined.outputs[0] if len(joined.outputs) == 1 and joined not in graph.outputs else None
         if quantizer is None or quantizer.op != "QuantizeLinear" or quantizer.inputs[1].values.size != 1:
             continue
-        paired = [_pair_of(tensor, quantizer) is not None for tensor in concat.inputs]
-        if (any(paired) or every) and not any(isinstance(tensor, gs.Constant) for tensor in concat.inputs):
+        paired = any(_pair_of(tensor, quantizer) is not None for tensor in concat.inputs)
+        if (paired or every) and not any(isinstance(tensor, gs.Constant) for tensor in concat.inputs):
             concat.inputs = [_pair(write, tensor, quantizer) for tensor in concat.inputs]
     graph.cleanup()
     return to_model(graph)

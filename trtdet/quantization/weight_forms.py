@@ -67,8 +67,14 @@ class WeightWriter:
         self._shared: dict[tuple[str, bool, bytes, bytes], gs.Variable] = {}
 
     def write(self, layer: Weighted, rounded: Rounded) -> None:
-        """Writes INT8 weights and bias of a layer whose input comes from a DequantizeLinear."""
+        """Writes weights and bias of a layer whose input comes from a DequantizeLinear; those in FP8 have one scale."""
         node = layer.node
+        if rounded.integers.dtype == np.float16:  # FP8
+            values = rounded.integers.astype(np.float32) * rounded.scales[0]
+            constant = self._write.const(values.T if layer.turned else values, np.float32)
+            node.inputs[1] = activation_pair(self._write, constant, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
+            self._add_bias(layer, rounded)
+            return
         if self._form == "channel":
             node.inputs[1] = self._pair(layer, rounded, rounded.scales)
             self._add_bias(layer, rounded)
@@ -81,13 +87,6 @@ class WeightWriter:
         self._after(node, [("Mul", ratios), ("Add", bias)] if own else [("Mul", ratios)])
         if layer.sum is not None:
             layer.set_bias(self._write.const(rounded.bias, np.float32))
-
-    def write_fp8(self, layer: Weighted, rounded: Rounded) -> None:
-        """Writes a product's weights in FP8, with one scale, and its bias."""
-        values = rounded.integers.astype(np.float32) * rounded.scales[0]
-        constant = self._write.const(values.T if layer.turned else values, np.float32)
-        layer.node.inputs[1] = activation_pair(self._write, constant, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
-        self._add_bias(layer, rounded)
 
     def _add_bias(self, layer: Weighted, rounded: Rounded) -> None:
         if not layer.has_place and np.any(rounded.bias):

@@ -58,10 +58,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     The nodes of ``model`` must have names; it does not change. Inputs, outputs, and nodes and tensors that stay keep
     their names; nodes of other domains stay. Operators in ``missing`` are replaced by their ONNX definition, if there
     is one, in any opset. Returns the new model and the number of rewritten nodes, or ``model`` and 0 if no node had to
-    change.
-
-    Raises:
-        ModelError: a node cannot be expressed in that opset; the message names it.
+    change. Raises ModelError if a node cannot be expressed in that opset; the message names it.
     """
     changed = onnx.inliner.inline_local_functions(model) if model.functions else model
     while True:

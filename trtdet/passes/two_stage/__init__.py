@@ -41,10 +41,8 @@ def is_two_stage(graph: gs.Graph) -> bool:
 def check_batch(graph: gs.Graph, batch: int | str | None, option: str) -> None:
     """Refuses a batch other than 1 for a two-stage model.
 
-    ``batch`` is a size, a name for any size, or None for the model's own. ``option`` is its command-line option.
-
-    Raises:
-        ModelError: a two-stage model has another batch than 1.
+    ``batch`` is a size, a name for any size, or None for the model's own. ``option`` is its command-line option. Raises
+    ModelError if a two-stage model has another batch than 1.
     """
     if batch in (None, 1) or not is_two_stage(graph):
         return

@@ -40,10 +40,8 @@ class Outputs:
 def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
     """Makes rows of detections the output of a two-stage graph, before any masks, in place.
 
-    Labels start at 1 if the classifier has a background column.
-
-    Raises:
-        ModelError: the model has other classes than the configuration.
+    Labels start at 1 if the classifier has a background column. Raises ModelError if the model has other classes than
+    the configuration.
     """
     put = Writer(graph, "trtdet/two_stage", Origin.DECODE)
     columns = [outputs.boxes]
@@ -53,11 +51,7 @@ def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
             column = put("Sub", column, put.const(first, np.float32))
         columns.append(put("Unsqueeze", column, put.const([1], np.int64)))
     rows = put("Concat", *columns, axis=1)
-    if outputs.exact:
-        detections = put("Reshape", rows, put.const([1, outputs.most, 6], np.int64))
-    else:
-        detections = masks.padded(put, rows, outputs.most, sizes=(6,))
-    detections.dtype, detections.shape = np.dtype(np.float32), [1, outputs.most, 6]
+    detections = masks.padded(put, rows, outputs.most, sizes=(6,), exact=outputs.exact)
     graph.outputs = [detections, *(tensor for tensor in graph.outputs if tensor.name == MASKS)]
     graph.cleanup().toposort()
 

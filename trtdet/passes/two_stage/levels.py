@@ -30,6 +30,11 @@ class _Level:
     rows: gs.Variable  # int64 (m,), their indices
     aligned: gs.Variable  # float32 (m, channels, height, width), their features
 
+    def picks(self) -> list[gs.Node]:
+        """The nodes that pick the regions; exporters repeat the level test for each of them."""
+        tests = (node for node in self.chosen.outputs if node.op == "Equal")
+        return picks(*(node.outputs[0] for node in tests if constant(node, 1) == self.number))
+
 
 def merge(graph: gs.Graph, static: bool = False) -> PassResult:
     """Joins the levels of each chain without its scatters, in place: Concat, TopK and Gather sort their rows.
@@ -65,7 +70,7 @@ def merge(graph: gs.Graph, static: bool = False) -> PassResult:
 def _obstacle(levels: list[_Level], static: bool) -> str:
     """Why levels cannot be joined in another way; empty if they can."""
     for level in levels if static else ():
-        nodes = _picks(level)
+        nodes = level.picks()
         if not nodes:
             return f"level {level.number} does not gather its regions"
         if any(node.attrs.get("axis", 0) != 0 or node.attrs.get("batch_dims", 0) != 0 for node in nodes):
@@ -87,7 +92,7 @@ def _sorted(write: Writer, levels: list[_Level]) -> gs.Variable:
 
 def _selected(write: Writer, levels: list[_Level]) -> gs.Variable:
     for level in levels:
-        unpick(write.graph, _picks(level))
+        unpick(write.graph, level.picks())
     merged = levels[-1].aligned
     for level in levels[-2::-1]:
         mine = write("Unsqueeze", level.is_mine, write.const([1, 2, 3], np.int64))
@@ -149,9 +154,3 @@ def most_rows(tensor: gs.Variable) -> int | None:
     node = next((node for node in upstream(tensor) if node.op == "NonMaxSuppression"), None)
     limit = None if node is None else limit_of(node)
     return limit.count if isinstance(limit, Limit) else None
-
-
-def _picks(level: _Level) -> list[gs.Node]:
-    """The nodes that pick the regions of a level; exporters repeat the level test for each of them."""
-    tests = (node for node in level.chosen.outputs if node.op == "Equal")
-    return picks(*(node.outputs[0] for node in tests if constant(node, 1) == level.number))

@@ -51,10 +51,7 @@ def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sourc
     """Chooses each activation's range by its noise at the decoded boxes and scores, on the images for corrections.
 
     The network's input keeps its range, see :meth:`trtdet.calibration.Ranges.choose`. Without gradients all activations
-    keep the ranges of the rule.
-
-    Raises:
-        ConfigError: fewer than two images.
+    keep the ranges of the rule. Raises ConfigError if there are fewer than two images.
     """
     placement = placement.integers
     if not available():

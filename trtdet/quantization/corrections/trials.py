@@ -126,13 +126,10 @@ class Site:
     _seen: dict[Window, int] = field(default_factory=dict)
     _judged: dict[Window, int] = field(default_factory=dict)
 
-    def weight(self, conv: str) -> NDArray[np.float64]:
-        return self.convs[conv].weight.astype(np.float64)
-
     def rows(self, conv: str, map: ChannelMap | None = None) -> NDArray[np.float64]:
         """The weights as matrices for the samples, (groups, out / groups, D), for the input after ``map``."""
         window = self.windows[conv]
-        rows = window.rows(self.weight(conv))
+        rows = window.rows(self.convs[conv].weight.astype(np.float64))
         return rows if map is None or map.scale is None else rows / window.spread(map.scale)[:, None, :]
 
     def bias(self, conv: str) -> NDArray[np.float64]:
@@ -227,7 +224,7 @@ class Site:
         low, high = self._extremes.ranges()
         reach = np.maximum(np.abs(low), np.abs(high))
         readers = [
-            Reader.of(self.weight(name), window.groups, self._importance[name].reshape(-1))
+            Reader.of(self.convs[name].weight.astype(np.float64), window.groups, self._importance[name].reshape(-1))
             for name, window in self.windows.items()
         ]
         share = min((correction.weight_share for correction in self.corrections), default=1.0)

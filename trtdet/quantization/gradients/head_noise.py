@@ -126,10 +126,12 @@ class HeadNoise:
         share = torch.where((best > SEEN) & (sizes.amin(-1) > 0), best, 0.0)
         sizes = sizes.clamp(min=1.0)
         scale = share.sqrt()[..., None] / torch.cat([sizes, sizes], -1)
-        combined = (
-            (weight.sqrt() * self._signs(scores) * scores).sum(),
-            (scale * self._signs(boxes) * boxes).sum(),
+        # Signs drawn on the CPU, so that every device gets the same.
+        score_signs, box_signs = (
+            (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
+            for like in (scores, boxes)
         )
+        combined = ((weight.sqrt() * score_signs * scores).sum(), (scale * box_signs * boxes).sum())
         self._weight += [float(weight.sum()), float(share.sum())]
         gradients = [
             torch.autograd.grad(each, list(tapped.values()), retain_graph=kind == 0, allow_unused=True)
@@ -147,10 +149,6 @@ class HeadNoise:
             for row, image in enumerate(parts[0]):
                 self.tensors[name].add(image, [None if part is None else part[row] for part in parts[1:]])
         return self
-
-    def _signs(self, like: torch.Tensor) -> torch.Tensor:
-        # Drawn on the CPU, so that every device gets the same signs.
-        return (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
 
     @property
     def seen(self) -> bool:

@@ -226,13 +226,13 @@ def _suppression(node: gs.Node, inputs: Inputs) -> Any:
     return torch.tensor(selected, dtype=torch.int64).reshape(-1, 3)
 
 
-def _reduced(reduce: Callable[..., torch.Tensor]) -> Operator:
-    def run(node: gs.Node, inputs: Inputs) -> Any:
-        x = inputs[0]
-        axes = _ints(inputs[1]) if len(inputs) > 1 else list(node.attrs.get("axes", ()))
-        return reduce(x, tuple(axes) or tuple(range(x.dim())), bool(node.attrs.get("keepdims", 1)))
+_REDUCTIONS = {"ReduceMean": torch.mean, "ReduceSum": torch.sum, "ReduceMax": torch.amax, "ReduceMin": torch.amin}
 
-    return run
+
+def _reduced(node: gs.Node, inputs: Inputs) -> Any:
+    x, reduce = inputs[0], _REDUCTIONS[node.op]
+    axes = _ints(inputs[1]) if len(inputs) > 1 else list(node.attrs.get("axes", ()))
+    return reduce(x, tuple(axes) or tuple(range(x.dim())), bool(node.attrs.get("keepdims", 1)))
 
 
 def _pad(node: gs.Node, inputs: Inputs) -> Any:
@@ -281,11 +281,8 @@ def _normalised(node: gs.Node, inputs: Inputs) -> Any:
     return functional.layer_norm(x, x.shape[int(node.attrs.get("axis", -1)) % x.dim() :], scale, bias, epsilon)
 
 
-def _each(run: Callable[..., torch.Tensor]) -> Operator:
-    return lambda node, inputs: run(*inputs)
-
-
-def _with(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
+def _each(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
+    """A function of the inputs, then of attributes with these defaults."""
     return lambda node, inputs: run(*inputs, *(float(node.attrs.get(key, value)) for key, value in defaults.items()))
 
 
@@ -344,10 +341,7 @@ OPERATORS: dict[str, Operator] = {
     "BatchNormalization": _normalised,
     "LayerNormalization": _normalised,
     "Softmax": lambda node, inputs: torch.softmax(inputs[0], int(node.attrs.get("axis", -1))),
-    "ReduceMean": _reduced(torch.mean),
-    "ReduceSum": _reduced(torch.sum),
-    "ReduceMax": _reduced(torch.amax),
-    "ReduceMin": _reduced(torch.amin),
+    **dict.fromkeys(_REDUCTIONS, _reduced),
     "Div": _each(lambda x, y: x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")),
     "Pow": _each(lambda x, y: torch.pow(x, y.to(x.dtype))),
     "Min": _each(lambda *inputs: functools.reduce(torch.minimum, inputs)),
@@ -355,10 +349,10 @@ OPERATORS: dict[str, Operator] = {
     "PRelu": _each(lambda x, slope: torch.where(x < 0, x * slope, x)),
     "Gelu": lambda node, inputs: functional.gelu(inputs[0], approximate=node.attrs.get("approximate", "none")),
     "Clip": _each(lambda x, *bounds: x.clamp(*(bound if bound is None else bound.to(x.dtype) for bound in bounds))),
-    "LeakyRelu": _with(functional.leaky_relu, alpha=0.01),
-    "Elu": _with(functional.elu, alpha=1.0),
-    "HardSigmoid": _with(lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1), alpha=0.2, beta=0.5),
-    "Swish": _with(lambda x, alpha: functional.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x), alpha=1.0),
+    "LeakyRelu": _each(functional.leaky_relu, alpha=0.01),
+    "Elu": _each(functional.elu, alpha=1.0),
+    "HardSigmoid": _each(lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1), alpha=0.2, beta=0.5),
+    "Swish": _each(lambda x, alpha: functional.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x), alpha=1.0),
     SILU: _each(functional.silu),
     HARD_SWISH: _each(functional.hardswish),
 }
