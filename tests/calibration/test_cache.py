@@ -79,9 +79,6 @@ def test_tensors_leading_zeros_and_the_last_line_break_may_be_left_out(lines, sc
     assert read(f"TRT-8600-EntropyCalibration2{lines}") == scales
 
 
-# the heading
-
-
 @pytest.mark.parametrize(
     "heading", ["", "8600", "TRT-8600", "TRT-x-EntropyCalibration2", " TRT-8600-EntropyCalibration2", "x" * 10_000]
 )
@@ -123,9 +120,6 @@ def test_version_numbers_are_nvidias(version, number):
 def test_what_is_no_version_is_refused(version):
     with pytest.raises(CalibrationError, match=f"'{version}' is no version of TensorRT"):
         version_number(version)
-
-
-# lines
 
 
 @pytest.mark.parametrize(
@@ -171,9 +165,6 @@ def test_a_name_that_no_line_holds_is_not_written(name):
         CalibrationError, match=r"no cache holds a tensor named '(a\\nb)?': empty, or with a line break"
     ):
         write({name: 1.0}, 8600)
-
-
-# a network's tensors
 
 
 def test_scales_come_in_the_order_of_the_network():

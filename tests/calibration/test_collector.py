@@ -26,9 +26,6 @@ def same(one: Histogram, other: Histogram) -> bool:
     )
 
 
-# Cutting the model
-
-
 TEXT = """<ir_version: 8, opset_import: ["" : 13]>
 net (float[N,3,16,16] images) => (float[N,4,16,16] out, float[N,4,16,16] other) {
     a = Conv(images, w1)
@@ -95,9 +92,6 @@ def test_the_key_depends_on_all_that_comes_before():
         key_of(model(), ("images", "b"), "sha", "other"),
     ]
     assert len(set(keys)) == len(keys)
-
-
-# Collecting
 
 
 CONFIG = InputConfig(size=(16, 16), scale=1 / 255)

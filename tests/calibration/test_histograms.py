@@ -39,9 +39,6 @@ def reference(values: np.ndarray, exponent: int) -> np.ndarray:
     return np.bincount(index, minlength=BINS)
 
 
-# Histograms
-
-
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 255.0, 1e9])
 def test_counts_are_those_of_numpy(scale):
     values = (np.random.default_rng(0).normal(0, 1, (3, 50, 70)) * scale).astype(np.float32)
@@ -137,9 +134,6 @@ def test_rebinning_splits_no_count_and_reaches_just_over_the_largest_value(bins,
     expected = np.bincount(np.floor(values.astype(np.float64) / width).astype(int), minlength=bins)
     np.testing.assert_array_equal(counts, expected)
     assert (group - 1) * histogram.width * bins <= histogram.amax
-
-
-# Collections as files
 
 
 @pytest.fixture

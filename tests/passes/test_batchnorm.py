@@ -19,12 +19,10 @@ def statistics(channels: int, seed: int = 3) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-3])
 def test_the_convolution_takes_the_normalisation_in(net, normal, applied, same, bias, group, epsilon):
     weights = {"w": normal(6, 3 // group, 3, 3, seed=1), **statistics(6), **({"b": normal(6, seed=2)} if bias else {})}
-    model = net(
-        f"""(float[N,3,8,8] x) => (float[N,6,6,6] y) {{
+    text = f"""(float[N,3,8,8] x) => (float[N,6,6,6] y) {{
             c = Conv<group = {group}>(x, w{", b" if bias else ""})
-            n = BatchNormalization<epsilon = {epsilon}>(c, scale, shift, mean, variance) y = Relu(n) }}""",
-        **weights,
-    )
+            n = BatchNormalization<epsilon = {epsilon}>(c, scale, shift, mean, variance) y = Relu(n) }}"""
+    model = net(text, **weights)
     after, result = applied(batchnorm, model)
     assert result == PassResult(1)
     assert [node.op_type for node in after.graph.node] == ["Conv", "Relu"]

@@ -84,9 +84,8 @@ def test_infinity_as_a_bound_or_a_filling_is_valid(net, reload, text):
 
 
 def test_a_mask_may_add_minus_infinity_only(net, reload):
-    model = net(
-        "(float[2] x) => (float[2] y) {m = Add(x, w) y = Softmax(m)}", w=np.array([0, -np.inf], dtype=np.float32)
-    )
+    text = "(float[2] x) => (float[2] y) {m = Add(x, w) y = Softmax(m)}"
+    model = net(text, w=np.array([0, -np.inf], dtype=np.float32))
     reload(model)
     with pytest.raises(ModelError, match="not finite: 'w'"):
         reload(put(model, "w", np.array([0, np.inf], np.float32)))

@@ -77,9 +77,6 @@ def noise(*shape: int, seed: int = 0, scale: float = 3.0) -> NDArray[np.float32]
     return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
 
 
-# Forms that hypothesis makes
-
-
 REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"]
 
 
@@ -171,11 +168,8 @@ def test_resized_axes(axes, mode, transform, by_scale, factors, source, target):
     chosen = f", axes = {axes}" if axes else ""
     node = f'Resize<mode = "{mode}", coordinate_transformation_mode = "{transform}"{chosen}>'
     inputs = "(x, , scales)" if by_scale else "(x, , , sizes)"
-    model = parsed(
-        f"(float[1,2,6,8] x) => (float[a,b,c,d] y) {{ y = {node}{inputs} }}",
-        source,
-        **({"scales": scales} if by_scale else {"sizes": sizes}),
-    )
+    text = f"(float[1,2,6,8] x) => (float[a,b,c,d] y) {{ y = {node}{inputs} }}"
+    model = parsed(text, source, **{"scales": scales} if by_scale else {"sizes": sizes})
     lowered(model, target, x=noise(*shape))
 
 
@@ -300,11 +294,8 @@ def test_definitions_are_right_to_some_units_in_the_last_place(body, scale, seed
 
 
 def test_group_normalization_keeps_its_digits_where_the_definition_loses_them():
-    model = parsed(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y) { y = GroupNormalization<num_groups = 2, epsilon = 0.0>(x, c, c) }",
-        21,
-        c=np.ones(4, np.float32),
-    )
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { y = GroupNormalization<num_groups = 2, epsilon = 0.0>(x, c, c) }"
+    model = parsed(text, 21, c=np.ones(4, np.float32))
     after, _ = lower(model, 17)
     x = noise(1, 4, 8, 8, scale=0.1) + np.float32(100)
     groups = x.astype(np.float64).reshape(2, -1)
@@ -320,9 +311,6 @@ def test_half_precision_is_normalised_in_the_precision_that_is_asked_for():
     assert operators(after)[:4] == ["Reshape", "Cast", "InstanceNormalization", "Cast"]
     x = noise(1, 4, 3, 3, scale=100).astype(np.float16)
     assert np.isfinite(compute(after, {"x": x})[0]).all()
-
-
-# Single forms
 
 
 def test_names_domains_and_inner_graphs_are_kept():
@@ -481,9 +469,6 @@ def test_operators_of_another_default_have_a_form():
     assert changed <= set(FORMS)
 
 
-# ONNX's own cases
-
-
 def cases() -> Iterator[tuple[str, onnx.ModelProto, dict[str, Any]]]:
     """Those of ONNX's test cases of single operators that onnxruntime runs."""
     from onnx.backend.test.case.node import collect_testcases
@@ -551,9 +536,6 @@ def test_onnx_own_cases_of_every_operator_give_the_same_or_are_refused():
             counts[outcome_of(f"{name} in opset {version}", before, compute(after, feeds))] += 1
     assert counts["equal"] > 1000, counts
     assert counts["equal"] > 3 * counts["refused"], counts
-
-
-# Whole models
 
 
 @pytest.mark.parametrize("name", ["yolox_nano", "yolov5n", "picodet_s"])

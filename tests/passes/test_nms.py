@@ -289,9 +289,6 @@ def test_more_boxes_than_any_limit(logits):
     efficient_check(boxes, scores * 8 - 4 if logits else scores, config)
 
 
-# EfficientNMS
-
-
 def efficient_check(boxes: np.ndarray, scores: np.ndarray, config: Config) -> Detections:
     """The node in the graph, computed by its reference, gives the contract's detections."""
     boxes, scores = boxes.astype(np.float32), scores.astype(np.float32)

@@ -153,11 +153,8 @@ def test_several_in_a_row_and_side_by_side(written, normal, applied):
 def test_the_decoders_own_sigmoids_are_no_activations(net, configure, normal):
     from trtdet.passes import rewrite
 
-    model = net(
-        "(float[1,3,64,64] x) => (float[1,64,9] raw) { c = Conv<strides = [8,8]>(x, w) raw = Reshape(c, n) }",
-        w=normal(9, 3, 8, 8),
-        n=np.array([1, 64, 9]),
-    )
+    text = "(float[1,3,64,64] x) => (float[1,64,9] raw) { c = Conv<strides = [8,8]>(x, w) raw = Reshape(c, n) }"
+    model = net(text, w=normal(9, 3, 8, 8), n=np.array([1, 64, 9]))
     config = configure("yolov5", (64, 64), 4, strides=[8], scores="logits")
     done = rewrite(model, Options(config, silu="plugin"))
     assert done.results["silu"] == PassResult(0)

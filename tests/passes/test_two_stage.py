@@ -379,9 +379,6 @@ def test_what_does_not_fit_is_said(exported, changed, words):
         rewrite(exported, Options(Config.model_validate(document)))
 
 
-# What is left alone, with its reason.
-
-
 @pytest.mark.slow
 def test_masks_that_are_not_read_are_left_out(masked):
     graph, _ = prepared(to_graph(onnx.shape_inference.infer_shapes(masked)), Options(config()))

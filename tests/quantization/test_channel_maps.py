@@ -66,11 +66,8 @@ def test_a_channel_map_means_the_same(net, normal, written, case):
 
 
 def test_a_map_is_folded_into_the_convolution_before_it(net, normal, written):
-    model = net(
-        "(float[1,4,8,8] x) => (float[1,N,H,W] y) { s = Conv(x, w1) y = Conv(s, w2) }",
-        w1=normal(4, 4, 1, 1),
-        w2=normal(4, 4, 1, 1, seed=1),
-    )
+    text = "(float[1,4,8,8] x) => (float[1,N,H,W] y) { s = Conv(x, w1) y = Conv(s, w2) }"
+    model = net(text, w1=normal(4, 4, 1, 1), w2=normal(4, 4, 1, 1, seed=1))
     int8 = written(model, normal(1, 4, 8, 8, seed=2))
     assert {node.op_type for node in int8.graph.node} == {"QuantizeLinear", "DequantizeLinear", "Conv"}
 
@@ -78,22 +75,16 @@ def test_a_map_is_folded_into_the_convolution_before_it(net, normal, written):
 @pytest.mark.parametrize("numerator", [True, False])
 def test_a_quotient_takes_the_scale_only_as_its_divisor(net, normal, written, numerator):
     product = "Div(k, q)" if numerator else "Div(q, k)"
-    model = net(
-        f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ q = Sigmoid(x) s = {product} y = Conv(s, w1) }}",
-        k=np.float32(3),
-        w1=normal(4, 4, 1, 1),
-    )
+    text = f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ q = Sigmoid(x) s = {product} y = Conv(s, w1) }}"
+    model = net(text, k=np.float32(3), w1=normal(4, 4, 1, 1))
     int8 = written(model, normal(1, 4, 8, 8, seed=1))
     assert [node.op_type for node in int8.graph.node].count("Mul") == (1 if numerator else 0)
 
 
 def test_shared_weights_are_parted_where_a_folded_map_gives_them_other_scales(net, normal, written):
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
-            s = Conv(x, w1) y = Conv(s, w2) z = Conv(x, w1) }""",
-        w1=normal(4, 4, 1, 1),
-        w2=normal(4, 4, 1, 1, seed=1),
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+            s = Conv(x, w1) y = Conv(s, w2) z = Conv(x, w1) }"""
+    model = net(text, w1=normal(4, 4, 1, 1), w2=normal(4, 4, 1, 1, seed=1))
     int8 = written(model, normal(1, 4, 8, 8, seed=2))
     first, third = (next(node for node in int8.graph.node if node.name == f"Conv_{index}") for index in (0, 2))
     assert first.input[0] == third.input[0]

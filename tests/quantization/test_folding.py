@@ -245,28 +245,19 @@ def test_weights_in_float_stay_normal_numbers_of_fp16(net, kind, weight, bias, f
     channel = weights[2:, 1] if "group" in kind else weights[3]
     channel[:] = weight
     biases = np.array([1, 1, 1, bias], np.float32)
-    model = net(
-        f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ a = {kind}(x, w, b) s = Relu(a) y = Sigmoid(s) }}",
-        w=weights,
-        b=biases,
-    )
+    text = f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ a = {kind}(x, w, b) s = Relu(a) y = Sigmoid(s) }}"
+    model = net(text, w=weights, b=biases)
     _, left = folded(model, np.array([1.0, 1.0, 1.0, factor]))
     assert (left is None) == goes
 
 
 def test_what_undoes_a_factor_stays_normal_numbers_of_fp16(net, normal):
     """The second output channel reads the second input channel alone, with a small weight."""
-    model = net(
-        """(float[1,2,8,8] x) => (float[1,2,8,8] y, float[1,2,8,8] z) {
-            a = Conv(x, w) s = Relu(a) y = Sigmoid(s) z = Conv(s, u) }""",
-        w=normal(2, 2, 1, 1),
-        u=np.array([[1, 0], [0, 1e-4]], np.float32).reshape(2, 2, 1, 1),
-    )
+    text = """(float[1,2,8,8] x) => (float[1,2,8,8] y, float[1,2,8,8] z) {
+            a = Conv(x, w) s = Relu(a) y = Sigmoid(s) z = Conv(s, u) }"""
+    model = net(text, w=normal(2, 2, 1, 1), u=np.array([[1, 0], [0, 1e-4]], np.float32).reshape(2, 2, 1, 1))
     for factor, goes in (([1.0, 1.5], True), ([1.0, 2.0], False), ([2.0, 1.0], True), ([1e-5, 1.0], False)):
         assert (folded(model, np.array(factor))[1] is None) == goes
-
-
-# As Q/DQ pairs
 
 
 def fitting(model: onnx.ModelProto, x: np.ndarray, tensor: str, scale: np.ndarray) -> ChannelMap:
@@ -285,11 +276,9 @@ def test_between_convolutions_of_any_precision_stands_nothing_but_their_activati
     net, normal, measured, undone, float_maker
 ):
     weights = {"w1": normal(4, 4, 1, 1), "b1": normal(4, seed=1), "w2": normal(4, 4, 1, 1, seed=2)}
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
-            a = Conv(x, w1, b1) r = Relu(a) s = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(r) y = Conv(s, w2) }""",
-        **weights,
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+            a = Conv(x, w1, b1) r = Relu(a) s = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(r) y = Conv(s, w2) }"""
+    model = net(text, **weights)
     x = normal(1, 4, 8, 8, seed=3)
     placement, ranges = measured(model, x)
     if float_maker:
@@ -307,11 +296,9 @@ def test_between_convolutions_of_any_precision_stands_nothing_but_their_activati
 
 def test_two_parts_of_a_split_convolution_take_their_maps(net, normal, measured, undone):
     weights = {"w1": normal(8, 4, 1, 1), "w2": normal(4, 4, 1, 1, seed=2), "w3": normal(4, 4, 1, 1, seed=3)}
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
-            a = Conv(x, w1) r = Relu(a) p, q = Split<axis = 1>(r) y = Conv(p, w2) z = Conv(q, w3) }""",
-        **weights,
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+            a = Conv(x, w1) r = Relu(a) p, q = Split<axis = 1>(r) y = Conv(p, w2) z = Conv(q, w3) }"""
+    model = net(text, **weights)
     x = normal(1, 4, 8, 8, seed=4)
     placement, ranges = measured(model, x)
     maps, rounded = {}, {}
@@ -327,11 +314,9 @@ def test_two_parts_of_a_split_convolution_take_their_maps(net, normal, measured,
 @pytest.mark.parametrize("reader", ["int8", "fp16"])
 def test_a_tensor_on_the_way_may_be_read_in_float_but_not_quantised_by_itself(net, normal, measured, undone, reader):
     weights = {name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2", "w3"))}
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
-            a = Conv(x, w1) r = Relu(a) z = Conv(r, w2) s = MaxPool<kernel_shape = [1,1]>(r) y = Conv(s, w3) }""",
-        **weights,
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+            a = Conv(x, w1) r = Relu(a) z = Conv(r, w2) s = MaxPool<kernel_shape = [1,1]>(r) y = Conv(s, w3) }"""
+    model = net(text, **weights)
     x = normal(1, 4, 8, 8, seed=4)
     placement, ranges = measured(model, x)
     placement = with_precision(placement, "Conv_2", reader)

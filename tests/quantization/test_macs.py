@@ -46,10 +46,9 @@ def test_weights_behind_their_quantisation_count_the_same():
 
 
 def test_what_is_not_known_counts_nothing():
-    computed = parsed(
-        """<ir_version: 8, opset_import: ["" : 13]> net (float[1,4,8,8] x, float[4,4,1,1] w) => (float[1,4,8,8] y) {
+    text = """<ir_version: 8, opset_import: ["" : 13]> net (float[1,4,8,8] x, float[4,4,1,1] w) => (float[1,4,8,8] y) {
         y = Conv(x, w) }"""
-    )
+    computed = parsed(text)
     assert multiply_adds(computed) == {"n0": Macs(0, False)}
     shapeless = parsed(NET, **WEIGHTS)
     del shapeless.graph.value_info[:]

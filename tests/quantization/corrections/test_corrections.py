@@ -282,9 +282,6 @@ def test_images_are_split_once(sources):
     assert [len(part) for part in sources(2).split()] == [1, 1]
 
 
-# A correction in one more file, judged like the others.
-
-
 @dataclass(frozen=True)
 class Learned(Round):
     name: ClassVar[str] = "learned"
@@ -361,9 +358,6 @@ def test_a_reconstruction_that_cannot_be_is_told(model, case, monkeypatch):
     given, placement, candidates = case
     found = correct(model, placement, candidates, ("bias", "reconstruct"), given)
     assert "reconstruct not tried: torch is not installed: pip install 'trtdet[correct]'" in found.summary
-
-
-# An input that hardly varies
 
 
 STILL = """(float[1,3,32,32] x) => (float[1,1024,4] boxes, float[1,1024,2] scores) {
