@@ -19,9 +19,7 @@ from trtdet.calibration.histograms import BINS
 from trtdet.errors import CalibrationError
 
 finite = arrays(
-    np.float32,
-    st.integers(1, 60),
-    elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False),
+    np.float32, st.integers(1, 60), elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False)
 )
 
 

@@ -90,21 +90,11 @@ NORM = "BatchNormalization({}, scale, shift, mean, variance)"
             "a weight is not constant",
         ),
         ("(float[1,4,8] x) => (float[1,4,8] y) {a = Conv(x, w1) y = NORM(a)}", 13, "the Conv is not two-dimensional"),
-        (
-            "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) y, m, v = TRAIN(a)}",
-            15,
-            "it is in training mode",
-        ),
+        ("(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) y, m, v = TRAIN(a)}", 15, "it is in training mode"),
     ],
 )
 def test_a_near_match_is_left_with_the_reason(net, normal, applied, same, text, opset, reason):
-    weights = {
-        "w": normal(4, 4, 1, 1),
-        "w1": normal(4, 4, 1),
-        "k1": normal(4),
-        "zero": np.array([0]),
-        **statistics(4),
-    }
+    weights = {"w": normal(4, 4, 1, 1), "w1": normal(4, 4, 1), "k1": normal(4), "zero": np.array([0]), **statistics(4)}
     for of in ("x", "a"):
         text = text.replace(f"NORM({of})", NORM.format(of))
         train = "BatchNormalization<training_mode = 1>({}, scale, shift, mean, variance)"

@@ -378,8 +378,7 @@ def test_efficient_leaves_out_a_background_class_and_reads_centres_and_boxes_by_
     assert efficient_nms(inverted, scores[..., :1] * 4, EfficientNms(0.1, 0.5, 4)).num_dets[0, 0] == 1
     by_class = np.stack([corners, corners + 100], axis=2)
     np.testing.assert_array_equal(
-        efficient_nms(by_class, scores, EfficientNms(0.15, 0.5, 4)).boxes[0, :2],
-        [[0, 0, 10, 10], [120, 120, 130, 140]],
+        efficient_nms(by_class, scores, EfficientNms(0.15, 0.5, 4)).boxes[0, :2], [[0, 0, 10, 10], [120, 120, 130, 140]]
     )
 
 

@@ -125,9 +125,7 @@ def test_scales_on_the_wrong_axis_are_found(model, measured, images):
     node = makers(written)[next(node for node in written.graph.node if node.name == "/encoder/fc1/MatMul").input[1]]
     node.attribute[0].i = 0
     problems = [str(problem) for problem in lint(written)]
-    assert problems == [
-        "/encoder/fc1/MatMul: its weights are quantised on axis 0: it would run in float; use axis 1",
-    ]
+    assert problems == ["/encoder/fc1/MatMul: its weights are quantised on axis 0: it would run in float; use axis 1"]
 
 
 @pytest.mark.parametrize("form", ["channel", "tensor"])

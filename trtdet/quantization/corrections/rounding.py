@@ -44,10 +44,7 @@ class Round(Correction):
 
 
 def compensated(
-    rows: NDArray[np.float64],
-    scales: NDArray[np.float32],
-    covariance: NDArray[np.float64],
-    format: Format = "int8",
+    rows: NDArray[np.float64], scales: NDArray[np.float32], covariance: NDArray[np.float64], format: Format = "int8"
 ) -> NDArray[np.number]:
     """Rounds column by column; the remaining columns compensate each column's rounding error.
 

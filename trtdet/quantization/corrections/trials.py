@@ -354,10 +354,7 @@ class Site:
 
 
 def find_sites(
-    model: onnx.ModelProto,
-    placement: QdqPlacement,
-    corrections: tuple[Correction, ...],
-    parted: Collection[str] = (),
+    model: onnx.ModelProto, placement: QdqPlacement, corrections: tuple[Correction, ...], parted: Collection[str] = ()
 ) -> list[Site]:
     """The tensors whose INT8 readers are all supported: 2-D convolutions with known padding, or products with weights.
     A tensor that FP8 layers read as well is a second site for these. For ``parted`` see
