@@ -172,11 +172,11 @@ def test_an_input_that_does_not_fit_is_an_error(net, applied, text, message):
 
 def test_the_input_that_is_named_must_exist_and_be_the_only_one(net, configure, applied):
     with pytest.raises(ModelError, match=r"key 'input\.name' is 'images' but the model's inputs are x$"):
-        applied(clean, net(PLAIN), configure(input_name="images"))
-    applied(clean, net(PLAIN), configure(input_name="x"))
+        applied(clean, net(PLAIN), configure(input={"name": "images"}))
+    applied(clean, net(PLAIN), configure(input={"name": "x"}))
     model = net("(float[1,3,8,8] x, float[1] s) => (float[1,3,8,8] y) {y = Mul(x, s)}")
     with pytest.raises(ModelError, match=r"has inputs besides the image \(s\); export it with the image alone"):
-        applied(clean, model, configure(input_name="x"))
+        applied(clean, model, configure(input={"name": "x"}))
 
 
 def test_the_graph_is_cut_at_the_outputs_that_are_named(net, run, configure, applied):
@@ -184,7 +184,7 @@ def test_the_graph_is_cut_at_the_outputs_that_are_named(net, run, configure, app
         "(float[1,3,8,8] x, float[1] factor) => (float[1,3,8,8] y) "
         "{ a = Neg(x) raw = Identity(a) b = Exp(raw) y = Mul(b, factor) }"
     )
-    rewritten, _ = applied(clean, model, configure(outputs=["raw"], input_name="x"))
+    rewritten, _ = applied(clean, model, configure(outputs=["raw"], input={"name": "x"}))
     assert [node.op_type for node in rewritten.graph.node if node.op_type in ("Exp", "Mul")] == []
     assert [value.name for value in rewritten.graph.input] == ["x"]
     assert [value.name for value in rewritten.graph.output] == ["raw"]

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import pytest
@@ -24,14 +25,7 @@ CLASSES = 3
 
 
 def configuration(**head: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "own",
-            "classes": [f"c{index}" for index in range(CLASSES)],
-            "input": {"size": [16, 16], "scale": 0.01},
-            "head": {"decode": "yolov8", **head},
-        }
-    )
+    return nets.configuration("yolov8", (16, 16), CLASSES, input={"scale": 0.01}, **head)
 
 
 def detector(kind: str, classes: int = CLASSES, centre: bool = False, **attributes: Any) -> onnx.ModelProto:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import onnxruntime
@@ -28,12 +29,7 @@ exact = settings(max_examples=60, deadline=None, derandomize=True, database=None
 
 
 def parsed(text: str, opset: int, **constants: Any) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "{PLUGIN_DOMAIN}": 1]> net {text}')
-    for name, value in constants.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{index}"
-    return model
+    return nets.net(text, opset, domain=PLUGIN_DOMAIN, **constants)
 
 
 def compute(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[NDArray[Any]]:
@@ -74,7 +70,7 @@ def why(model: onnx.ModelProto, version: int) -> str:
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 3.0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
+    return nets.normal(*shape, seed=seed, scale=scale)
 
 
 REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"]

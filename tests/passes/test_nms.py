@@ -7,12 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config, NmsConfig, NmsMode
@@ -25,32 +26,14 @@ from trtdet.passes.model import to_graph, to_model
 
 
 def configuration(classes: int, *, logits: bool = False, **keys: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "test",
-            "classes": [f"c{index}" for index in range(classes)],
-            "input": {"size": [64, 64]},
-            "head": {"decode": "boxes", "scores": "logits" if logits else "probabilities"},
-            "nms": keys,
-        }
-    )
+    return nets.configuration("boxes", (64, 64), classes, nms=keys, scores="logits" if logits else "probabilities")
 
 
 def decoded_model(batch: int | str, count: int, classes: int) -> onnx.ModelProto:
     """What the decode pass leaves, with boxes and scores given by the test."""
-
-    def value(name: str, last: int) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, (batch, count, last))
-
-    nodes = [helper.make_node("Add", [f"in_{k}", "zero"], [k], name=k) for k in ("boxes", "scores")]
-    graph = helper.make_graph(
-        nodes,
-        "decoded",
-        [value("in_boxes", 4), value("in_scores", classes)],
-        [value("boxes", 4), value("scores", classes)],
-        [helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])],
-    )
-    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    values = f"float[{batch},{count},4] in_boxes, float[{batch},{count},{classes}] in_scores"
+    body = "boxes = Add(in_boxes, zero) scores = Add(in_scores, zero)"
+    return nets.net(f"({values}) => ({values.replace('in_', '')}) {{ {body} }}", zero=np.float32(0))
 
 
 def suppressing(

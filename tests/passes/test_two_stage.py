@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -53,15 +54,7 @@ def name(request):
 
 
 def config(nms: Any = "none", **head: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "two-stage",
-            "classes": [f"c{index}" for index in range(CLASSES)],
-            "input": {"size": [SIZE, SIZE]},
-            "head": {"decode": "detections", **head},
-            "nms": nms,
-        }
-    )
+    return nets.configuration("detections", (SIZE, SIZE), CLASSES, nms=nms, **head)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from trtdet.backends import OnnxRunner
@@ -13,27 +13,13 @@ from trtdet.quantization import QdqPlacement, place
 from trtdet.quantization.encoding import Rounded, nearest, weight_scales
 
 
-@pytest.fixture
-def net():
+def inferred(text: str, **weights: Any) -> onnx.ModelProto:
     """Writes a model with named nodes and inferred shapes, as the passes leave one."""
-
-    def net(text: str, **weights: Any) -> onnx.ModelProto:
-        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]>\nnet {text}')
-        for name, value in weights.items():
-            model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-        for index, node in enumerate(model.graph.node):
-            node.name = f"{node.op_type}_{index}"
-        return onnx.shape_inference.infer_shapes(model)
-
-    return net
+    return onnx.shape_inference.infer_shapes(nets.net(text, **weights))
 
 
-@pytest.fixture
-def normal():
-    def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
-        return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
-
-    return normal
+net = pytest.fixture(lambda: inferred, name="net")
+normal = pytest.fixture(lambda: nets.normal, name="normal")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream
 from trtdet.passes import Decoded
-from trtdet.quantization import HeadError, Sources, place
+from trtdet.quantization import HeadError, Sources, Start, correct, place
 from trtdet.quantization.corrections.base import RoundedLayer
 from trtdet.quantization.encoding import ChannelMap, weight_scales
 from trtdet.quantization.windows import Moments, Window
@@ -93,7 +93,14 @@ def chosen():
 def case(model, sources, chosen):
     """Eight images of noise, the placement of the model, and its ranges by the largest value."""
     given = sources()
-    return given, place(model), chosen(model, given, "minmax")
+    return given, place(model), chosen(model, given, "minmax")["minmax"]
+
+
+@pytest.fixture
+def corrected(model, case):
+    """What corrections make of the model with these ranges."""
+    given, placement, ranges = case
+    return lambda names, start=Start(): correct(model, placement, {"minmax": ranges}, names, given, start)
 
 
 @pytest.fixture
