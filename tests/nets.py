@@ -1,4 +1,4 @@
-"""Models as text, arrays of noise, and configurations, for tests of passes and of quantisation."""
+"""Models as text, arrays of noise, configurations and histograms, for the tests of several folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from trtdet.calibration import Histogram
 from trtdet.config import Config
 
 
@@ -34,3 +35,11 @@ def configuration(
     names = [f"c{index}" for index in range(classes)]
     head["decode"] = decode
     return Config.model_validate({"name": "test", "classes": names, "input": inputs, "head": head, "nms": nms or {}})
+
+
+def same_histogram(one: Histogram, other: Histogram) -> bool:
+    return (
+        np.array_equal(one.counts, other.counts)
+        and one.counts.dtype == other.counts.dtype == np.int64
+        and (one.exponent, one.low, one.high) == (other.exponent, other.low, other.high)
+    )

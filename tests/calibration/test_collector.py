@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from nets import same_histogram as same
 from PIL import Image
 
 from trtdet.backends import OnnxRunner
@@ -16,15 +17,6 @@ from trtdet.data import ImageStream
 from trtdet.errors import CalibrationError, DataError, TrtdetWarning
 from trtdet.passes import provenance
 from trtdet.passes.provenance import Origin
-
-
-def same(one: Histogram, other: Histogram) -> bool:
-    return (
-        np.array_equal(one.counts, other.counts)
-        and one.counts.dtype == other.counts.dtype == np.int64
-        and (one.exponent, one.low, one.high) == (other.exponent, other.low, other.high)
-    )
-
 
 TEXT = """<ir_version: 8, opset_import: ["" : 13]>
 net (float[N,3,16,16] images) => (float[N,4,16,16] out, float[N,4,16,16] other) {

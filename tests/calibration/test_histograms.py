@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from nets import same_histogram as same
 
 from trtdet.calibration import Collection, Histogram
 from trtdet.calibration import histograms as module
@@ -21,14 +22,6 @@ from trtdet.errors import CalibrationError
 finite = arrays(
     np.float32, st.integers(1, 60), elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False)
 )
-
-
-def same(one: Histogram, other: Histogram) -> bool:
-    return (
-        np.array_equal(one.counts, other.counts)
-        and one.counts.dtype == other.counts.dtype == np.int64
-        and (one.exponent, one.low, one.high) == (other.exponent, other.low, other.high)
-    )
 
 
 def reference(values: np.ndarray, exponent: int) -> np.ndarray:

@@ -1,7 +1,5 @@
 """All passes together."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

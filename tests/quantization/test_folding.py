@@ -101,33 +101,15 @@ LEFT = {
 @pytest.fixture
 def made(net, normal):
     """A model of the statements, with the weights that they name; tensor ``s`` is what is mapped."""
-    values = {
-        **{name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2"))},
-        "w": normal(4, 4, 3, 3, seed=3),
-        "w8": normal(8, 4, 1, 1, seed=4),
-        "g": normal(4, 1, 1, 1, seed=5),
-        "t": normal(4, 4, 2, 2, seed=6),
-        "u": normal(4, 2, 1, 1, seed=7),
-        "b": normal(4, seed=8),
-        "b8": normal(8, seed=9),
-        "slope": np.abs(normal(4, 1, 1, seed=10)),
-        "scale": normal(4, seed=11),
-        "shift": normal(4, seed=12),
-        "mean": normal(4, seed=13),
-        "variance": np.abs(normal(4, seed=14)),
-        "column": normal(1, 4, 1, 1, seed=15),
-        "three": np.float32(3),
-        "nought": np.float32(0),
-        "doubled": np.array([1, 1, 2, 2], np.float32),
-        "deeper": np.array([1, 2, 1, 1], np.float32),
-        "sides": np.array([0, 0, 1, 2, 0, 0, 0, 1]),
-        "added": np.array([0, 1, 0, 0, 0, 0, 0, 0]),
-        "one": np.array([1]),
-        "five": np.array([5]),
-        "two": np.array([2]),
-        "axis": np.array([1]),
-        "halves": np.array([4, 4]),
-    }
+    shapes = {"w1": (4, 4, 1, 1), "w2": (4, 4, 1, 1), "w": (4, 4, 3, 3), "w8": (8, 4, 1, 1), "g": (4, 1, 1, 1)}
+    shapes |= {"t": (4, 4, 2, 2), "u": (4, 2, 1, 1), "b8": (8,), "slope": (4, 1, 1), "column": (1, 4, 1, 1)}
+    shapes |= dict.fromkeys(("b", "scale", "shift", "mean", "variance"), (4,))
+    values = {name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+    values |= {name: np.abs(values[name]) for name in ("slope", "variance")}
+    lists = {"one": [1], "five": [5], "two": [2], "axis": [1], "halves": [4, 4], "sides": [0, 0, 1, 2, 0, 0, 0, 1]}
+    values |= {name: np.array(value) for name, value in (lists | {"added": [0, 1, 0, 0, 0, 0, 0, 0]}).items()}
+    floats = {"three": 3, "nought": 0, "doubled": [1, 1, 2, 2], "deeper": [1, 2, 1, 1]}
+    values |= {name: np.array(value, np.float32) for name, value in floats.items()}
 
     def made(body: str) -> onnx.ModelProto:
         words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trtdet.quantization import Cause, Entry, place
 
@@ -26,23 +27,31 @@ def test_the_input_of_every_convolution_is_quantised(net, normal):
     }
 
 
-def test_a_tensor_that_several_convolutions_read_is_quantised_once(net, normal):
-    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {y = Conv(x, w1) z = Conv(x, w2)}"
-    model = net(text, **weights(normal, "w1", "w2"))
+@pytest.mark.parametrize(
+    ("body", "readers"),
+    [
+        ("y = Conv(x, w1) z = Conv(x, w2)", {"x": (("Conv_0", 0), ("Conv_1", 0))}),  # once for several
+        # A residual sum reads the quantised skip input, at either place.
+        *(
+            (
+                f"a = Conv(x, w1) b = Relu(a) c = Conv(b, w2) d = Add({pair}) y = Conv(d, w1)",
+                {"x": (("Conv_0", 0),), "b": (("Conv_2", 0), ("Add_3", position)), "d": (("Conv_4", 0),)},
+            )
+            for position, pair in enumerate(("b, c", "c, b"))
+        ),
+        ("a = Conv(x, w1) b = Conv(x, w2) y = Add(a, b)", {"x": (("Conv_0", 0), ("Conv_1", 0))}),  # nothing quantised
+        (
+            # Sums that are not residual.
+            "a = Conv(x, w1) b = Add(x, k) c = ReduceMean<axes = [2,3]>(x) d = Add(x, c) e = Add(b, a) y = Mul(d, e)",
+            {"x": (("Conv_0", 0),)},
+        ),
+    ],
+)
+def test_what_reads_each_quantised_tensor(net, normal, body, readers):
+    text = f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ {body} }}"
+    model = net(text, **weights(normal, "w1", "w2"), k=normal(1, 4, 8, 8))
     placement = place(model)
-    assert placement.activations == ("x",)
-    assert placement.readers == {"x": (("Conv_0", 0), ("Conv_1", 0))}
-
-
-def test_a_residual_sum_reads_the_quantised_skip_input(net, normal):
-    placement = place(net(RESIDUAL, **weights(normal, "w1", "w2")))
-    assert placement.activations == ("x", "b", "d")
-    assert placement.readers["b"] == (("Conv_2", 0), ("Add_3", 0))
-
-
-def test_the_skip_input_is_found_at_either_place(net, normal):
-    placement = place(net(RESIDUAL.replace("Add(b, c)", "Add(c, b)"), **weights(normal, "w1", "w2")))
-    assert placement.readers["b"] == (("Conv_2", 0), ("Add_3", 1))
+    assert (placement.activations, placement.readers) == (tuple(readers), readers)
 
 
 def test_of_two_quantised_inputs_of_a_sum_the_one_that_more_nodes_read_is_the_skip(net, normal):
@@ -51,22 +60,6 @@ def test_of_two_quantised_inputs_of_a_sum_the_one_that_more_nodes_read_is_the_sk
     readers = place(net(text, **weights(normal, "w1", "w2"))).readers
     assert readers["b"] == (("Conv_2", 0), ("Conv_6", 0), ("Add_3", 1))
     assert readers["c"] == (("Conv_5", 0),)
-
-
-def test_a_residual_sum_of_which_nothing_is_quantised_is_left(net, normal):
-    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w1) b = Conv(x, w2) y = Add(a, b)}"
-    model = net(text, **weights(normal, "w1", "w2"))
-    placement = place(model)
-    assert placement.readers == {"x": (("Conv_0", 0), ("Conv_1", 0))}
-
-
-def test_sums_that_are_not_residual_are_no_near_matches(net, normal):
-    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
-            a = Conv(x, w1) b = Add(x, k) c = ReduceMean<axes = [2,3]>(x) d = Add(x, c) e = Add(b, a)
-            y = Mul(d, e) }"""
-    model = net(text, k=normal(1, 4, 8, 8), **weights(normal, "w1"))
-    placement = place(model)
-    assert placement.readers == {"x": (("Conv_0", 0),)}
 
 
 def test_a_dynamic_batch_changes_nothing(net, normal):

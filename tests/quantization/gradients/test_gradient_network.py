@@ -1,7 +1,5 @@
 """The torch form of a model computes what onnxruntime computes, operator by operator and as a whole."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
