@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import nets
 import numpy as np
 import onnx
 import pytest
@@ -37,21 +38,19 @@ OPERATORS = {
 }
 
 
-@pytest.fixture
-def written(net):
+def model_of(text: str, outputs: str = "y", opset: int = 13) -> onnx.ModelProto:
     """A model from the text of its nodes, with those constants that they name."""
+    known = {**SIX, **HALF}
+    words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    listed = ", ".join(f"float[2,4,6,6] {name}" for name in outputs.split())
+    return nets.net(
+        f"(float[2,4,6,6] x) => ({listed}) {{ {text} }}",
+        opset=opset,
+        **{name: value for name, value in known.items() if name in words},
+    )
 
-    def written(text: str, outputs: str = "y", opset: int = 13) -> onnx.ModelProto:
-        known = {**SIX, **HALF}
-        words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
-        listed = ", ".join(f"float[2,4,6,6] {name}" for name in outputs.split())
-        return net(
-            f"(float[2,4,6,6] x) => ({listed}) {{ {text} }}",
-            opset=opset,
-            **{name: value for name, value in known.items() if name in words},
-        )
 
-    return written
+written = pytest.fixture(lambda: model_of, name="written")
 
 
 @pytest.mark.parametrize("form", ["swish", "plugin"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from graphs import constants
+from graphs import constants, measured_ranges, undone_weights
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
@@ -27,26 +27,24 @@ WRITTEN = {
 SCALE = np.array([1.0, 2.0, 0.5, 3.0])
 
 
-@pytest.fixture
-def written(measured, undone):
+def checked_int8(model: onnx.ModelProto, x: np.ndarray, amax: float | None = None) -> onnx.ModelProto:
     """The INT8 form of a model with a map for its tensor ``s``, which must compute what the model does."""
+    placement, ranges = measured_ranges(model, x)
+    reach = np.abs(OnnxRunner(expose(model, ["s"]))(x)["s"][0].reshape(4, -1)).max(axis=1)
+    channels = ChannelMap(float((SCALE * reach).max()) if amax is None else amax, SCALE)
+    values = constants(model)
+    convs = [node for node in model.graph.node if node.op_type == "Conv" and node.input[0] == "s"]
+    weights = {conv.name: undone_weights(values[conv.input[1]], SCALE) for conv in convs}
+    int8 = insert_qdq(model, placement, ranges, Corrections({"s": channels}, weights))
+    assert lint(int8) == ()
+    expected, got = OnnxRunner(model)(x), OnnxRunner(int8)(x)
+    for name, value in expected.items():
+        assert got[name].shape == value.shape
+        assert np.abs(got[name] - value).max() < 0.06 * np.abs(value).max(), name
+    return int8
 
-    def written(model: onnx.ModelProto, x: np.ndarray, amax: float | None = None) -> onnx.ModelProto:
-        placement, ranges = measured(model, x)
-        reach = np.abs(OnnxRunner(expose(model, ["s"]))(x)["s"][0].reshape(4, -1)).max(axis=1)
-        channels = ChannelMap(float((SCALE * reach).max()) if amax is None else amax, SCALE)
-        values = constants(model)
-        convs = [node for node in model.graph.node if node.op_type == "Conv" and node.input[0] == "s"]
-        weights = {conv.name: undone(values[conv.input[1]], SCALE) for conv in convs}
-        int8 = insert_qdq(model, placement, ranges, Corrections({"s": channels}, weights))
-        assert lint(int8) == ()
-        expected, got = OnnxRunner(model)(x), OnnxRunner(int8)(x)
-        for name, value in expected.items():
-            assert got[name].shape == value.shape
-            assert np.abs(got[name] - value).max() < 0.06 * np.abs(value).max(), name
-        return int8
 
-    return written
+written = pytest.fixture(lambda: checked_int8, name="written")
 
 
 @pytest.mark.parametrize("case", WRITTEN)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import pytest
+from graphs import inferred
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
@@ -98,25 +100,23 @@ LEFT = {
 }
 
 
-@pytest.fixture
-def made(net, normal):
+def model_of(body: str) -> onnx.ModelProto:
     """A model of the statements, with the weights that they name; tensor ``s`` is what is mapped."""
     shapes = {"w1": (4, 4, 1, 1), "w2": (4, 4, 1, 1), "w": (4, 4, 3, 3), "w8": (8, 4, 1, 1), "g": (4, 1, 1, 1)}
     shapes |= {"t": (4, 4, 2, 2), "u": (4, 2, 1, 1), "b8": (8,), "slope": (4, 1, 1), "column": (1, 4, 1, 1)}
     shapes |= dict.fromkeys(("b", "scale", "shift", "mean", "variance"), (4,))
-    values = {name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+    values = {name: nets.normal(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
     values |= {name: np.abs(values[name]) for name in ("slope", "variance")}
     lists = {"one": [1], "five": [5], "two": [2], "axis": [1], "halves": [4, 4], "sides": [0, 0, 1, 2, 0, 0, 0, 1]}
     values |= {name: np.array(value) for name, value in (lists | {"added": [0, 1, 0, 0, 0, 0, 0, 0]}).items()}
     floats = {"three": 3, "nought": 0, "doubled": [1, 1, 2, 2], "deeper": [1, 2, 1, 1]}
     values |= {name: np.array(value, np.float32) for name, value in floats.items()}
+    words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    head = HEAD if " z = " not in f" {body}" else HEAD.replace(" y)", " y, float[1,D,E,F] z)")
+    return inferred(f"{head} {body} y = Sigmoid(s) }}", **{name: values[name] for name in values if name in words})
 
-    def made(body: str) -> onnx.ModelProto:
-        words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
-        head = HEAD if " z = " not in f" {body}" else HEAD.replace(" y)", " y, float[1,D,E,F] z)")
-        return net(f"{head} {body} y = Sigmoid(s) }}", **{name: values[name] for name in values if name in words})
 
-    return made
+made = pytest.fixture(lambda: model_of, name="made")
 
 
 def folded(model: onnx.ModelProto, factor: np.ndarray) -> tuple[onnx.ModelProto, np.ndarray | None]:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import pytest
+from graphs import inferred
 
 from trtdet.quantization import lint
 
@@ -15,21 +17,20 @@ GOOD = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
     y = Conv(xd, wd, b) }"""
 
 
-@pytest.fixture
-def build(net, normal):
-    def build(text: str = GOOD, **changes: Any) -> onnx.ModelProto:
-        weights = {
-            "w": normal(4, 4, 1, 1),
-            "b": normal(4),
-            "s": np.float32(0.1),
-            "z": np.int8(0),
-            "ws": np.full(4, 0.01, np.float32),
-            "wz": np.zeros(4, np.int8),
-            **changes,
-        }
-        return net(text, **weights)
+def built(text: str = GOOD, **changes: Any) -> onnx.ModelProto:
+    weights = {
+        "w": nets.normal(4, 4, 1, 1),
+        "b": nets.normal(4),
+        "s": np.float32(0.1),
+        "z": np.int8(0),
+        "ws": np.full(4, 0.01, np.float32),
+        "wz": np.zeros(4, np.int8),
+        **changes,
+    }
+    return inferred(text, **weights)
 
-    return build
+
+build = pytest.fixture(lambda: built, name="build")
 
 
 def problems(model: onnx.ModelProto) -> dict[str, list[str]]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import nets
 import numpy as np
 import onnx
 import pytest
+from graphs import inferred
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
@@ -23,14 +25,13 @@ from trtdet.quantization.encoding import ChannelMap, nearest, weight_scales
 RANGES = Ranges("minmax", None, {}, "", 1, "")
 
 
-@pytest.fixture
-def conv(net, normal):
-    def conv(weight: np.ndarray | None = None) -> onnx.ModelProto:
-        weight = normal(6, 4, 1, 1, seed=1) if weight is None else weight
-        text = "(float[1,4,8,8] x) => (float[1,N,8,8] y) { y = Conv(x, w, b) }"
-        return net(text, w=weight, b=normal(len(weight), seed=2))
+def single_conv(weight: np.ndarray | None = None) -> onnx.ModelProto:
+    weight = nets.normal(6, 4, 1, 1, seed=1) if weight is None else weight
+    text = "(float[1,4,8,8] x) => (float[1,N,8,8] y) { y = Conv(x, w, b) }"
+    return inferred(text, w=weight, b=nets.normal(len(weight), seed=2))
 
-    return conv
+
+conv = pytest.fixture(lambda: single_conv, name="conv")
 
 
 @pytest.fixture
