@@ -430,12 +430,6 @@ def test_how_many_boxes_are_kept(boxes, scores, keys, counts):
     assert detections.num_dets.ravel().tolist() == counts
 
 
-def test_no_candidate_at_all_gives_zero_detections():
-    got = execute(suppressing("native", 2, 5, configuration(3)), np.ones((2, 5, 4)), np.zeros((2, 5, 3)))
-    assert got.num_dets.tolist() == [[0], [0]]
-    assert not got.scores.any()
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3, 30])
 def test_more_room_than_candidates_is_padded(limit):
     boxes = np.array([[[0, 0, 1, 1], [5, 5, 6, 6], [9, 9, 10, 10]]])

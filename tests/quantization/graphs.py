@@ -7,6 +7,7 @@ from typing import Any
 import nets
 import numpy as np
 import onnx
+import onnx.version_converter
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges, expose
@@ -46,3 +47,10 @@ def measured_ranges(model: onnx.ModelProto, x: np.ndarray) -> tuple[QdqPlacement
 def inferred(text: str, **weights: Any) -> onnx.ModelProto:
     """Writes a model with named nodes and inferred shapes, as the passes leave one."""
     return onnx.shape_inference.infer_shapes(nets.net(text, **weights))
+
+
+def raised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model of opset 19, from which on scales may be FP16."""
+    newer = onnx.version_converter.convert_version(model, 19)
+    newer.ir_version = 10
+    return onnx.shape_inference.infer_shapes(newer)

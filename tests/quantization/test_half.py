@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.version_converter
 import pytest
-from graphs import constants, makers
+from graphs import constants, makers, raised
 
 from trtdet.backends import OnnxRunner
 from trtdet.errors import ModelError
@@ -197,13 +196,6 @@ def test_the_value_of_a_pad_is_data(net, normal):
     assert (values[pad.input[2]].dtype, float(values[pad.input[2]])) == (np.float16, 0.75)
     x = normal(1, 4, 8, 8, seed=7)
     np.testing.assert_allclose(OnnxRunner(half)(x)["y"], OnnxRunner(model)(x)["y"], atol=0.03)
-
-
-def raised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model of opset 19, from which on scales may be FP16."""
-    newer = onnx.version_converter.convert_version(model, 19)
-    newer.ir_version = 10
-    return onnx.shape_inference.infer_shapes(newer)
 
 
 def test_between_int8_convolutions_all_is_fp16(net, normal, measured):
