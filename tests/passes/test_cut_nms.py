@@ -48,10 +48,9 @@ def detector(kind: str, classes: int = CLASSES, centre: bool = False, **attribut
         outputs = "int32[] num, float[] b, float[] s, int32[] c"
     else:
         inputs = ", ".join(("found_boxes", "scores_first", "most", "iou", "floor")[: attributes.get("wired", 5)])
-        body = (
-            f"scores_first = Sigmoid(class_rows) kept = NonMaxSuppression<center_point_box = {int(centre)}>({inputs})"
-        )
-        body, outputs = f"{body} index = Gather<axis = 1>(kept, column)", "int64[] index"
+        body = f"kept = NonMaxSuppression<center_point_box = {int(centre)}>({inputs})"
+        body = f"scores_first = Sigmoid(class_rows) {body} index = Gather<axis = 1>(kept, column)"
+        outputs = "int64[] index"
     text = f"(float[B,3,16,16] image) => ({outputs}) {{ {HEAD} {body} }}"
     model = nets.net(text, **{name: value for name, value in constants.items() if re.search(rf"\b{name}\b", text)})
     for output in model.graph.output:

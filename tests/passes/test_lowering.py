@@ -421,20 +421,11 @@ def test_an_inexpressible_node_is_an_error_with_the_reason(body, source, target,
         "float[1,4,8,8] x, int64[4] i, float[n] u, float[1,4,8,8,8] v, float[1,2,2,2,3] g, float[1,4] r, int64[1] b, "
         "float16[2,2] h, int8[2,2] q, float[8] l, float[2,2] hs_"
     )
-    constants = {
-        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
-        "one": np.array([2, 3]),
-        "s": np.array([1, 1, 2, 2], np.float32),
-        "n": np.array([1, 4, 16, 20]),
-        "roi": np.array([0, 0, 1, 1], np.float32),
-        "two": np.array([2, 2], np.float32),
-        "zero": np.array([1, 0]),
-        "at": np.array([[0]]),
-        "row": np.ones((1, 4, 8, 8), np.float32),
-        "hs": np.float16(0.5),
-        "qs": np.ones((1, 4, 8, 4), np.float32),
-        "s1": np.float32(0.5),
-    }
+    integers = {"pads": [0, 0, 1, 1, 0, 0, 1, 1], "one": [2, 3], "n": [1, 4, 16, 20], "zero": [1, 0], "at": [[0]]}
+    floats: dict[str, Any] = {"s": [1, 1, 2, 2], "roi": [0, 0, 1, 1], "two": [2, 2], "s1": 0.5}
+    floats |= {"row": np.ones((1, 4, 8, 8)), "qs": np.ones((1, 4, 8, 4))}
+    constants = {name: np.array(value) for name, value in integers.items()} | {"hs": np.array(0.5, np.float16)}
+    constants |= {name: np.array(value, np.float32) for name, value in floats.items()}
     made = "y, y2, y3" if body.startswith("Split") else "y"
     first = "w = other.Unknown(x) " if "(w" in body else ""
     model = onnx.parser.parse_model(

@@ -249,7 +249,7 @@ class Site:
             moments=self._moments[window],
             format=self.format,
         )
-        proposals = [("", nearest(rows, scales, self.format))]
+        proposals: list[tuple[str, NDArray[np.number] | None]] = [("", nearest(rows, scales, self.format))]
         proposals += [(each.name, each.round(layer)) for each in (self.corrections if corrected else ())]
         return [Rounding(owner, scales, integers) for owner, integers in proposals if integers is not None]
 

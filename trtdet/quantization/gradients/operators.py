@@ -226,7 +226,12 @@ def _suppression(node: gs.Node, inputs: Inputs) -> Any:
     return torch.tensor(selected, dtype=torch.int64).reshape(-1, 3)
 
 
-_REDUCTIONS = {"ReduceMean": torch.mean, "ReduceSum": torch.sum, "ReduceMax": torch.amax, "ReduceMin": torch.amin}
+_REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "ReduceMean": torch.mean,
+    "ReduceSum": torch.sum,
+    "ReduceMax": torch.amax,
+    "ReduceMin": torch.amin,
+}
 
 
 def _reduced(node: gs.Node, inputs: Inputs) -> Any:
@@ -277,7 +282,8 @@ def _normalised(node: gs.Node, inputs: Inputs) -> Any:
     x, scale, bias, *moments = (*inputs, None)[: max(3, len(inputs))]
     epsilon = float(node.attrs.get("epsilon", 1e-5))
     if moments:
-        return functional.batch_norm(x, *moments, scale, bias, False, 0.0, epsilon)
+        mean, variance = moments
+        return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
     return functional.layer_norm(x, x.shape[int(node.attrs.get("axis", -1)) % x.dim() :], scale, bias, epsilon)
 
 
