@@ -95,17 +95,10 @@ NODES = {
 def test_an_operator_computes_what_onnxruntime_does(node, net, normal):
     shapes = {"w": (6, 2, 3, 3), "w4": (4, 4, 3, 3), "values": (2, 6, 8), "grid": (2, 3, 5, 2), "mixed": (4, 3)}
     shapes |= {"square": (8, 8), "rows": (3, 192), "eight": (8,)}
-    integers = {"to": [2, 4, 9, 5], "starts": [1, -3], "ends": [2**40, 7], "axes": [2, 3], "steps": [2, 1]}
+    integers = {"to": [2, 4, 9, 5], "starts": [1, -3], "ends": [2**40, 7], "axes": [2, 3], "steps": [2, 1], "one0": 0}
     integers |= {"before": [-(2**40)], "one": [1], "minus": [-1], "parts": [1, 3], "shape": [0, 2, -1], "axes0": [0, 3]}
     integers |= {"picks": [[2, -1], [0, 0]], "like": SHAPE, "spots": [[0, 1], [1, 3]], "several": [2], "axes2": [2, 3]}
-    integers |= {
-        "of": [0, 1, 1, 0],
-        "chances": [2, 4, 48],
-        "repeats": [1, 2, 1, 1],
-        "flat": [2, -1],
-        "one0": 0,
-        "last": [-1],
-    }
+    integers |= {"of": [0, 1, 1, 0], "chances": [2, 4, 48], "repeats": [1, 2, 1, 1], "flat": [2, -1], "last": [-1]}
     floats = {"twice": [1, 1, 2, 2], "half": 0.5, "two": 2, "slope": [[[0.3]]]}
     floats |= {"corners": [[0.5, 1, 6, 4], [-3, -2, 3, 3], [2, 2, 2, 2], [4, 3, 12, 9]]}
     constants = {
