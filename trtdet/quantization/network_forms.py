@@ -39,14 +39,12 @@ class NetworkForm:
     def planned(self, model: onnx.ModelProto, plan: PrecisionPlan, able: PrecisionPlan) -> PrecisionPlan:
         """The plan with the precision of the layers that have no other layer before them; ``able`` has every possible
         layer in INT8."""
-        entries = dict(plan.entries)
-        layers = [] if self.first is None else [node for node in gs.import_onnx(model).nodes if node.name in entries]
-        for name in [
-            node.name for node in layers if not any(each.name in entries for each in upstream(node.inputs[0]))
-        ]:
-            if able.entries[name].precision == "int8" and entries[name].precision != self.first:
+        entries, layers = dict(plan.entries), able.entries
+        for node in gs.import_onnx(model).nodes if self.first is not None else ():
+            first = node.name in layers and not any(each.name in layers for each in upstream(node.inputs[0]))
+            if first and layers[node.name].precision == "int8" and entries[node.name].precision != self.first:
                 fp16 = Entry("fp16", "first layer, in FP16 in this form of the network", Cause.REQUESTED)
-                entries[name] = able.entries[name] if self.first == "int8" else fp16
+                entries[node.name] = layers[node.name] if self.first == "int8" else fp16
         return PrecisionPlan(entries)
 
     def placed(self, model: onnx.ModelProto, placement: QdqPlacement) -> QdqPlacement:
