@@ -226,10 +226,6 @@ def cheapest_within(search: Search, bound: float) -> TradeOff:
             f"{_would_show(report, bound)}"
         )
     candidates = tuple(sorted(scored.values(), key=lambda each: (each.cost, len(each.names))))
-    # The fewest images that would verify a plan cheaper than the chosen one.
-    cheaper = [plan.reported or plan.score for plan in candidates if plan.cost < verified.cost]
-    missed = [score for score in cheaper if score.worst > bound]
-    counts = [images_needed(each.loss, each.worst, each.images, bound=bound) for each in missed]
     return TradeOff(
         bound=bound,
         reference=search.measure.reference,
@@ -237,9 +233,17 @@ def cheapest_within(search: Search, bound: float) -> TradeOff:
         chosen=verified,
         evaluations=len(candidates) + 1 + reports + 1,
         unit=search.unit,
-        needed=min((count for count in counts if count is not None), default=None),
+        needed=_needed(candidates, verified, bound),
         figure=search.figure.name,
     )
+
+
+def _needed(candidates: Sequence[ScoredPlan], chosen: ScoredPlan, bound: float) -> int | None:
+    """The fewest images that would verify a plan cheaper than the chosen one."""
+    cheaper = [plan.reported or plan.score for plan in candidates if plan.cost < chosen.cost]
+    missed = [score for score in cheaper if score.worst > bound]
+    counts = [images_needed(score.loss, score.worst, score.images, bound=bound) for score in missed]
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _last_within(plans: Sequence[Plan], holds: Callable[[Plan], bool]) -> int:
