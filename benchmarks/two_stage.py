@@ -70,7 +70,7 @@ def steps(path: Path, size: int) -> Iterator[tuple[str, onnx.ModelProto, onnx.Mo
         result = apply(graph)
         if name == "merge_levels":
             other = to_graph(before)
-            yield applied("merge_levels_static", levels.merge_static(other).count), before, to_model(other)
+            yield applied("merge_levels_static", levels.merge(other, static=True).count), before, to_model(other)
         yield applied(name, result.count), before, to_model(graph)
         graph = to_graph(to_model(graph))
     for name, limit in (

@@ -51,18 +51,14 @@ def test_the_text_of_a_known_cache():
 
 def test_a_cache_that_tensorrt_wrote_is_read_at_the_last_colon():
     scales = read(OWN_7, version=7203)
-    assert list(scales) == [
-        "input_image",
-        "ssd_300_vgg/conv_init/Conv2D__176:0",
-        "(Unnamed Layer* 37) [Constant]_output",
-    ]
+    names = ["input_image", "ssd_300_vgg/conv_init/Conv2D__176:0", "(Unnamed Layer* 37) [Constant]_output"]
+    assert list(scales) == names
     assert scales["input_image"] == np.array([0x400054A6], np.uint32).view(np.float32)[0]
 
 
 def test_tensors_that_tensorrt_found_no_range_for_are_refused_or_left_out():
-    with pytest.raises(
-        CalibrationError, match="cache: the scale of 2 of 4 tensors is not over 0.*'/Sub_output_0' with 0"
-    ):
+    message = "cache: the scale of 2 of 4 tensors is not over 0.*'/Sub_output_0' with 0"
+    with pytest.raises(CalibrationError, match=message):
         read(OWN_10)
     assert list(read(OWN_10, skip_unusable=True)) == ["/Constant_3_output_0_output", "last_hidden_state"]
 
@@ -77,9 +73,6 @@ def test_tensors_that_tensorrt_found_no_range_for_are_refused_or_left_out():
 )
 def test_tensors_leading_zeros_and_the_last_line_break_may_be_left_out(lines, scales):
     assert read(f"TRT-8600-EntropyCalibration2{lines}") == scales
-
-
-# the heading
 
 
 @pytest.mark.parametrize(
@@ -125,9 +118,6 @@ def test_what_is_no_version_is_refused(version):
         version_number(version)
 
 
-# lines
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -159,21 +149,20 @@ def test_a_scale_that_is_not_over_0_and_finite_is_refused(digits):
         read(text("good: 3f800000", f"bad: {digits}"))
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e39, 1e-60])
-def test_a_scale_that_float32_does_not_hold_is_not_written(scale):
-    with pytest.raises(CalibrationError, match="scale of tensor 'bad' is .*; it must be a float32 over 0 and finite"):
-        write({"good": 1.0, "bad": scale}, 8600)
-
-
-@pytest.mark.parametrize("name", ["", "a\nb"])
-def test_a_name_that_no_line_holds_is_not_written(name):
-    with pytest.raises(
-        CalibrationError, match=r"no cache holds a tensor named '(a\\nb)?': empty, or with a line break"
-    ):
-        write({name: 1.0}, 8600)
-
-
-# a network's tensors
+@pytest.mark.parametrize(
+    ("name", "scale", "message"),
+    [
+        *(
+            ("bad", scale, "scale of tensor 'bad' is .*; it must be a float32 over 0 and finite")
+            for scale in (0.0, -1.0, math.nan, math.inf, -math.inf, 1e39, 1e-60)
+        ),
+        ("", 1.0, "no cache holds a tensor named '': empty, or with a line break"),
+        ("a\nb", 1.0, r"no cache holds a tensor named 'a\\nb': empty, or with a line break"),
+    ],
+)
+def test_a_scale_or_a_name_that_no_line_holds_is_not_written(name, scale, message):
+    with pytest.raises(CalibrationError, match=message):
+        write({"good": 1.0, name: scale}, 8600)
 
 
 def test_scales_come_in_the_order_of_the_network():

@@ -1,7 +1,5 @@
 """The pinned lists and the published ranges are those that the project itself makes."""
 
-from __future__ import annotations
-
 import pytest
 
 from trtdet import calibrate, load_config

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from nets import same_histogram as same
 from PIL import Image
 
 from trtdet.backends import OnnxRunner
@@ -16,18 +17,6 @@ from trtdet.data import ImageStream
 from trtdet.errors import CalibrationError, DataError, TrtdetWarning
 from trtdet.passes import provenance
 from trtdet.passes.provenance import Origin
-
-
-def same(one: Histogram, other: Histogram) -> bool:
-    return (
-        np.array_equal(one.counts, other.counts)
-        and one.counts.dtype == other.counts.dtype == np.int64
-        and (one.exponent, one.low, one.high) == (other.exponent, other.low, other.high)
-    )
-
-
-# Cutting the model
-
 
 TEXT = """<ir_version: 8, opset_import: ["" : 13]>
 net (float[N,3,16,16] images) => (float[N,4,16,16] out, float[N,4,16,16] other) {
@@ -95,9 +84,6 @@ def test_the_key_depends_on_all_that_comes_before():
         key_of(model(), ("images", "b"), "sha", "other"),
     ]
     assert len(set(keys)) == len(keys)
-
-
-# Collecting
 
 
 CONFIG = InputConfig(size=(16, 16), scale=1 / 255)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from nets import same_histogram as same
 
 from trtdet.calibration import Collection, Histogram
 from trtdet.calibration import histograms as module
@@ -19,27 +20,14 @@ from trtdet.calibration.histograms import BINS
 from trtdet.errors import CalibrationError
 
 finite = arrays(
-    np.float32,
-    st.integers(1, 60),
-    elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False),
+    np.float32, st.integers(1, 60), elements=st.floats(-(2.0**60), 2.0**60, width=32, allow_subnormal=False)
 )
-
-
-def same(one: Histogram, other: Histogram) -> bool:
-    return (
-        np.array_equal(one.counts, other.counts)
-        and one.counts.dtype == other.counts.dtype == np.int64
-        and (one.exponent, one.low, one.high) == (other.exponent, other.low, other.high)
-    )
 
 
 def reference(values: np.ndarray, exponent: int) -> np.ndarray:
     """Counts by their definition, in float64: the range is a power of two, so the bin edges are exact."""
     index = np.floor(np.abs(values.astype(np.float64)).ravel() * (BINS / 2.0**exponent)).astype(np.int64)
     return np.bincount(index, minlength=BINS)
-
-
-# Histograms
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 255.0, 1e9])
@@ -137,9 +125,6 @@ def test_rebinning_splits_no_count_and_reaches_just_over_the_largest_value(bins,
     expected = np.bincount(np.floor(values.astype(np.float64) / width).astype(int), minlength=bins)
     np.testing.assert_array_equal(counts, expected)
     assert (group - 1) * histogram.width * bins <= histogram.amax
-
-
-# Collections as files
 
 
 @pytest.fixture

@@ -60,9 +60,6 @@ def test_tensors_of_nothing_but_zeros_get_1_and_are_counted_in_a_warning(rule):
     assert [entry.amax for entry in chosen.tensors.values()] == [1.0] * 3
 
 
-# Files
-
-
 def test_ranges_survive_their_file(ranges, tmp_path):
     path = tmp_path / "new" / "ranges.json"
     for saved in (ranges, replace(ranges, inputs={"conv/out:0": ChannelRange((1.0, 2.5), 1e-4)})):

@@ -21,20 +21,15 @@ def changed(model: onnx.ModelProto, wanted: int | str) -> onnx.ModelProto:
     return to_model(graph)
 
 
+SHAPED = """(float[2,3,4,4] x) => (float[2,48] flat, float[2,3,8,8] large, float[2,3,4,4] whole, float[2,5] wide) {
+    flat = Reshape(x, f) large = Resize<mode = "nearest">(x, , , s) ones = Reshape(flat, w) whole = Mul(ones, half)
+    mean = ReduceMean<axes = [1, 2, 3], keepdims = 1>(x) row = Reshape(mean, r) wide = Expand(row, e) }"""
+
+
 @pytest.fixture
 def shaped(net):
-    return net(  # type: ignore[no-any-return]
-        "(float[2,3,4,4] x) => (float[2,48] flat, float[2,3,8,8] large, float[2,3,4,4] whole, float[2,5] wide) {\n"
-        'flat = Reshape(x, f)\n large = Resize<mode = "nearest">(x, , , s)\n'
-        "ones = Reshape(flat, w)\n whole = Mul(ones, half)\n mean = ReduceMean<axes = [1, 2, 3], keepdims = 1>(x)\n"
-        "row = Reshape(mean, r)\n wide = Expand(row, e)\n}",
-        f=np.array([2, -1]),
-        s=np.array([2, 3, 8, 8]),
-        w=np.array([2, 3, 4, 4]),
-        half=np.array(0.5, np.float32),
-        r=np.array([2, 1]),
-        e=np.array([2, 5]),
-    )
+    shapes = {"f": [2, -1], "s": [2, 3, 8, 8], "w": [2, 3, 4, 4], "r": [2, 1], "e": [2, 5]}
+    return net(SHAPED, **{name: np.array(shape) for name, shape in shapes.items()}, half=np.float32(0.5))
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 5, "batch"])

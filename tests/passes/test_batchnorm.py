@@ -19,12 +19,10 @@ def statistics(channels: int, seed: int = 3) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-3])
 def test_the_convolution_takes_the_normalisation_in(net, normal, applied, same, bias, group, epsilon):
     weights = {"w": normal(6, 3 // group, 3, 3, seed=1), **statistics(6), **({"b": normal(6, seed=2)} if bias else {})}
-    model = net(
-        f"""(float[N,3,8,8] x) => (float[N,6,6,6] y) {{
+    text = f"""(float[N,3,8,8] x) => (float[N,6,6,6] y) {{
             c = Conv<group = {group}>(x, w{", b" if bias else ""})
-            n = BatchNormalization<epsilon = {epsilon}>(c, scale, shift, mean, variance) y = Relu(n) }}""",
-        **weights,
-    )
+            n = BatchNormalization<epsilon = {epsilon}>(c, scale, shift, mean, variance) y = Relu(n) }}"""
+    model = net(text, **weights)
     after, result = applied(batchnorm, model)
     assert result == PassResult(1)
     assert [node.op_type for node in after.graph.node] == ["Conv", "Relu"]
@@ -92,21 +90,11 @@ NORM = "BatchNormalization({}, scale, shift, mean, variance)"
             "a weight is not constant",
         ),
         ("(float[1,4,8] x) => (float[1,4,8] y) {a = Conv(x, w1) y = NORM(a)}", 13, "the Conv is not two-dimensional"),
-        (
-            "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) y, m, v = TRAIN(a)}",
-            15,
-            "it is in training mode",
-        ),
+        ("(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) y, m, v = TRAIN(a)}", 15, "it is in training mode"),
     ],
 )
 def test_a_near_match_is_left_with_the_reason(net, normal, applied, same, text, opset, reason):
-    weights = {
-        "w": normal(4, 4, 1, 1),
-        "w1": normal(4, 4, 1),
-        "k1": normal(4),
-        "zero": np.array([0]),
-        **statistics(4),
-    }
+    weights = {"w": normal(4, 4, 1, 1), "w1": normal(4, 4, 1), "k1": normal(4), "zero": np.array([0]), **statistics(4)}
     for of in ("x", "a"):
         text = text.replace(f"NORM({of})", NORM.format(of))
         train = "BatchNormalization<training_mode = 1>({}, scale, shift, mean, variance)"

@@ -46,11 +46,9 @@ def test_a_dropout_whose_mask_is_read_stays(net, applied):
 
 
 def test_constant_expressions_become_constants(net, applied, same):
-    model = net(
-        """(float[1,3,8,8] x) => (float[1,3,8,8] y) {
-            k = Constant<value_float = 2.0>() two = Add(k, w) three = Identity(two) y = Mul(x, three) }""",
-        w=np.float32(1),
-    )
+    text = """(float[1,3,8,8] x) => (float[1,3,8,8] y) {
+            k = Constant<value_float = 2.0>() two = Add(k, w) three = Identity(two) y = Mul(x, three) }"""
+    model = net(text, w=np.float32(1))
     after, result = applied(clean, model)
     assert operators(after) == ["Mul"]
     assert result.count == 3
@@ -86,9 +84,8 @@ def test_names_given_are_kept_and_equal_ones_are_told_apart(net, applied, names)
 
 
 def test_weights_listed_as_inputs_are_weights(net, normal, applied, same):
-    model = net(
-        "(float[1,3,8,8] x, float[4,3,1,1] w) => (float[1,4,8,8] y) {y = Conv(x, w)}", w=normal(4, 3, 1, 1, seed=1)
-    )
+    text = "(float[1,3,8,8] x, float[4,3,1,1] w) => (float[1,4,8,8] y) {y = Conv(x, w)}"
+    model = net(text, w=normal(4, 3, 1, 1, seed=1))
     after, _ = applied(clean, model)
     assert [value.name for value in after.graph.input] == ["x"]
     same(after, model, rtol=1e-5, atol=1e-6)
@@ -98,9 +95,6 @@ def test_outputs_that_do_not_depend_on_the_image_are_an_error(net, applied):
     model = net("(float[1,3,8,8] x) => (float[4] y) {z = Relu(x) y = Exp(w)}", w=np.zeros(4, np.float32))
     with pytest.raises(ModelError, match="the model's outputs do not depend on the image"):
         applied(clean, model)
-
-
-# The batch
 
 
 def test_shapes_of_another_batch_are_forgotten_when_the_batch_is_frozen(net, applied):
@@ -123,13 +117,9 @@ def test_a_dynamic_batch_stays(net, applied):
 
 
 def test_freezing_the_batch_folds_what_computed_it(net, applied, same):
-    model = net(
-        """(float[N,3,8,8] x) => (float[N,192] y) {
-            s = Shape(x) n = Gather(s, i) u = Unsqueeze(n, ax) t = Concat<axis = 0>(u, m) y = Reshape(x, t) }""",
-        i=np.int64(0),
-        ax=np.array([0]),
-        m=np.array([-1]),
-    )
+    text = """(float[N,3,8,8] x) => (float[N,192] y) {
+            s = Shape(x) n = Gather(s, i) u = Unsqueeze(n, ax) t = Concat<axis = 0>(u, m) y = Reshape(x, t) }"""
+    model = net(text, i=np.int64(0), ax=np.array([0]), m=np.array([-1]))
     after, _ = applied(clean, model, batch=2)
     assert operators(after) == ["Reshape"]
     assert shape(after.graph.output[0]) == [2, 192]
@@ -144,17 +134,11 @@ def test_a_fixed_batch_is_left_to_the_pass_that_changes_it(net, applied, batch):
 
 def test_a_convolution_says_its_kernel(net, applied):
     """Once its weights come from a DequantizeLinear, TensorRT 8.6's parser can no longer read it from them."""
-    model = net(
-        "(float[1,3,8,8] x) => (float[1,4,6,4] z) {y = Conv(x, w)\n z = ConvTranspose<pads = [1, 1, 1, 1]>(y, v)}",
-        w=np.ones((4, 3, 3, 5), np.float32),
-        v=np.ones((4, 4, 3, 3), np.float32),
-    )
+    text = "(float[1,3,8,8] x) => (float[1,4,6,4] z) {y = Conv(x, w)\n z = ConvTranspose<pads = [1, 1, 1, 1]>(y, v)}"
+    model = net(text, w=np.ones((4, 3, 3, 5), np.float32), v=np.ones((4, 4, 3, 3), np.float32))
     after, _ = applied(clean, model)
     attributes = [attribute for node in after.graph.node for attribute in node.attribute]
     assert [list(each.ints) for each in attributes if each.name == "kernel_shape"] == [[3, 5], [3, 3]]
-
-
-# The input
 
 
 def test_a_dynamic_height_and_width_become_those_of_the_configuration(net, configure, applied):
@@ -188,11 +172,11 @@ def test_an_input_that_does_not_fit_is_an_error(net, applied, text, message):
 
 def test_the_input_that_is_named_must_exist_and_be_the_only_one(net, configure, applied):
     with pytest.raises(ModelError, match=r"key 'input\.name' is 'images' but the model's inputs are x$"):
-        applied(clean, net(PLAIN), configure(input_name="images"))
-    applied(clean, net(PLAIN), configure(input_name="x"))
+        applied(clean, net(PLAIN), configure(input={"name": "images"}))
+    applied(clean, net(PLAIN), configure(input={"name": "x"}))
     model = net("(float[1,3,8,8] x, float[1] s) => (float[1,3,8,8] y) {y = Mul(x, s)}")
     with pytest.raises(ModelError, match=r"has inputs besides the image \(s\); export it with the image alone"):
-        applied(clean, model, configure(input_name="x"))
+        applied(clean, model, configure(input={"name": "x"}))
 
 
 def test_the_graph_is_cut_at_the_outputs_that_are_named(net, run, configure, applied):
@@ -200,7 +184,7 @@ def test_the_graph_is_cut_at_the_outputs_that_are_named(net, run, configure, app
         "(float[1,3,8,8] x, float[1] factor) => (float[1,3,8,8] y) "
         "{ a = Neg(x) raw = Identity(a) b = Exp(raw) y = Mul(b, factor) }"
     )
-    rewritten, _ = applied(clean, model, configure(outputs=["raw"], input_name="x"))
+    rewritten, _ = applied(clean, model, configure(outputs=["raw"], input={"name": "x"}))
     assert [node.op_type for node in rewritten.graph.node if node.op_type in ("Exp", "Mul")] == []
     assert [value.name for value in rewritten.graph.input] == ["x"]
     assert [value.name for value in rewritten.graph.output] == ["raw"]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import pytest
@@ -24,68 +26,38 @@ CLASSES = 3
 
 
 def configuration(**head: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "own",
-            "classes": [f"c{index}" for index in range(CLASSES)],
-            "input": {"size": [16, 16], "scale": 0.01},
-            "head": {"decode": "yolov8", **head},
-        }
-    )
+    return nets.configuration("yolov8", (16, 16), CLASSES, input={"scale": 0.01}, **head)
+
+
+HEAD = """features = Conv<strides = [3,3]>(image, weight) rows = Reshape(features, flat)
+    raw_boxes, class_rows = Split<axis = 1>(rows, sizes) moved = Transpose<perm = [0,2,1]>(raw_boxes)
+    found_boxes = Abs(moved)"""
 
 
 def detector(kind: str, classes: int = CLASSES, centre: bool = False, **attributes: Any) -> onnx.ModelProto:
     """A convolution that gives 25 boxes and their scores, with a suppression of its own after it."""
-    rng = np.random.default_rng(0)
-    weight = rng.normal(0, 0.4, (4 + classes, 3, 3, 3)).astype(np.float32)
-    nodes = [
-        helper.make_node("Conv", ["image", "weight"], ["features"], name="conv", strides=[3, 3]),  # (B, 4 + C, 5, 5)
-        helper.make_node("Reshape", ["features", "flat"], ["rows"], name="flatten"),
-        helper.make_node("Split", ["rows", "sizes"], ["raw_boxes", "class_rows"], name="split", axis=1),
-        helper.make_node("Transpose", ["raw_boxes"], ["moved"], name="turn", perm=[0, 2, 1]),
-        helper.make_node("Abs", ["moved"], ["found_boxes"], name="abs"),
-    ]
-    outputs = [("num", TensorProto.INT32), ("b", TensorProto.FLOAT), ("s", TensorProto.FLOAT), ("c", TensorProto.INT32)]
+    constants = {"weight": nets.normal(4 + classes, 3, 3, 3, scale=0.4), "flat": np.array([0, 4 + classes, 25])}
+    constants |= {"sizes": np.array([4, classes]), "most": np.array([50]), "column": np.array([2])}
+    constants |= {"iou": np.array([0.4], np.float32), "floor": np.array([0.3], np.float32)}
     if kind == "efficient":
         given = {"score_threshold": 0.3, "iou_threshold": 0.4, "max_output_boxes": 7, "background_class": -1}
         given |= {"score_activation": 1, "box_coding": int(centre), **attributes}
-        nodes += [
-            helper.make_node("Transpose", ["class_rows"], ["logits"], name="turn_scores", perm=[0, 2, 1]),
-            helper.make_node(
-                "EfficientNMS_TRT", ["found_boxes", "logits"], [n for n, _ in outputs], name="nms", **given
-            ),
-        ]
+        listed = ", ".join(f"{name} = {value}" for name, value in given.items())
+        body = "logits = Transpose<perm = [0,2,1]>(class_rows)"
+        body += f" num, b, s, c = EfficientNMS_TRT<{listed}>(found_boxes, logits)"
+        outputs = "int32[] num, float[] b, float[] s, int32[] c"
     else:
-        nodes += [
-            helper.make_node("Sigmoid", ["class_rows"], ["scores_first"], name="sigmoid"),
-            helper.make_node(
-                "NonMaxSuppression",
-                ["found_boxes", "scores_first", "most", "iou", "floor"][: attributes.get("wired", 5)],
-                ["kept"],
-                name="nms",
-                center_point_box=int(centre),
-            ),
-            helper.make_node("Gather", ["kept", "column"], ["index"], name="column_of", axis=1),
-        ]
-        outputs = [("index", TensorProto.INT64)]
-    constants = {
-        "weight": weight,
-        "flat": np.array([0, 4 + classes, 25]),
-        "sizes": np.array([4, classes]),
-        "most": np.array([50]),
-        "iou": np.array([0.4], np.float32),
-        "floor": np.array([0.3], np.float32),
-        "column": np.array([2]),
-    }
-    used = {name for node in nodes for name in node.input}
-    graph = helper.make_graph(
-        nodes,
-        "own",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["B", 3, 16, 16])],
-        [helper.make_tensor_value_info(name, element, None) for name, element in outputs],
-        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items() if name in used],
-    )
-    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+        inputs = ", ".join(("found_boxes", "scores_first", "most", "iou", "floor")[: attributes.get("wired", 5)])
+        body = f"kept = NonMaxSuppression<center_point_box = {int(centre)}>({inputs})"
+        body = f"scores_first = Sigmoid(class_rows) {body} index = Gather<axis = 1>(kept, column)"
+        outputs = "int64[] index"
+    text = f"(float[B,3,16,16] image) => ({outputs}) {{ {HEAD} {body} }}"
+    model = nets.net(text, **{name: value for name, value in constants.items() if re.search(rf"\b{name}\b", text)})
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    for node in model.graph.node:
+        node.name = {"Abs": "abs", "EfficientNMS_TRT": "nms", "NonMaxSuppression": "nms"}.get(node.op_type, node.name)
+    return model
 
 
 IMAGES = np.random.default_rng(1).normal(0, 3, (2, 3, 16, 16)).astype(np.float32)

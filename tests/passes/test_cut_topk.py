@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import pytest
@@ -82,15 +83,8 @@ def exported(net: Any, tail: str) -> onnx.ModelProto:
     return net(text, opset=17, **{name: value for name, value in CONSTANTS.items() if name in text})
 
 
-def configuration(**keys: Any) -> Config:
-    data: dict[str, Any] = {
-        "name": "free",
-        "classes": [f"c{index}" for index in range(CLASSES)],
-        "input": {"size": [8, 8]},
-        "head": {"decode": "detections"},
-        "nms": "none",
-    }
-    return Config.model_validate({**data, **keys})
+def configuration(decode: str = "detections", nms: Any = "none", classes: int = CLASSES, **head: Any) -> Config:
+    return nets.configuration(decode, (8, 8), classes, nms=nms, **head)
 
 
 @pytest.mark.parametrize("tail", TAILS)
@@ -130,7 +124,7 @@ def test_rows_that_are_made_in_another_way_stay(net, case):
     assert done.config.head.decode == "detections"
 
 
-@pytest.mark.parametrize("keys", [{"nms": {"iou_threshold": 0.5}}, {"classes": ["a", "b"]}])
+@pytest.mark.parametrize("keys", [{"nms": {"iou_threshold": 0.5}}, {"classes": 2}])
 def test_rows_that_are_suppressed_or_of_another_number_of_classes_stay(net, keys):
     done = rewrite(exported(net, TAILS["all scores"]), Options(configuration(**keys)))
     assert done.config.head.decode == "detections"
@@ -168,7 +162,7 @@ def with_sizes(net: Any, old: str = "", new: str = "") -> onnx.ModelProto:
 @pytest.mark.parametrize("rule", ["boxes", "detections"])
 def test_labels_boxes_and_scores_of_an_original_size(net, run, rule):
     model = with_sizes(net)
-    config = configuration(head={"decode": rule, "boxes": "cxcywh"}, input={"size": [8, 8]})
+    config = configuration(rule, boxes="cxcywh")
     done = rewrite(model, Options(config))
     assert [tensor.name for tensor in done.model.graph.input] == ["image"]
     head = done.config.head
@@ -192,4 +186,4 @@ def test_labels_boxes_and_scores_of_an_original_size(net, run, rule):
 )
 def test_three_outputs_that_are_made_in_another_way_stay(net, old, new):
     with pytest.raises(ModelError, match="inputs|decode rule 'boxes' takes boxes"):
-        rewrite(with_sizes(net, old, new), Options(configuration(head={"decode": "boxes"})))
+        rewrite(with_sizes(net, old, new), Options(configuration("boxes")))

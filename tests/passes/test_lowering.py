@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import onnxruntime
@@ -28,12 +29,7 @@ exact = settings(max_examples=60, deadline=None, derandomize=True, database=None
 
 
 def parsed(text: str, opset: int, **constants: Any) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "{PLUGIN_DOMAIN}": 1]> net {text}')
-    for name, value in constants.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{index}"
-    return model
+    return nets.net(text, opset, domain=PLUGIN_DOMAIN, **constants)
 
 
 def compute(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[NDArray[Any]]:
@@ -74,10 +70,7 @@ def why(model: onnx.ModelProto, version: int) -> str:
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 3.0) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
-
-
-# Forms that hypothesis makes
+    return nets.normal(*shape, seed=seed, scale=scale)
 
 
 REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"]
@@ -171,11 +164,8 @@ def test_resized_axes(axes, mode, transform, by_scale, factors, source, target):
     chosen = f", axes = {axes}" if axes else ""
     node = f'Resize<mode = "{mode}", coordinate_transformation_mode = "{transform}"{chosen}>'
     inputs = "(x, , scales)" if by_scale else "(x, , , sizes)"
-    model = parsed(
-        f"(float[1,2,6,8] x) => (float[a,b,c,d] y) {{ y = {node}{inputs} }}",
-        source,
-        **({"scales": scales} if by_scale else {"sizes": sizes}),
-    )
+    text = f"(float[1,2,6,8] x) => (float[a,b,c,d] y) {{ y = {node}{inputs} }}"
+    model = parsed(text, source, **{"scales": scales} if by_scale else {"sizes": sizes})
     lowered(model, target, x=noise(*shape))
 
 
@@ -300,11 +290,8 @@ def test_definitions_are_right_to_some_units_in_the_last_place(body, scale, seed
 
 
 def test_group_normalization_keeps_its_digits_where_the_definition_loses_them():
-    model = parsed(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y) { y = GroupNormalization<num_groups = 2, epsilon = 0.0>(x, c, c) }",
-        21,
-        c=np.ones(4, np.float32),
-    )
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { y = GroupNormalization<num_groups = 2, epsilon = 0.0>(x, c, c) }"
+    model = parsed(text, 21, c=np.ones(4, np.float32))
     after, _ = lower(model, 17)
     x = noise(1, 4, 8, 8, scale=0.1) + np.float32(100)
     groups = x.astype(np.float64).reshape(2, -1)
@@ -320,9 +307,6 @@ def test_half_precision_is_normalised_in_the_precision_that_is_asked_for():
     assert operators(after)[:4] == ["Reshape", "Cast", "InstanceNormalization", "Cast"]
     x = noise(1, 4, 3, 3, scale=100).astype(np.float16)
     assert np.isfinite(compute(after, {"x": x})[0]).all()
-
-
-# Single forms
 
 
 def test_names_domains_and_inner_graphs_are_kept():
@@ -437,20 +421,11 @@ def test_an_inexpressible_node_is_an_error_with_the_reason(body, source, target,
         "float[1,4,8,8] x, int64[4] i, float[n] u, float[1,4,8,8,8] v, float[1,2,2,2,3] g, float[1,4] r, int64[1] b, "
         "float16[2,2] h, int8[2,2] q, float[8] l, float[2,2] hs_"
     )
-    constants = {
-        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
-        "one": np.array([2, 3]),
-        "s": np.array([1, 1, 2, 2], np.float32),
-        "n": np.array([1, 4, 16, 20]),
-        "roi": np.array([0, 0, 1, 1], np.float32),
-        "two": np.array([2, 2], np.float32),
-        "zero": np.array([1, 0]),
-        "at": np.array([[0]]),
-        "row": np.ones((1, 4, 8, 8), np.float32),
-        "hs": np.float16(0.5),
-        "qs": np.ones((1, 4, 8, 4), np.float32),
-        "s1": np.float32(0.5),
-    }
+    integers = {"pads": [0, 0, 1, 1, 0, 0, 1, 1], "one": [2, 3], "n": [1, 4, 16, 20], "zero": [1, 0], "at": [[0]]}
+    floats: dict[str, Any] = {"s": [1, 1, 2, 2], "roi": [0, 0, 1, 1], "two": [2, 2], "s1": 0.5}
+    floats |= {"row": np.ones((1, 4, 8, 8)), "qs": np.ones((1, 4, 8, 4))}
+    constants = {name: np.array(value) for name, value in integers.items()} | {"hs": np.array(0.5, np.float16)}
+    constants |= {name: np.array(value, np.float32) for name, value in floats.items()}
     made = "y, y2, y3" if body.startswith("Split") else "y"
     first = "w = other.Unknown(x) " if "(w" in body else ""
     model = onnx.parser.parse_model(
@@ -479,9 +454,6 @@ def test_operators_of_another_default_have_a_form():
                     changed.add(schema.name)
     assert changed == {"GridSample"}
     assert changed <= set(FORMS)
-
-
-# ONNX's own cases
 
 
 def cases() -> Iterator[tuple[str, onnx.ModelProto, dict[str, Any]]]:
@@ -551,9 +523,6 @@ def test_onnx_own_cases_of_every_operator_give_the_same_or_are_refused():
             counts[outcome_of(f"{name} in opset {version}", before, compute(after, feeds))] += 1
     assert counts["equal"] > 1000, counts
     assert counts["equal"] > 3 * counts["refused"], counts
-
-
-# Whole models
 
 
 @pytest.mark.parametrize("name", ["yolox_nano", "yolov5n", "picodet_s"])

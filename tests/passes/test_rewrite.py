@@ -1,7 +1,5 @@
 """All passes together."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -24,17 +22,9 @@ TEXT = """(float[N,3,64,64] x) => (float[N,64,8] raw) {
 @pytest.fixture
 def detector(net, normal):
     ones = np.ones(8, np.float32)
-    return net(
-        TEXT,
-        opset=11,
-        named=False,
-        w=normal(8, 3, 8, 8, scale=0.1),
-        scale=ones,
-        shift=0 * ones,
-        mean=0 * ones,
-        variance=ones,
-        shape=np.array([0, 8, -1]),
-    )
+    norm = {"scale": ones, "shift": 0 * ones, "mean": 0 * ones, "variance": ones}
+    weights = {"w": normal(8, 3, 8, 8, scale=0.1), "shape": np.array([0, 8, -1])}
+    return net(TEXT, opset=11, named=False, **weights, **norm)
 
 
 @pytest.fixture

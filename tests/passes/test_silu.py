@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import nets
 import numpy as np
 import onnx
 import pytest
@@ -37,21 +38,19 @@ OPERATORS = {
 }
 
 
-@pytest.fixture
-def written(net):
+def model_of(text: str, outputs: str = "y", opset: int = 13) -> onnx.ModelProto:
     """A model from the text of its nodes, with those constants that they name."""
+    known = {**SIX, **HALF}
+    words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    listed = ", ".join(f"float[2,4,6,6] {name}" for name in outputs.split())
+    return nets.net(
+        f"(float[2,4,6,6] x) => ({listed}) {{ {text} }}",
+        opset=opset,
+        **{name: value for name, value in known.items() if name in words},
+    )
 
-    def written(text: str, outputs: str = "y", opset: int = 13) -> onnx.ModelProto:
-        known = {**SIX, **HALF}
-        words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
-        listed = ", ".join(f"float[2,4,6,6] {name}" for name in outputs.split())
-        return net(
-            f"(float[2,4,6,6] x) => ({listed}) {{ {text} }}",
-            opset=opset,
-            **{name: value for name, value in known.items() if name in words},
-        )
 
-    return written
+written = pytest.fixture(lambda: model_of, name="written")
 
 
 @pytest.mark.parametrize("form", ["swish", "plugin"])
@@ -153,11 +152,8 @@ def test_several_in_a_row_and_side_by_side(written, normal, applied):
 def test_the_decoders_own_sigmoids_are_no_activations(net, configure, normal):
     from trtdet.passes import rewrite
 
-    model = net(
-        "(float[1,3,64,64] x) => (float[1,64,9] raw) { c = Conv<strides = [8,8]>(x, w) raw = Reshape(c, n) }",
-        w=normal(9, 3, 8, 8),
-        n=np.array([1, 64, 9]),
-    )
+    text = "(float[1,3,64,64] x) => (float[1,64,9] raw) { c = Conv<strides = [8,8]>(x, w) raw = Reshape(c, n) }"
+    model = net(text, w=normal(9, 3, 8, 8), n=np.array([1, 64, 9]))
     config = configure("yolov5", (64, 64), 4, strides=[8], scores="logits")
     done = rewrite(model, Options(config, silu="plugin"))
     assert done.results["silu"] == PassResult(0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -53,15 +54,7 @@ def name(request):
 
 
 def config(nms: Any = "none", **head: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "two-stage",
-            "classes": [f"c{index}" for index in range(CLASSES)],
-            "input": {"size": [SIZE, SIZE]},
-            "head": {"decode": "detections", **head},
-            "nms": nms,
-        }
-    )
+    return nets.configuration("detections", (SIZE, SIZE), CLASSES, nms=nms, **head)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +144,7 @@ def test_each_rewrite_leaves_the_results(name, cleaned, graph, run):
 
 
 def test_levels_merge_without_a_shape_that_depends_on_the_image(name, cleaned, graph, run):
-    result = levels.merge_static(graph)
+    result = levels.merge(graph, static=True)
     assert (result.count, result.skipped) == (2 if name.startswith("mask") else 1, ())
     after = to_model(graph)
     assert ops(after)["ScatterElements"] == ops(after)["ScatterND"] == 0
@@ -379,9 +372,6 @@ def test_what_does_not_fit_is_said(exported, changed, words):
         rewrite(exported, Options(Config.model_validate(document)))
 
 
-# What is left alone, with its reason.
-
-
 @pytest.mark.slow
 def test_masks_that_are_not_read_are_left_out(masked):
     graph, _ = prepared(to_graph(onnx.shape_inference.infer_shapes(masked)), Options(config()))
@@ -461,13 +451,15 @@ def test_levels_that_are_not_those_of_all_regions_stay(traced_model):
     graph = to_graph(traced_model)
     (clip,) = (node for node in graph.nodes if node.op == "Clip" and node.inputs[0].inputs[0].op == "Floor")
     constant(graph, clip, 2, np.float32(6))
-    for merge in (levels.merge, levels.merge_static):
-        assert "a region may be of levels [0, 1, 2, 3, 4], and it joins [0, 1, 2, 3]" in left(merge(graph))
+    for fixed in (False, True):
+        assert "a region may be of levels [0, 1, 2, 3, 4], and it joins [0, 1, 2, 3]" in left(
+            levels.merge(graph, fixed)
+        )
 
     graph = to_graph(traced_model)
     constant(graph, suppressions.limit_of(suppressions.in_order(graph)[0]).slice, 2, [5000])
     assert "it has up to 5000 regions, and TensorRT's TopK sorts 3840" in left(levels.merge(graph))
-    assert levels.merge_static(graph).count == 1
+    assert levels.merge(graph, static=True).count == 1
 
     graph = to_graph(traced_model)
     next(node for node in graph.nodes if node.op == "ScatterElements").attrs["reduction"] = "add"

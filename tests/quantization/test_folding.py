@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import pytest
+from graphs import inferred
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
@@ -98,43 +100,23 @@ LEFT = {
 }
 
 
-@pytest.fixture
-def made(net, normal):
+def model_of(body: str) -> onnx.ModelProto:
     """A model of the statements, with the weights that they name; tensor ``s`` is what is mapped."""
-    values = {
-        **{name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2"))},
-        "w": normal(4, 4, 3, 3, seed=3),
-        "w8": normal(8, 4, 1, 1, seed=4),
-        "g": normal(4, 1, 1, 1, seed=5),
-        "t": normal(4, 4, 2, 2, seed=6),
-        "u": normal(4, 2, 1, 1, seed=7),
-        "b": normal(4, seed=8),
-        "b8": normal(8, seed=9),
-        "slope": np.abs(normal(4, 1, 1, seed=10)),
-        "scale": normal(4, seed=11),
-        "shift": normal(4, seed=12),
-        "mean": normal(4, seed=13),
-        "variance": np.abs(normal(4, seed=14)),
-        "column": normal(1, 4, 1, 1, seed=15),
-        "three": np.float32(3),
-        "nought": np.float32(0),
-        "doubled": np.array([1, 1, 2, 2], np.float32),
-        "deeper": np.array([1, 2, 1, 1], np.float32),
-        "sides": np.array([0, 0, 1, 2, 0, 0, 0, 1]),
-        "added": np.array([0, 1, 0, 0, 0, 0, 0, 0]),
-        "one": np.array([1]),
-        "five": np.array([5]),
-        "two": np.array([2]),
-        "axis": np.array([1]),
-        "halves": np.array([4, 4]),
-    }
+    shapes = {"w1": (4, 4, 1, 1), "w2": (4, 4, 1, 1), "w": (4, 4, 3, 3), "w8": (8, 4, 1, 1), "g": (4, 1, 1, 1)}
+    shapes |= {"t": (4, 4, 2, 2), "u": (4, 2, 1, 1), "b8": (8,), "slope": (4, 1, 1), "column": (1, 4, 1, 1)}
+    shapes |= dict.fromkeys(("b", "scale", "shift", "mean", "variance"), (4,))
+    values = {name: nets.normal(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+    values |= {name: np.abs(values[name]) for name in ("slope", "variance")}
+    lists = {"one": [1], "five": [5], "two": [2], "axis": [1], "halves": [4, 4], "sides": [0, 0, 1, 2, 0, 0, 0, 1]}
+    values |= {name: np.array(value) for name, value in (lists | {"added": [0, 1, 0, 0, 0, 0, 0, 0]}).items()}
+    floats = {"three": 3, "nought": 0, "doubled": [1, 1, 2, 2], "deeper": [1, 2, 1, 1]}
+    values |= {name: np.array(value, np.float32) for name, value in floats.items()}
+    words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    head = HEAD if " z = " not in f" {body}" else HEAD.replace(" y)", " y, float[1,D,E,F] z)")
+    return inferred(f"{head} {body} y = Sigmoid(s) }}", **{name: values[name] for name in values if name in words})
 
-    def made(body: str) -> onnx.ModelProto:
-        words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
-        head = HEAD if " z = " not in f" {body}" else HEAD.replace(" y)", " y, float[1,D,E,F] z)")
-        return net(f"{head} {body} y = Sigmoid(s) }}", **{name: values[name] for name in values if name in words})
 
-    return made
+made = pytest.fixture(lambda: model_of, name="made")
 
 
 def folded(model: onnx.ModelProto, factor: np.ndarray) -> tuple[onnx.ModelProto, np.ndarray | None]:
@@ -245,28 +227,19 @@ def test_weights_in_float_stay_normal_numbers_of_fp16(net, kind, weight, bias, f
     channel = weights[2:, 1] if "group" in kind else weights[3]
     channel[:] = weight
     biases = np.array([1, 1, 1, bias], np.float32)
-    model = net(
-        f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ a = {kind}(x, w, b) s = Relu(a) y = Sigmoid(s) }}",
-        w=weights,
-        b=biases,
-    )
+    text = f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ a = {kind}(x, w, b) s = Relu(a) y = Sigmoid(s) }}"
+    model = net(text, w=weights, b=biases)
     _, left = folded(model, np.array([1.0, 1.0, 1.0, factor]))
     assert (left is None) == goes
 
 
 def test_what_undoes_a_factor_stays_normal_numbers_of_fp16(net, normal):
     """The second output channel reads the second input channel alone, with a small weight."""
-    model = net(
-        """(float[1,2,8,8] x) => (float[1,2,8,8] y, float[1,2,8,8] z) {
-            a = Conv(x, w) s = Relu(a) y = Sigmoid(s) z = Conv(s, u) }""",
-        w=normal(2, 2, 1, 1),
-        u=np.array([[1, 0], [0, 1e-4]], np.float32).reshape(2, 2, 1, 1),
-    )
+    text = """(float[1,2,8,8] x) => (float[1,2,8,8] y, float[1,2,8,8] z) {
+            a = Conv(x, w) s = Relu(a) y = Sigmoid(s) z = Conv(s, u) }"""
+    model = net(text, w=normal(2, 2, 1, 1), u=np.array([[1, 0], [0, 1e-4]], np.float32).reshape(2, 2, 1, 1))
     for factor, goes in (([1.0, 1.5], True), ([1.0, 2.0], False), ([2.0, 1.0], True), ([1e-5, 1.0], False)):
         assert (folded(model, np.array(factor))[1] is None) == goes
-
-
-# As Q/DQ pairs
 
 
 def fitting(model: onnx.ModelProto, x: np.ndarray, tensor: str, scale: np.ndarray) -> ChannelMap:
@@ -285,11 +258,9 @@ def test_between_convolutions_of_any_precision_stands_nothing_but_their_activati
     net, normal, measured, undone, float_maker
 ):
     weights = {"w1": normal(4, 4, 1, 1), "b1": normal(4, seed=1), "w2": normal(4, 4, 1, 1, seed=2)}
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
-            a = Conv(x, w1, b1) r = Relu(a) s = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(r) y = Conv(s, w2) }""",
-        **weights,
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+            a = Conv(x, w1, b1) r = Relu(a) s = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1]>(r) y = Conv(s, w2) }"""
+    model = net(text, **weights)
     x = normal(1, 4, 8, 8, seed=3)
     placement, ranges = measured(model, x)
     if float_maker:
@@ -307,11 +278,9 @@ def test_between_convolutions_of_any_precision_stands_nothing_but_their_activati
 
 def test_two_parts_of_a_split_convolution_take_their_maps(net, normal, measured, undone):
     weights = {"w1": normal(8, 4, 1, 1), "w2": normal(4, 4, 1, 1, seed=2), "w3": normal(4, 4, 1, 1, seed=3)}
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
-            a = Conv(x, w1) r = Relu(a) p, q = Split<axis = 1>(r) y = Conv(p, w2) z = Conv(q, w3) }""",
-        **weights,
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+            a = Conv(x, w1) r = Relu(a) p, q = Split<axis = 1>(r) y = Conv(p, w2) z = Conv(q, w3) }"""
+    model = net(text, **weights)
     x = normal(1, 4, 8, 8, seed=4)
     placement, ranges = measured(model, x)
     maps, rounded = {}, {}
@@ -327,11 +296,9 @@ def test_two_parts_of_a_split_convolution_take_their_maps(net, normal, measured,
 @pytest.mark.parametrize("reader", ["int8", "fp16"])
 def test_a_tensor_on_the_way_may_be_read_in_float_but_not_quantised_by_itself(net, normal, measured, undone, reader):
     weights = {name: normal(4, 4, 1, 1, seed=seed) for seed, name in enumerate(("w1", "w2", "w3"))}
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
-            a = Conv(x, w1) r = Relu(a) z = Conv(r, w2) s = MaxPool<kernel_shape = [1,1]>(r) y = Conv(s, w3) }""",
-        **weights,
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+            a = Conv(x, w1) r = Relu(a) z = Conv(r, w2) s = MaxPool<kernel_shape = [1,1]>(r) y = Conv(s, w3) }"""
+    model = net(text, **weights)
     x = normal(1, 4, 8, 8, seed=4)
     placement, ranges = measured(model, x)
     placement = with_precision(placement, "Conv_2", reader)

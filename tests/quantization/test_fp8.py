@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from attention import PRODUCTS, attention_detector
-from onnx import numpy_helper
+from graphs import constants, raised
 
 from trtdet.backends import OnnxRunner
 from trtdet.quantization import PrecisionPlan, insert_qdq, lint, place, to_half
@@ -33,11 +33,6 @@ def model():
     return onnx.version_converter.convert_version(onnx.shape_inference.infer_shapes(attention_detector()), 19)
 
 
-@pytest.fixture
-def images():
-    return np.random.default_rng(0).uniform(0, 255, (1, 3, 128, 128)).astype(np.float32)
-
-
 def test_products_are_planned_in_fp8_and_convolutions_in_int8(model, tmp_path):
     plan = place(model, fp8=True).plan
     assert len(plan.fp8) == PRODUCTS and len(plan.names("int8")) == PRODUCTS + 5
@@ -52,21 +47,15 @@ def test_products_are_planned_in_fp8_and_convolutions_in_int8(model, tmp_path):
 
 def test_onnxruntime_computes_exactly_what_fp8_holds(net, normal, measured):
     weights = {"w1": normal(32, 64, seed=1, scale=0.2), "w2": normal(64, 32, seed=2, scale=0.2)}
-    model = onnx.version_converter.convert_version(net(TWO, **weights, bias=normal(64, seed=3)), 19)
-    for node in model.graph.node:
-        node.name = node.op_type + node.output[0]
+    model = raised(net(TWO, **weights, bias=normal(64, seed=3)))
     x = normal(1, 4, 32, seed=5)
     _, ranges = measured(model, x)
     written = insert_qdq(model, place(model, fp8=True), ranges)
     assert lint(written) == ()
     hidden = np.maximum(e4m3(x) @ e4m3(weights["w1"]) + normal(64, seed=3), 0)
     # The range is that of the float model.
-    scale = np.float32(0)
-    for node in written.graph.node:
-        if node.op_type == "QuantizeLinear" and node.input[0] == "c":
-            scale = next(
-                numpy_helper.to_array(tensor) for tensor in written.graph.initializer if tensor.name == node.input[1]
-            )
+    pairs = {node.input[0]: node.input[1] for node in written.graph.node if node.op_type == "QuantizeLinear"}
+    scale = constants(written)[pairs["c"]]
     read = np.clip(hidden / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
     np.testing.assert_allclose(OnnxRunner(written)(x)["y"], read @ e4m3(weights["w2"]), rtol=0, atol=2e-5)
 
@@ -96,9 +85,7 @@ def test_corrections_are_of_what_is_in_int8(model):
 def test_a_tensor_that_convolutions_and_products_read_has_a_pair_of_each(net, normal, measured):
     text = """(float[1,16,4,16] x) => (float[1,16,4,16] y, float[1,16,4,16] z) {
         a = Relu(x) y = Conv(a, w) z = MatMul(a, m) }"""
-    model = onnx.version_converter.convert_version(net(text, w=normal(16, 16, 1, 1), m=normal(16, 16)), 19)
-    for node in model.graph.node:
-        node.name = node.op_type + node.output[0]
+    model = raised(net(text, w=normal(16, 16, 1, 1), m=normal(16, 16)))
     x = normal(1, 16, 4, 16)
     _, ranges = measured(model, x)
     written = insert_qdq(model, place(model, fp8=True), ranges)

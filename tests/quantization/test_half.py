@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.version_converter
 import pytest
-from graphs import constants, makers
+from graphs import constants, makers, raised
 
 from trtdet.backends import OnnxRunner
 from trtdet.errors import ModelError
@@ -69,14 +68,9 @@ def test_convolutions_that_follow_one_another_share_a_region(net, normal):
 
 
 def test_a_hard_swish_of_single_steps_stays_whole(net, normal):
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
-        a = Conv(x, w1) b = Add(a, three) c = Clip(b, zero, six) d = Mul(a, c) e = Div(d, six) y = Conv(e, w2) }""",
-        **weights(normal, 2),
-        three=np.float32(3),
-        zero=np.float32(0),
-        six=np.float32(6),
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        a = Conv(x, w1) b = Add(a, three) c = Clip(b, zero, six) d = Mul(a, c) e = Div(d, six) y = Conv(e, w2) }"""
+    model = net(text, **weights(normal, 2), three=np.float32(3), zero=np.float32(0), six=np.float32(6))
     half = to_half(model, ["Conv_0"])
     assert casts(half) == [("input", "half", "Conv"), ("Div", "float", "Conv")]
 
@@ -115,12 +109,9 @@ def test_the_width_of_a_feature_map_is_no_sign_of_coordinates(net, normal, side)
 
 
 def test_decoding_and_what_is_no_feature_map_stay_in_float(net, normal):
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,64,4] y) {
-        a = Conv(x, w1) b = Sigmoid(a) c = Reshape(b, to) d = Transpose<perm = [0,2,1]>(c) y = Mul(d, d) }""",
-        **weights(normal, 1),
-        to=np.array([1, 4, 64], np.int64),
-    )
+    text = """(float[1,4,8,8] x) => (float[1,64,4] y) {
+        a = Conv(x, w1) b = Sigmoid(a) c = Reshape(b, to) d = Transpose<perm = [0,2,1]>(c) y = Mul(d, d) }"""
+    model = net(text, **weights(normal, 1), to=np.array([1, 4, 64], np.int64))
     # Moving values is exact in any type: the cast comes where they are computed with.
     assert casts(to_half(model, ["Conv_0"])) == [("input", "half", "Conv"), ("Transpose", "float", "Mul")]
     model.graph.node[1].name = "trtdet/decode/Sigmoid_1"
@@ -132,13 +123,9 @@ def test_decoding_and_what_is_no_feature_map_stay_in_float(net, normal):
 
 
 def test_scales_of_a_resize_are_no_data(net, normal):
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,16,16] y) {
-        a = Conv(x, w1) b = Resize<mode = "nearest">(a, none, scales) y = Conv(b, w2) }""",
-        **weights(normal, 2),
-        none=np.zeros(0, np.float32),
-        scales=np.array([1, 1, 2, 2], np.float32),
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,16,16] y) {
+        a = Conv(x, w1) b = Resize<mode = "nearest">(a, none, scales) y = Conv(b, w2) }"""
+    model = net(text, **weights(normal, 2), none=np.zeros(0, np.float32), scales=np.array([1, 1, 2, 2], np.float32))
     half = to_half(model, ["Conv_0", "Conv_2"])
     assert Counter(op for op, _, _ in casts(half)) == {"input": 1, "Conv": 1}
     assert next(one for one in half.graph.initializer if one.name == "scales").data_type == onnx.TensorProto.FLOAT
@@ -209,13 +196,6 @@ def test_the_value_of_a_pad_is_data(net, normal):
     assert (values[pad.input[2]].dtype, float(values[pad.input[2]])) == (np.float16, 0.75)
     x = normal(1, 4, 8, 8, seed=7)
     np.testing.assert_allclose(OnnxRunner(half)(x)["y"], OnnxRunner(model)(x)["y"], atol=0.03)
-
-
-def raised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model of opset 19, from which on scales may be FP16."""
-    newer = onnx.version_converter.convert_version(model, 19)
-    newer.ir_version = 10
-    return onnx.shape_inference.infer_shapes(newer)
 
 
 def test_between_int8_convolutions_all_is_fp16(net, normal, measured):

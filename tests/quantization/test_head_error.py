@@ -1,8 +1,7 @@
 from __future__ import annotations
 
+import nets
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 
 from trtdet.quantization import HeadError
@@ -109,9 +108,8 @@ def test_a_detection_that_only_one_model_has_counts_as_lost():
 
 
 def test_a_model_chooses_its_rows_where_a_topk_of_its_own_is_before_them():
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    net (float[1,8,4] b, float[1,8] s, int64[1] k) => (float[1,3] top, float[1,8,4] scores) {
+    text = """(float[1,8,4] b, float[1,8] s, int64[1] k) => (float[1,3] top, float[1,8,4] scores) {
         top, place = TopK(s, k) scores = Relu(b) }"""
-    model = onnx.parser.parse_model(text)
+    model = nets.net(text, 17)
     assert chooses_rows(model, ["top"]) and chooses_rows(model, ["scores", "top"])
     assert not chooses_rows(model, ["scores"])

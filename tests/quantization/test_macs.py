@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
+from graphs import inferred
 
 from trtdet.calibration import Range, Ranges
 from trtdet.quantization import insert_qdq, place
 from trtdet.quantization.macs import Macs, multiply_adds, products
 
-NET = """<ir_version: 8, opset_import: ["" : 13]> net (float[1,4,8,8] x) => (float[1,8,16,16] y) {
+NET = """(float[1,4,8,8] x) => (float[1,8,16,16] y) {
     a = Conv<pads = [1,1,1,1], strides = [2,2]>(x, w) b = Conv<group = 6, pads = [1,1,1,1]>(a, d)
     c = Conv<group = 2>(b, g) y = ConvTranspose<strides = [4,4]>(c, t) }"""
 WEIGHTS = {"w": (6, 4, 3, 3), "d": (6, 1, 3, 3), "g": (4, 3, 1, 1), "t": (4, 8, 4, 4)}
@@ -24,12 +24,10 @@ FOUND = {
 
 
 def parsed(text: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(text)
-    for name, shape in weights.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    model = inferred(text, **{name: np.ones(shape, np.float32) for name, shape in weights.items()})
     for index, node in enumerate(model.graph.node):
         node.name = f"n{index}"
-    return onnx.shape_inference.infer_shapes(model)
+    return model
 
 
 def test_each_kind_of_convolution():
@@ -46,10 +44,9 @@ def test_weights_behind_their_quantisation_count_the_same():
 
 
 def test_what_is_not_known_counts_nothing():
-    computed = parsed(
-        """<ir_version: 8, opset_import: ["" : 13]> net (float[1,4,8,8] x, float[4,4,1,1] w) => (float[1,4,8,8] y) {
+    text = """(float[1,4,8,8] x, float[4,4,1,1] w) => (float[1,4,8,8] y) {
         y = Conv(x, w) }"""
-    )
+    computed = parsed(text)
     assert multiply_adds(computed) == {"n0": Macs(0, False)}
     shapeless = parsed(NET, **WEIGHTS)
     del shapeless.graph.value_info[:]
@@ -66,4 +63,4 @@ def test_what_is_not_known_counts_nothing():
     ],
 )
 def test_matrix_products(text, count):
-    assert products(parsed(f'<ir_version: 8, opset_import: ["" : 13]> net {text}', w=(3, 7))) == {"n0": count}
+    assert products(parsed(text, w=(3, 7))) == {"n0": count}

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trtdet.quantization import Cause, Entry, place
 
@@ -15,10 +16,8 @@ def weights(normal: Any, *names: str) -> dict[str, np.ndarray]:
 
 
 def test_the_input_of_every_convolution_is_quantised(net, normal):
-    model = net(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w1) b = Relu(a) y = Conv(b, w2)}",
-        **weights(normal, "w1", "w2"),
-    )
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w1) b = Relu(a) y = Conv(b, w2)}"
+    model = net(text, **weights(normal, "w1", "w2"))
     placement = place(model)
     assert placement.activations == ("x", "b")
     assert placement.readers == {"x": (("Conv_0", 0),), "b": (("Conv_2", 0),)}
@@ -28,25 +27,31 @@ def test_the_input_of_every_convolution_is_quantised(net, normal):
     }
 
 
-def test_a_tensor_that_several_convolutions_read_is_quantised_once(net, normal):
-    model = net(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {y = Conv(x, w1) z = Conv(x, w2)}",
-        **weights(normal, "w1", "w2"),
-    )
+@pytest.mark.parametrize(
+    ("body", "readers"),
+    [
+        ("y = Conv(x, w1) z = Conv(x, w2)", {"x": (("Conv_0", 0), ("Conv_1", 0))}),  # once for several
+        # A residual sum reads the quantised skip input, at either place.
+        *(
+            (
+                f"a = Conv(x, w1) b = Relu(a) c = Conv(b, w2) d = Add({pair}) y = Conv(d, w1)",
+                {"x": (("Conv_0", 0),), "b": (("Conv_2", 0), ("Add_3", position)), "d": (("Conv_4", 0),)},
+            )
+            for position, pair in enumerate(("b, c", "c, b"))
+        ),
+        ("a = Conv(x, w1) b = Conv(x, w2) y = Add(a, b)", {"x": (("Conv_0", 0), ("Conv_1", 0))}),  # nothing quantised
+        (
+            # Sums that are not residual.
+            "a = Conv(x, w1) b = Add(x, k) c = ReduceMean<axes = [2,3]>(x) d = Add(x, c) e = Add(b, a) y = Mul(d, e)",
+            {"x": (("Conv_0", 0),)},
+        ),
+    ],
+)
+def test_what_reads_each_quantised_tensor(net, normal, body, readers):
+    text = f"(float[1,4,8,8] x) => (float[1,4,8,8] y) {{ {body} }}"
+    model = net(text, **weights(normal, "w1", "w2"), k=normal(1, 4, 8, 8))
     placement = place(model)
-    assert placement.activations == ("x",)
-    assert placement.readers == {"x": (("Conv_0", 0), ("Conv_1", 0))}
-
-
-def test_a_residual_sum_reads_the_quantised_skip_input(net, normal):
-    placement = place(net(RESIDUAL, **weights(normal, "w1", "w2")))
-    assert placement.activations == ("x", "b", "d")
-    assert placement.readers["b"] == (("Conv_2", 0), ("Add_3", 0))
-
-
-def test_the_skip_input_is_found_at_either_place(net, normal):
-    placement = place(net(RESIDUAL.replace("Add(b, c)", "Add(c, b)"), **weights(normal, "w1", "w2")))
-    assert placement.readers["b"] == (("Conv_2", 0), ("Add_3", 1))
+    assert (placement.activations, placement.readers) == (tuple(readers), readers)
 
 
 def test_of_two_quantised_inputs_of_a_sum_the_one_that_more_nodes_read_is_the_skip(net, normal):
@@ -55,27 +60,6 @@ def test_of_two_quantised_inputs_of_a_sum_the_one_that_more_nodes_read_is_the_sk
     readers = place(net(text, **weights(normal, "w1", "w2"))).readers
     assert readers["b"] == (("Conv_2", 0), ("Conv_6", 0), ("Add_3", 1))
     assert readers["c"] == (("Conv_5", 0),)
-
-
-def test_a_residual_sum_of_which_nothing_is_quantised_is_left(net, normal):
-    model = net(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w1) b = Conv(x, w2) y = Add(a, b)}",
-        **weights(normal, "w1", "w2"),
-    )
-    placement = place(model)
-    assert placement.readers == {"x": (("Conv_0", 0), ("Conv_1", 0))}
-
-
-def test_sums_that_are_not_residual_are_no_near_matches(net, normal):
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
-            a = Conv(x, w1) b = Add(x, k) c = ReduceMean<axes = [2,3]>(x) d = Add(x, c) e = Add(b, a)
-            y = Mul(d, e) }""",
-        k=normal(1, 4, 8, 8),
-        **weights(normal, "w1"),
-    )
-    placement = place(model)
-    assert placement.readers == {"x": (("Conv_0", 0),)}
 
 
 def test_a_dynamic_batch_changes_nothing(net, normal):
@@ -101,13 +85,10 @@ def test_the_expectation_of_a_softmax_stays_in_float_with_the_reason(net, normal
 
 
 def test_a_softmax_is_seen_through_what_only_moves_values(net, normal):
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
             m = Softmax<axis = 1>(x) r = Reshape(m, s) t = Transpose(r) u = Transpose(t) v = Reshape(u, s)
-            y = Conv(v, w) n = Relu(m) z = Conv(n, w) }""",
-        w=normal(4, 4, 1, 1),
-        s=np.array([1, 4, 8, 8]),
-    )
+            y = Conv(v, w) n = Relu(m) z = Conv(n, w) }"""
+    model = net(text, w=normal(4, 4, 1, 1), s=np.array([1, 4, 8, 8]))
     assert {name: entry.precision for name, entry in place(model).plan.entries.items()} == {
         "Conv_5": "fp32",
         "Conv_7": "int8",
@@ -115,9 +96,8 @@ def test_a_softmax_is_seen_through_what_only_moves_values(net, normal):
 
 
 def test_a_transposed_convolution_stays_in_float_with_the_reason(net, normal):
-    model = net(
-        "(float[1,4,8,8] x) => (float[1,4,16,16] y) {y = ConvTranspose<strides = [2,2]>(x, w)}", w=normal(4, 4, 2, 2)
-    )
+    text = "(float[1,4,8,8] x) => (float[1,4,16,16] y) {y = ConvTranspose<strides = [2,2]>(x, w)}"
+    model = net(text, w=normal(4, 4, 2, 2))
     placement = place(model)
     entry = placement.plan.entries["ConvTranspose_0"]
     assert (entry.precision, entry.cause) == ("fp32", Cause.TRANSPOSED)
@@ -126,11 +106,8 @@ def test_a_transposed_convolution_stays_in_float_with_the_reason(net, normal):
 
 
 def test_weights_or_inputs_that_are_not_what_int8_needs_stay_in_float_with_the_reason(net, normal):
-    model = net(
-        "(float[4,4,1,1] x) => (float[4,4,1,1] y, float[1,4,8,8] z) {y = Conv(w, x) z = Conv(k, w)}",
-        w=normal(4, 4, 1, 1),
-        k=normal(1, 4, 8, 8),
-    )
+    text = "(float[4,4,1,1] x) => (float[4,4,1,1] y, float[1,4,8,8] z) {y = Conv(w, x) z = Conv(k, w)}"
+    model = net(text, w=normal(4, 4, 1, 1), k=normal(1, 4, 8, 8))
     assert place(model).plan.entries == {
         "Conv_0": Entry("fp32", "its weights are not constant", Cause.WEIGHTS_NOT_CONSTANT),
         "Conv_1": Entry("fp32", "its input is constant", Cause.INPUT_CONSTANT),

@@ -147,10 +147,7 @@ def test_a_channel_map_goes_into_the_activation_before_it(model, inputs, measure
     placement, ranges = measured(model, x)
     maps = {"p": ChannelMap(2.0, np.array([0.5, 1.0, 1.5, 2.0])), "q": ChannelMap(1.5)}
     found = constants(model)
-    changed = {
-        "Conv_2": undone(found["w2"], maps["p"].scale, found["b2"]),
-        "Conv_4": undone(found["w3"], np.ones(6)),
-    }
+    changed = {"Conv_2": undone(found["w2"], maps["p"].scale, found["b2"]), "Conv_4": undone(found["w3"], np.ones(6))}
     explicit = insert_qdq(model, placement, ranges, Corrections(maps, changed))
     kept, taken = requantize(explicit, {}), requantize(explicit, inputs)
     assert (kept.read, kept.written, taken.read, taken.written) == (0, 2, 2, 2)

@@ -43,11 +43,6 @@ def model():
     return onnx.shape_inference.infer_shapes(attention_detector())
 
 
-@pytest.fixture
-def images():
-    return np.random.default_rng(0).uniform(0, 255, (1, 3, 128, 128)).astype(np.float32)
-
-
 def two(net: Any, normal: Any) -> onnx.ModelProto:
     weights = {"w1": normal(32, 64, seed=1, scale=0.2), "w2": normal(64, 32, seed=2, scale=0.2)}
     model: onnx.ModelProto = net(TWO, **weights, bias=normal(64, seed=3))
@@ -125,9 +120,7 @@ def test_scales_on_the_wrong_axis_are_found(model, measured, images):
     node = makers(written)[next(node for node in written.graph.node if node.name == "/encoder/fc1/MatMul").input[1]]
     node.attribute[0].i = 0
     problems = [str(problem) for problem in lint(written)]
-    assert problems == [
-        "/encoder/fc1/MatMul: its weights are quantised on axis 0: it would run in float; use axis 1",
-    ]
+    assert problems == ["/encoder/fc1/MatMul: its weights are quantised on axis 0: it would run in float; use axis 1"]
 
 
 @pytest.mark.parametrize("form", ["channel", "tensor"])
@@ -210,13 +203,12 @@ def test_a_product_is_switched_with_its_bias(net, normal, measured, base):
         assert np.abs(expected - OnnxRunner(model)(x)["y"]).max() > 1
 
 
-def test_attention_is_in_fp16_and_coordinates_are_not(model):
+def test_attention_is_in_fp16_and_coordinates_are_not(model, images):
     plan = place(model).plan
     inside = {node.name for node in nodes_of(model, tuple(plan.entries))}
     assert {"/encoder/scores/MatMul", "/encoder/Softmax", "/encoder/norm0", "/encoder/Erf", "/psa/Softmax"} <= inside
     assert not {"/places/Add", "/boxes", "/box1/Add", "/classes/Add"} & inside
     half = to_half(onnx.version_converter.convert_version(model, 20), tuple(plan.entries))
-    images = np.random.default_rng(0).uniform(0, 255, (1, 3, 128, 128)).astype(np.float32)
     np.testing.assert_allclose(OnnxRunner(half)(images)["boxes"], OnnxRunner(model)(images)["boxes"], rtol=0, atol=5e-3)
 
 

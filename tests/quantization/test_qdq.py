@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -88,11 +86,9 @@ def test_a_tensor_read_by_several_nodes_has_one_pair(written):
 
 
 def test_a_weight_that_a_float_convolution_shares_stays_float_there(net, normal, measured):
-    model = net(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
-            a = Conv(x, w) m = Softmax<axis = 1>(a) y = Conv(m, w) }""",
-        w=normal(4, 4, 1, 1),
-    )
+    text = """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+            a = Conv(x, w) m = Softmax<axis = 1>(a) y = Conv(m, w) }"""
+    model = net(text, w=normal(4, 4, 1, 1))
     x = normal(1, 4, 8, 8)
     int8 = insert_qdq(model, *measured(model, x))
     last = next(node for node in int8.graph.node if node.name == "Conv_2")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import nets
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from trtdet.quantization import Entry, PrecisionPlan, place, quantizable
@@ -12,9 +12,7 @@ from trtdet.quantization import Entry, PrecisionPlan, place, quantizable
 
 def parsed(signature: str, **values: np.ndarray) -> onnx.ModelProto:
     """A model whose nodes are named after what they make."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 16]>\nnet (float[1,3,8,8] x) => {signature}')
-    for name, value in values.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    model = nets.net(f"(float[1,3,8,8] x) => {signature}", 16, **values)
     for node in model.graph.node:
         node.name = f"{node.op_type}_{node.output[0]}"
     return model

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import nets
 import numpy as np
 import onnx
 import pytest
-from graphs import makers
+from graphs import inferred, makers, measured_ranges
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
@@ -104,22 +105,20 @@ CUTS = {
 }
 
 
-@pytest.fixture
-def cut(net, normal, measured):
+def cut_block(text: str, scale: float = 0.1, **changes: float):
     """A C2f block with one scale, with Q/DQ pairs, and its input."""
+    shapes = {"w1": (4, 4, 1, 1), "w2": (2, 2, 1, 1), "w3": (4, 6, 1, 1)}
+    weights = {name: nets.normal(*shape, seed=index, scale=scale) for index, (name, shape) in enumerate(shapes.items())}
+    numbers = {"halves": [2, 2], "none": [0], "one": [1], "two": [2], "four": [4]}
+    given = inferred(C2F.format(text), **weights, **{name: np.array(each) for name, each in numbers.items()})
+    x = nets.normal(1, 4, 8, 8)
+    placement, found = measured_ranges(given, x)
+    amax = {"d": 0.5, "f": 0.5, **changes}
+    tensors = {**found.tensors, **{name: Range(value, -value, value) for name, value in amax.items()}}
+    return quantized_joins(insert_qdq(given, placement, replace(found, tensors=tensors))), x
 
-    def cut(text: str, scale: float = 0.1, **changes: float):
-        shapes = {"w1": (4, 4, 1, 1), "w2": (2, 2, 1, 1), "w3": (4, 6, 1, 1)}
-        weights = {name: normal(*shape, seed=index, scale=scale) for index, (name, shape) in enumerate(shapes.items())}
-        numbers = {"halves": [2, 2], "none": [0], "one": [1], "two": [2], "four": [4]}
-        given = net(C2F.format(text), **weights, **{name: np.array(each) for name, each in numbers.items()})
-        x = normal(1, 4, 8, 8)
-        placement, found = measured(given, x)
-        amax = {"d": 0.5, "f": 0.5, **changes}
-        tensors = {**found.tensors, **{name: Range(value, -value, value) for name, value in amax.items()}}
-        return quantized_joins(insert_qdq(given, placement, replace(found, tensors=tensors))), x
 
-    return cut
+cut = pytest.fixture(lambda: cut_block, name="cut")
 
 
 @pytest.mark.parametrize("op", CUTS)

@@ -95,10 +95,8 @@ def test_a_sum_reads_the_copy_as_long_as_there_is_one(model, x, measured):
 
 
 def test_integers_that_variants_read_stay_integers(net, normal):
-    model = net(
-        """(float[1,4,8,8] x) => (float y) {
-        a = Conv(x, w) n = NonZero(a) c = Cast<to = 1>(n) s = ReduceSum(c) y = Mul(s, s) }""",
-        w=normal(2, 4, 1, 1),
-    )
+    text = """(float[1,4,8,8] x) => (float y) {
+        a = Conv(x, w) n = NonZero(a) c = Cast<to = 1>(n) s = ReduceSum(c) y = Mul(s, s) }"""
+    model = net(text, w=normal(2, 4, 1, 1))
     exposed = OnnxRunner(expose(model, ["n", "s"]))(normal(1, 4, 8, 8))
     assert {name: value.dtype.kind for name, value in exposed.items()} == {"n": "i", "s": "f"}

@@ -88,9 +88,8 @@ def test_calibrated_magnitudes_keep_the_scale_where_the_integers_alone_would_low
 
 @pytest.mark.parametrize("form", ["channel", "tensor"])
 def test_weights_that_two_convolutions_share_stay_shared(net, normal, measured, form):
-    model = net(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) b = Relu(a) y = Conv(b, w)}", w=normal(4, 4, 1, 1)
-    )
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) b = Relu(a) y = Conv(b, w)}"
+    model = net(text, w=normal(4, 4, 1, 1))
     x = normal(1, 4, 8, 8)
     written = insert_qdq(model, *measured(model, x), weights=WeightScales(form))
     first, second = nodes(written, "Conv")

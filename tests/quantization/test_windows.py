@@ -45,9 +45,8 @@ def test_a_choice_of_places_repeats_itself(net, normal):
 def test_what_is_not_understood(net, normal):
     line = net("(float[1,4,9] x) => (float[N,8,H] y) { y = Conv(x, w) }", w=normal(8, 4, 3))
     assert Window.of(gs.import_onnx(line).nodes[0]) is None
-    unknown = net(
-        '(float[1,4,H,W] x) => (float[1,8,I,J] y) { y = Conv<auto_pad = "SAME_UPPER">(x, w) }', w=normal(8, 4, 3, 3)
-    )
+    text = '(float[1,4,H,W] x) => (float[1,8,I,J] y) { y = Conv<auto_pad = "SAME_UPPER">(x, w) }'
+    unknown = net(text, w=normal(8, 4, 3, 3))
     assert Window.of(gs.import_onnx(unknown).nodes[0]) is None
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import nets
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 from attention import attention_detector
+from graphs import inferred
 
 from trtdet.quantization import place, quantizable
 from trtdet.quantization.written_out import attentions, normalisations
 
-NORM = """<ir_version: 8, opset_import: ["" : 13]>
-net (float[1,8,32] x) => (float[1,8,32] y) <float[32,32] w = {}, float e = {0.00001}, float two = {2}> {
+NORM = """(float[1,8,32] x) => (float[1,8,32] y) <float e = {0.00001}, float two = {2}> {
     p = MatMul(x, w) m = ReduceMean<axes = [-1]>(p) d = Sub(p, m) SQUARE v = ReduceMean<axes = [-1]>(q)
     a = Add(e, v) s = Sqrt(a) n = Div(d, s) y = MatMul(n, w) }"""
 
 
 def written_out(square: str = "q = Pow(d, two)") -> onnx.ModelProto:
-    model = onnx.parser.parse_model(NORM.replace("SQUARE", square).replace("float[32,32] w = {}, ", ""))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(32, dtype=np.float32), "w"))
+    model = inferred(NORM.replace("SQUARE", square), w=np.eye(32, dtype=np.float32))
     for node in model.graph.node:
         node.name = f"{node.op_type}_{node.output[0]}"
-    return onnx.shape_inference.infer_shapes(model)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -57,9 +56,6 @@ def test_attentions_are_found_in_the_ways_that_exporters_write_them():
 
 
 def test_the_expectation_that_decodes_boxes_is_no_attention():
-    text = """<ir_version: 8, opset_import: ["" : 13]>
-    net (float[1,4,8,16] x, float[1,4,16,8] z) => (float[1,4,8,1] y) {
+    text = """(float[1,4,8,16] x, float[1,4,16,8] z) => (float[1,4,8,1] y) {
         a = MatMul(x, z) b = Softmax<axis = -1>(a) y = MatMul(b, steps) }"""
-    model = onnx.parser.parse_model(text)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 1), np.float32), "steps"))
-    assert attentions(model) == ()
+    assert attentions(nets.net(text, steps=np.ones((8, 1), np.float32))) == ()

@@ -33,10 +33,7 @@ def version_number(version: str) -> int:
     """``NV_TENSORRT_VERSION`` of a version: 8600 for ``8.6.0``, 100900 for ``10.9.0.34``.
 
     Up to TensorRT 9 it is ``major * 1000 + minor * 100 + patch``, from 10 on ``major * 10000 + minor * 100 + patch``
-    (``NvInferRuntimeBase.h``).
-
-    Raises:
-        CalibrationError: the text does not start with three numbers.
+    (``NvInferRuntimeBase.h``). Raises CalibrationError if the text does not start with three numbers.
     """
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
@@ -48,10 +45,8 @@ def version_number(version: str) -> int:
 def write(scales: Mapping[str, float], version: int) -> str:
     """The text of a cache of scales (amax / 127) by tensor name.
 
-    ``version`` is that of the TensorRT that will read it, see :func:`version_number`.
-
-    Raises:
-        CalibrationError: a scale is not a finite float32 over 0, or a name is empty or has a line break.
+    ``version`` is that of the TensorRT that will read it, see :func:`version_number`. Raises CalibrationError if a
+    scale is not a finite float32 over 0, or a name is empty or has a line break.
     """
     lines = [f"TRT-{version}-{OURS}"]
     for name, scale in scales.items():
@@ -121,10 +116,8 @@ def matched(
 
     TensorRT ignores scales of unknown tensors and runs layers without a scale in float, with a warning each. So the
     cache of another model would give an engine without INT8. ``network`` names all tensors of the network, ``needed``
-    those that must have a scale; ``where`` is the name of the cache in error messages.
-
-    Raises:
-        CalibrationError: a scale of a tensor that the network lacks, or a needed tensor without a scale.
+    those that must have a scale; ``where`` is the name of the cache in error messages. Raises
+    CalibrationError if a scale is of a tensor that the network lacks, or a needed tensor has none.
     """
     unknown = [name for name in scales if name not in network]
     missing = [name for name in needed if name not in scales]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
-DOUBLINGS = 2
-"""Ranges leave room for this many doublings of the number of images."""
+DOUBLINGS = 2  # ranges leave room for this many doublings of the number of images
 
 SMALLEST = 1e-4
 """Minimum range of a channel, as a share of the widest channel's: a silent channel must not swallow the weights."""
 
 
+@dataclass(eq=False)
 class Extremes:
     """Smallest and largest value of each channel, over the even and over the odd images.
 
@@ -19,9 +21,8 @@ class Extremes:
     there is an object, so 64 images do not show their full range.
     """
 
-    def __init__(self) -> None:
-        self._halves: list[NDArray[np.float64]] = []  # (2, C) each, negated minima and maxima
-        self._images = 0
+    _halves: list[NDArray[np.float64]] = field(default_factory=list)  # (2, C) each, negated minima and maxima
+    _images: int = 0
 
     def update(self, x: NDArray[np.float32]) -> Extremes:
         """Adds one image's activation, float32 (C, H, W)."""

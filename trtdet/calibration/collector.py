@@ -37,10 +37,7 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     """The part of a model that computes ``tensors``, with them as its outputs.
 
     The graph's own inputs need no inference and are left out. If no output remains, a copy of the first input is the
-    output: a model must have one.
-
-    Raises:
-        CalibrationError: the model has no such tensor.
+    output: a model must have one. Raises CalibrationError if the model has no such tensor.
     """
     graph = gs.import_onnx(model)
     by_name = graph.tensors()

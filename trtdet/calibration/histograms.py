@@ -26,13 +26,9 @@ from trtdet.errors import CalibrationError, one_line
 from trtdet.files import write_atomically
 from trtdet.files.documents import DocumentError, parse_document
 
-BINS = 16384
-"""Bins of a collected histogram; at least half of them lie below the largest value."""
-
+BINS = 16384  # bins of a collected histogram; at least half of them lie below the largest value
 _CHUNK = 1 << 24  # OpenCV counts in float32, exact up to here
-
-SCHEMA = 1
-"""Schema of a collection's file."""
+SCHEMA = 1  # schema of a collection's file
 
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -60, 128
 """Limits of the exponent: below them no scale is a normal float32, above them there is no float32."""
@@ -72,11 +68,8 @@ class Histogram:
 
     @staticmethod
     def of(values: NDArray[np.float32], exponent: int | None = None) -> Histogram:
-        """The histogram of float32 values of any shape, not empty, over a range of at least ``2**exponent``.
-
-        Raises:
-            ValueError: a value is NaN or infinite.
-        """
+        """The histogram of float32 values of any shape, not empty, over a range of at least ``2**exponent``. Raises
+        ValueError if a value is NaN or infinite."""
         flat = values.reshape(-1)
         with np.errstate(invalid="ignore"):
             low, high = float(flat.min()), float(flat.max())
@@ -158,11 +151,7 @@ class Collection:
 
     @staticmethod
     def load(path: Path) -> Collection:
-        """Reads a collection.
-
-        Raises:
-            CalibrationError: the file is missing, truncated or not a collection.
-        """
+        """Reads a collection. Raises CalibrationError if the file is missing, truncated or not a collection."""
         try:
             # NumPy does not close a truncated file that it opened itself.
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:

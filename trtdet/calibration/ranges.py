@@ -73,10 +73,8 @@ class Ranges:
 
         The network's input keeps its full range: pixels fill it by design, and the grey border of a letterbox misleads
         rules (entropy then clips the brighter half of every picture). A tensor that is zero on every image, or whose
-        scale is no normal float32, gets amax 1 and a warning.
-
-        Raises:
-            ConfigError: no such rule, or a percentile out of range.
+        scale is no normal float32, gets amax 1 and a warning. Raises ConfigError if there is no
+        such rule, or the percentile is out of range.
         """
         if rule not in RULES:
             raise ConfigError(f"no calibration rule '{rule}'; allowed: {', '.join(RULES)}")
@@ -116,11 +114,8 @@ class Ranges:
 
     @staticmethod
     def load(path: Path) -> Ranges:
-        """Reads ``ranges.json``.
-
-        Raises:
-            CalibrationError: the file is missing, not JSON, of another schema, or a range is not over 0 and finite.
-        """
+        """Reads ``ranges.json``. Raises CalibrationError if the file is missing, not JSON, of another schema, or a
+        range is not over 0 and finite."""
         try:
             document = read_document(path, TypeAdapter(_File))
             return Ranges(**{key.name: getattr(document, key.name) for key in fields(Ranges)})

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from trtdet.calibration.histograms import Histogram
 from trtdet.errors import ConfigError
 
-LEVELS = 128
-"""Magnitudes of symmetric INT8: 0 to 127."""
+LEVELS = 128  # magnitudes of symmetric INT8: 0 to 127
 
 KL_BINS = 2048
 _KL_CANDIDATES = np.arange(LEVELS, KL_BINS + 1)
@@ -35,10 +34,8 @@ def minmax(histogram: Histogram) -> float:
 def percentile(histogram: Histogram, percent: float = 99.99) -> float:
     """The smallest bin edge that ``percent`` % of the magnitudes do not exceed, at most the largest magnitude.
 
-    ``percent`` is over 0 and up to 100; TensorRT's BERT demonstration uses 99.99.
-
-    Raises:
-        ConfigError: ``percent`` is out of range.
+    ``percent`` is over 0 and up to 100; TensorRT's BERT demonstration uses 99.99. Raises ConfigError if ``percent`` is
+    out of range.
     """
     if not 0 < percent <= 100:
         raise ConfigError(f"percentile must be over 0 and up to 100, got {percent}; the usual value is 99.99")

@@ -71,11 +71,8 @@ def rewrite(model: onnx.ModelProto, options: Options) -> Rewritten:
 
 
 def raw_outputs(model: onnx.ModelProto, options: Options) -> tuple[onnx.ModelProto, Config]:
-    """Cuts a model at the outputs that head decoding reads, without masks; returns it and its configuration.
-
-    Raises:
-        ModelError: the model cannot be cut there.
-    """
+    """Cuts a model at the outputs that head decoding reads, without masks; returns it and its configuration. Raises
+    ModelError if the model cannot be cut there."""
     graph, options, _ = _cut(model, options)
     with explained("clean"):
         if options.masks:

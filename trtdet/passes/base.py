@@ -18,8 +18,7 @@ from trtdet.config import Config, NmsMode, SiluForm
 from trtdet.errors import ModelError, TrtdetError, one_line
 from trtdet.passes.provenance import Origin, registry
 
-PLUGIN_DOMAIN = "trt.plugins"
-"""ONNX domain of TensorRT plugins; TensorRT's parser reads only the operator's name."""
+PLUGIN_DOMAIN = "trt.plugins"  # ONNX domain of TensorRT plugins; TensorRT's parser reads only the operator's name
 
 
 @dataclass(frozen=True)

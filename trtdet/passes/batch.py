@@ -25,11 +25,8 @@ _TOLERANCE = 1e-2
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Changes a fixed batch to ``options.batch``, in place.
-
-    Raises:
-        ModelError: the operators mix the images of a batch, or depend on its size.
-    """
+    """Changes a fixed batch to ``options.batch``, in place. Raises ModelError if the operators mix the images of a
+    batch, or depend on its size."""
     source, config = graph.inputs[0], options.config.input
     fixed, batch = source.shape[0], options.batch
     if batch is None or not isinstance(fixed, int) or fixed == batch:

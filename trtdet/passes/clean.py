@@ -18,11 +18,8 @@ _PLAIN_VALUES = {"value_float": np.float32, "value_floats": np.float32, "value_i
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Cleans a graph in place; its outputs stay the same.
-
-    Raises:
-        ModelError: the input does not fit the configuration, or a dimension besides the batch is dynamic.
-    """
+    """Cleans a graph in place; its outputs stay the same. Raises ModelError if the input does not fit the
+    configuration, or a dimension besides the batch is dynamic."""
     before, tensors, names = len(graph.nodes), graph.tensors(), options.config.head.outputs
     # Make ``head.outputs`` the outputs: rewrites must not remove them, and nodes behind them need no support.
     # The decode pass reports names that the model lacks.
@@ -87,11 +84,7 @@ def _write_out_parts_of_shapes(graph: gs.Graph) -> None:
 
 
 def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
-    """The graph's image input.
-
-    Raises:
-        ModelError: ``name`` is no input, or it is None and there are several.
-    """
+    """The graph's image input. Raises ModelError if ``name`` is no input, or it is None and there are several."""
     names = [tensor.name for tensor in graph.inputs]
     if not names:
         raise ModelError("the model has no inputs, an input for the image is needed; export the whole detector")

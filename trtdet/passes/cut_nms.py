@@ -36,11 +36,8 @@ class EmbeddedNms:
 
 
 def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
-    """The NMS embedded in a model; None if there is none or ``head.outputs`` cuts it off.
-
-    Raises:
-        ModelError: there are several, or the NMS cannot be cut off.
-    """
+    """The NMS embedded in a model; None if there is none or ``head.outputs`` cuts it off. Raises ModelError if there
+    are several, or the NMS cannot be cut off."""
     if all(node.op_type not in _KINDS for node in model.graph.node):
         return None  # most models need no parsing
     with explained("cut_nms"):
@@ -122,9 +119,8 @@ def _thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
         names = ("score_threshold", "iou_threshold", "max_output_boxes")
         missing = [name for name in names if name not in node.attrs]
         if missing:
-            raise ModelError(
-                f"node '{node.name or node.op}' lacks its attribute '{missing[0]}'; export the model again"
-            )
+            name = node.name or node.op
+            raise ModelError(f"node '{name}' lacks its attribute '{missing[0]}'; export the model again")
         return {
             "score_threshold": node.attrs["score_threshold"],
             "iou_threshold": node.attrs["iou_threshold"],

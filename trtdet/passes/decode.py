@@ -54,10 +54,8 @@ class Decoded:
 def apply(graph: gs.Graph, options: Options) -> PassResult:
     """Writes the decode rule behind the raw outputs; ``boxes`` and ``scores`` become the outputs.
 
-    The arithmetic is the same as in :func:`trtdet.detection.heads.decode`.
-
-    Raises:
-        ModelError: an output named in ``head.outputs`` is missing, or a shape does not fit the rule.
+    The arithmetic is the same as in :func:`trtdet.detection.heads.decode`. Raises ModelError if an output named in
+    ``head.outputs`` is missing, or a shape does not fit the rule.
     """
     config = options.config
     _measure(graph)

@@ -33,10 +33,7 @@ def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Confi
     """Changes the height and width of a model's input; returns the model itself if they fit already.
 
     ``model`` is float, as loaded, and does not change. ``size`` is (height, width) in pixels. ``config``, of that size,
-    gives the expected number of boxes, if it is known.
-
-    Raises:
-        ModelError: the graph depends on its size at export.
+    gives the expected number of boxes, if it is known. Raises ModelError if the graph depends on its size at export.
     """
     graph = to_graph(model)
     source = network_input(graph, None if config is None else config.input.name)

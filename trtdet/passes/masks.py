@@ -13,8 +13,7 @@ from trtdet.passes.base import Writer
 from trtdet.passes.provenance import Origin
 from trtdet.passes.walk import downstream, redirect
 
-MASKS = "masks"
-"""Output float32 (B, K, M, M) of a detector with masks; row i belongs to row i of ``boxes``."""
+MASKS = "masks"  # output float32 (B, K, M, M) of a detector with masks; row i belongs to row i of ``boxes``
 
 _BOXES, _LABELS = "trtdet/masks/boxes", "trtdet/masks/labels"
 """Inputs of the masks: boxes float32 (n, 4), and labels int64 (n, 1), columns of the probabilities."""
@@ -36,7 +35,7 @@ def write(
     cells = write("GatherND", probabilities, column, batch_dims=1)
     chosen.name, column.name, cells.name = _BOXES, _LABELS, _CELLS
     size = int(probabilities.shape[-1])
-    return chosen, _named(padded(write, cells, most, sizes=(size, size)), most, size)
+    return chosen, padded(write, cells, most, sizes=(size, size), name=MASKS)
 
 
 def follow(graph: gs.Graph, classes: int) -> None:
@@ -66,22 +65,19 @@ def follow(graph: gs.Graph, classes: int) -> None:
         for node in downstream(readers):  # the inferred number of rows is outdated
             for output in node.outputs:
                 output.shape = None
-    if fixed:
-        masks = put("Reshape", cells, put.const([1, room, size, size], np.int64))
-    else:
-        masks = padded(put, cells, room, sizes=(size, size))
     before.name = f"{MASKS}/before"
-    graph.outputs[-1] = _named(masks, room, size)
+    graph.outputs[-1] = padded(put, cells, room, sizes=(size, size), name=MASKS, exact=fixed)
 
 
-def _named(masks: gs.Variable, room: int, size: int) -> gs.Variable:
-    masks.name, masks.dtype, masks.shape = MASKS, np.dtype(np.float32), [1, room, size, size]
-    return masks
-
-
-def padded(write: Writer, rows: gs.Variable, most: int, sizes: tuple[int, ...]) -> gs.Variable:
-    """Writes rows float32 (n, ...) as (1, most, ...), zeros past n; ``sizes`` are the other dimensions."""
-    zeros = write.const(np.zeros((most, *sizes)), np.float32)
-    longer = write("Concat", rows, zeros, axis=0)
-    kept = write("Slice", longer, *(write.const([bound], np.int64) for bound in (0, most, 0)))
-    return write("Reshape", kept, write.const([1, most, *sizes], np.int64))
+def padded(
+    write: Writer, rows: gs.Variable, most: int, sizes: tuple[int, ...], name: str = "", exact: bool = False
+) -> gs.Variable:
+    """Writes rows float32 (n, ...) as (1, most, ...), named ``name``; ``sizes`` are the other dimensions. Zeros stand
+    past n, unless n is always ``most`` (``exact``)."""
+    if not exact:
+        longer = write("Concat", rows, write.const(np.zeros((most, *sizes)), np.float32), axis=0)
+        rows = write("Slice", longer, *(write.const([bound], np.int64) for bound in (0, most, 0)))
+    result = write("Reshape", rows, write.const([1, most, *sizes], np.int64))
+    result.dtype, result.shape = np.dtype(np.float32), [1, most, *sizes]
+    result.name = name or result.name
+    return result

@@ -12,8 +12,7 @@ from trtdet.errors import ModelError, one_line
 from trtdet.files import write_atomically
 from trtdet.passes.provenance import origin_of, put, registry
 
-IR_VERSION = 10
-"""IR version of every written file; graph-surgeon's default is too new for released runtimes."""
+IR_VERSION = 10  # IR version of every written file; graph-surgeon's default is too new for released runtimes
 
 
 def to_graph(model: onnx.ModelProto) -> gs.Graph:
@@ -25,11 +24,8 @@ def to_graph(model: onnx.ModelProto) -> gs.Graph:
 
 
 def to_model(graph: gs.Graph) -> onnx.ModelProto:
-    """The ONNX model of a graph: sorted, with inferred shapes, checked.
-
-    Raises:
-        ModelError: the graph is not valid ONNX, which is a fault of the pass that wrote it.
-    """
+    """The ONNX model of a graph: sorted, with inferred shapes, checked. Raises ModelError if the graph is not valid
+    ONNX, which is a fault of the pass that wrote it."""
     graph.toposort()
     model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
     model.ir_version = IR_VERSION

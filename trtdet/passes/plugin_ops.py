@@ -28,11 +28,9 @@ from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
 VERSION = 1
 NAMESPACE = "trtdet"
 SILU, HARD_SWISH = "TRT_SiLU", "TRT_HardSwish"
-PLUGIN_ACTIVATIONS = (SILU, HARD_SWISH)
-"""Operators of the plugin library."""
+PLUGIN_ACTIVATIONS = (SILU, HARD_SWISH)  # operators of the plugin library
 
-SAME, INT8 = -1, 2
-"""Values of ``output_type``."""
+SAME, INT8 = -1, 2  # values of ``output_type``
 
 _FLOAT, _HALF, _BYTE = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8
 _TYPES = {0: _FLOAT, 1: _HALF, INT8: _BYTE}
@@ -54,10 +52,8 @@ def plugin_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def plain(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replaces every plugin node by standard operators that compute the same; output names stay.
 
-    ``model`` does not change; it is returned itself if it has no plugin nodes.
-
-    Raises:
-        ModelError: an attribute does not fit the operator or its input.
+    ``model`` does not change; it is returned itself if it has no plugin nodes. Raises ModelError if an attribute does
+    not fit the operator or its input.
     """
     if next(plugin_nodes(model.graph), None) is None:
         return model

@@ -209,9 +209,12 @@ def _lines(line: _Line) -> Iterator[_Line]:
             return
         factor, offset, rounds = line.factor, line.offset, line.rounds
         if node.op == "Cast":
-            if not _is_float(node.inputs[0]) or not _is_float(node.outputs[0]):
+            types = [node.inputs[0].dtype, node.outputs[0].dtype]
+            # graph-surgeon keeps ONNX's number for a type that NumPy lacks.
+            known = [onnx.helper.tensor_dtype_to_np_dtype(kind) if isinstance(kind, int) else kind for kind in types]
+            if any(kind is None or not np.issubdtype(kind, np.floating) for kind in known):
                 return
-            rounds = rounds or not np.can_cast(node.inputs[0].dtype, node.outputs[0].dtype)
+            rounds = rounds or not np.can_cast(*types)
         elif node.op in ("Add", "Sub"):
             values = [number(tensor) for tensor in node.inputs]
             value = next((value for value in values if value is not None), None)
@@ -244,10 +247,3 @@ def _scale(node: gs.Node) -> float | None:
         return values[0] if values[1] is None else values[1]
     divisor = None if node.op == "Mul" or isinstance(node.inputs[0], gs.Constant) else values[1]
     return 1 / divisor if divisor else None
-
-
-def _is_float(tensor: gs.Tensor) -> bool:
-    dtype = tensor.dtype
-    if isinstance(dtype, int):  # graph-surgeon keeps ONNX's number for a type that NumPy lacks
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype)
-    return dtype is not None and np.issubdtype(dtype, np.floating)

@@ -20,8 +20,7 @@ from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
 LARGEST_TENSOR = 2**31 - 1
 """Maximum number of elements of a tensor, as in TensorRT; only a wrong size or attribute exceeds it."""
 
-LONGEST_SHAPE = 2**16
-"""Maximum plausible length of an integer vector; real shapes and axes have a few elements."""
+LONGEST_SHAPE = 2**16  # maximum plausible length of an integer vector; real shapes and axes have a few elements
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _WINDOWED = (*_CONVOLUTIONS, "AveragePool", "MaxPool", "LpPool")
@@ -71,11 +70,8 @@ def _clear(kind: onnx.TypeProto) -> None:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sorts the nodes of a graph into the order of computation; only few nodes move.
-
-    Raises:
-        ModelError: nodes form a cycle, or two nodes give the same tensor.
-    """
+    """Sorts the nodes of a graph into the order of computation; only few nodes move. Raises ModelError if nodes form a
+    cycle, or two nodes give the same tensor."""
     inputs, makers = {value.name for value in graph.input}, dict[str, int]()
     for index, node in enumerate(graph.node):
         for name in filter(None, node.output):

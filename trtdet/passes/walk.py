@@ -48,6 +48,12 @@ def redirect(graph: gs.Graph, old: gs.Variable, new: gs.Variable) -> None:
             new.name, old.name = old.name, f"{old.name}/before"
 
 
+def read_instead(readers: Iterable[gs.Node], old: gs.Tensor, new: gs.Tensor) -> None:
+    """Makes some readers of ``old`` read ``new``."""
+    for node in readers:
+        node.inputs = [new if tensor is old else tensor for tensor in node.inputs]
+
+
 def upstream(
     *tensors: gs.Tensor,
     end: gs.Tensor | None = None,

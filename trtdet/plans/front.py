@@ -23,27 +23,20 @@ from trtdet.options import PlanOptions, spelled
 from trtdet.plans.optimiser import Plan, Problem, cheapest, front, most_accurate
 from trtdet.tables import Column, Table
 
-TRIES = 4
-"""Measurements of a bisection over the front."""
-
-FRONT = 2**TRIES - 1
-"""Plans of the front that are bisected."""
-
-_VERIFIED_BEFORE = (0.0, 0.25, 0.5)
-"""Plans with at most these shares of the chosen plan's error are verified before it."""
-
-_CLEAR = 0.5
-"""If the cheapest plan loses at most this share of the limit, only it is verified and nothing is ranked."""
+TRIES = 4  # measurements of a bisection over the front
+FRONT = 2**TRIES - 1  # plans of the front that are bisected
+_VERIFIED_BEFORE = (0.0, 0.25, 0.5)  # plans with at most these shares of the chosen plan's error are verified before it
+_CLEAR = 0.5  # if the cheapest plan loses at most this share of the limit, only it is verified and nothing is ranked
 
 
 @dataclass(frozen=True)
 class LossLimit:
-    """A limited measure: its name in files, its option, its unit and its title in tables."""
+    """A limited measure."""
 
-    name: str
+    name: str  # in files
     option: str
     unit: str
-    column: str
+    column: str  # title in tables
 
 
 MAP = LossLimit("map", option=spelled(PlanOptions, "plan.max_map_drop"), unit="mAP points", column="mAP")
@@ -63,21 +56,14 @@ def limit_of(options: PlanOptions) -> tuple[LossLimit, float] | None:
 
 @dataclass(frozen=True)
 class Score:
-    """A measured score of a plan.
+    """A measured score of a plan."""
 
-    Attributes:
-        map: COCO mAP 0.50:0.95, 0..1; None without annotations.
-        difference: ``map`` minus the float model's mAP, or ``agreement - 1``.
-        low, high: 90 % interval of ``difference``.
-        agreement: average precision against the float model's detections, 0..1; None if mAP is limited.
-    """
-
-    map: float | None
-    difference: float
-    low: float
+    map: float | None  # COCO mAP 0.50:0.95, 0..1; None without annotations
+    difference: float  # ``map`` minus the float model's mAP, or ``agreement - 1``
+    low: float  # of the 90 % interval of ``difference``
     high: float
     images: int = 0
-    agreement: float | None = None
+    agreement: float | None = None  # AP against the float model's detections, 0..1; None if mAP is limited
 
     @property
     def value(self) -> float | None:
@@ -102,50 +88,30 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoredPlan:
-    """A plan that was scored.
+    """A plan that was scored."""
 
-    Attributes:
-        kept: number of convolutions in FP16, in words.
-        names: the convolutions in FP16, in network order.
-        share: of all multiply-adds in FP16, 0..1.
-        score: on the images that choose.
-        error: predicted error power at the output: the sum over its INT8 convolutions, each measured alone.
-        cost: by the optimiser, in the unit of the trade-off.
-        reported: score on the images that verify; None if the plan was not verified.
-    """
-
-    kept: str
-    names: tuple[str, ...]
-    share: float
-    score: Score
-    error: float = 0.0
-    cost: float = 0.0
-    reported: Score | None = None
+    kept: str  # number of convolutions in FP16, in words
+    names: tuple[str, ...]  # the convolutions in FP16, in network order
+    share: float  # of all multiply-adds in FP16, 0..1
+    score: Score  # on the images that choose
+    error: float = 0.0  # predicted error power at the output: the sum over its INT8 convolutions, each measured alone
+    cost: float = 0.0  # by the optimiser, in the unit of the trade-off
+    reported: Score | None = None  # score on the images that verify; None if the plan was not verified
 
 
 @dataclass(frozen=True)
 class TradeOff:
-    """The plans scored for an accuracy limit.
+    """The plans scored for an accuracy limit."""
 
-    Attributes:
-        bound: largest loss allowed, in points (hundredths), at the upper end of its 90 % interval.
-        reference: the float model's score on the images that choose, 0..1; 1 for agreement.
-        candidates: the scored plans, cheapest first.
-        chosen: the cheapest plan within the limit on the images that verify.
-        evaluations: number of scores, including two of the float model.
-        unit: of the costs.
-        needed: images in each half that would verify a cheaper plan with its measured loss; None if no number would.
-        figure: name of the limited measure, see :class:`LossLimit`.
-    """
-
-    bound: float
-    reference: float
-    candidates: tuple[ScoredPlan, ...]
-    chosen: ScoredPlan
-    evaluations: int
-    unit: str = "ms"
+    bound: float  # largest loss allowed, in points (hundredths), at the upper end of its 90 % interval
+    reference: float  # the float model's score on the images that choose, 0..1; 1 for agreement
+    candidates: tuple[ScoredPlan, ...]  # the scored plans, cheapest first
+    chosen: ScoredPlan  # the cheapest plan within the limit on the images that verify
+    evaluations: int  # number of scores, including two of the float model
+    unit: str = "ms"  # of the costs
+    # Images in each half that would verify a cheaper plan with its measured loss; None if no number would.
     needed: int | None = None
-    figure: str = MAP.name
+    figure: str = MAP.name  # name of the limited measure, see :class:`LossLimit`
 
     @property
     def summary(self) -> str:
@@ -168,16 +134,13 @@ class TradeOff:
             *(Column(column, ".2f"), Column("against FP32", "+.2f"), Column("90 % interval", align="right")),
             *(Column("on other images", "+.2f"), Column("90 % interval", align="right"), ""),
         )
-        rows = [
-            [
-                *(plan.kept, len(plan.names), plan.share, plan.cost, 100 * (plan.score.value or 0.0)),
-                *(100 * plan.score.difference, plan.score.interval),
-                *(None if plan.reported is None else 100 * plan.reported.difference,),
-                *("" if plan.reported is None else plan.reported.interval,),
-                "<- chosen" if plan is self.chosen else "",
-            ]
-            for plan in self.candidates
-        ]
+        rows = []
+        for plan in self.candidates:
+            score, reported = plan.score, plan.reported
+            others = (None, "") if reported is None else (100 * reported.difference, reported.interval)
+            cells = (plan.kept, len(plan.names), plan.share, plan.cost, 100 * (score.value or 0.0))
+            chosen = "<- chosen" if plan is self.chosen else ""
+            rows.append([*cells, 100 * score.difference, score.interval, *others, chosen])
         return Table(columns, rows)
 
 
@@ -194,35 +157,25 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Search:
-    """Inputs of a search within an accuracy limit.
+    """Inputs of a search within an accuracy limit."""
 
-    Attributes:
-        start: the choices and their costs, without errors.
-        ranked: gives the same with errors; not called if the cheapest plan is clearly within the limit.
-        macs: multiply-adds of each convolution per image, by name.
-        unit: of the costs.
-        measure: scores plans on the images that choose.
-        report: scores plans on the images that verify.
-        others: FP16 convolutions of further plans, scored if they are cheaper than the plan of the bisection.
-    """
-
-    start: Problem
+    start: Problem  # the choices and their costs, without errors
+    # Gives the same with errors; not called if the cheapest plan is clearly within the limit.
     ranked: Callable[[], Problem]
-    macs: dict[str, int]
-    unit: str
-    measure: Scorer
-    report: Scorer
+    macs: dict[str, int]  # multiply-adds of each convolution per image, by name
+    unit: str  # of the costs
+    measure: Scorer  # scores plans on the images that choose
+    report: Scorer  # scores plans on the images that verify
     figure: LossLimit = MAP
+    # FP16 convolutions of further plans, scored if they are cheaper than the plan of the bisection.
     others: tuple[tuple[str, ...], ...] = ()
 
 
 def cheapest_within(search: Search, bound: float) -> TradeOff:
     """The cheapest plan within an accuracy limit, verified on images that did not choose it.
 
-    ``bound`` is the largest loss allowed, in points (hundredths), at the upper end of the 90 % interval.
-
-    Raises:
-        ConfigError: no plan is within the limit on the images that choose; or none is on the images that verify.
+    ``bound`` is the largest loss allowed, in points (hundredths), at the upper end of the 90 % interval. Raises
+    ConfigError if no plan is within the limit on the images that choose; or none is on the images that verify.
     """
     scored: dict[tuple[str, ...], ScoredPlan] = {}
 
@@ -285,6 +238,14 @@ def cheapest_within(search: Search, bound: float) -> TradeOff:
     )
 
 
+def _needed(candidates: Sequence[ScoredPlan], chosen: ScoredPlan, bound: float) -> int | None:
+    """The fewest images that would verify a plan cheaper than the chosen one."""
+    cheaper = [plan.reported or plan.score for plan in candidates if plan.cost < chosen.cost]
+    missed = [score for score in cheaper if score.worst > bound]
+    counts = [images_needed(score.loss, score.worst, score.images, bound=bound) for score in missed]
+    return min((count for count in counts if count is not None), default=None)
+
+
 def _last_within(plans: Sequence[Plan], holds: Callable[[Plan], bool]) -> int:
     """Index of the last plan that holds, by bisection; -1 if none does. Plans that hold come first."""
     low, high = -1, len(plans)
@@ -322,38 +283,21 @@ def _would_show(score: Score, bound: float) -> str:
     return f"; {needed} images on each side would show it" if needed is not None else ""
 
 
-def _needed(candidates: Sequence[ScoredPlan], chosen: ScoredPlan, bound: float) -> int | None:
-    """The fewest images that would verify a plan cheaper than the chosen one."""
-    scores = [plan.reported or plan.score for plan in candidates if plan.cost < chosen.cost]
-    counts = [
-        images_needed(score.loss, score.worst, score.images, bound=bound) for score in scores if score.worst > bound
-    ]
-    return min((count for count in counts if count is not None), default=None)
-
-
-Measure = Callable[[tuple[str, ...]], float]
-"""Milliseconds of the plan with these convolutions in FP16."""
+Measure = Callable[[tuple[str, ...]], float]  # milliseconds of the plan with these convolutions in FP16
 
 _LONGER = "ask for at least that, or name another GPU"
 
 
 @dataclass(frozen=True)
 class LatencyPlan:
-    """The most accurate plan within a latency limit.
+    """The most accurate plan within a latency limit."""
 
-    Attributes:
-        limit, measured: milliseconds; ``measured`` is None if no engine ran.
-        kept: the convolutions in FP16, in network order.
-        error: predicted error power at the output: the sum over its INT8 convolutions.
-        estimated, unit: milliseconds by the optimiser, and their unit in words.
-    """
-
-    limit: float
-    kept: tuple[str, ...]
-    error: float
-    estimated: float
-    measured: float | None
-    unit: str
+    limit: float  # milliseconds
+    kept: tuple[str, ...]  # the convolutions in FP16, in network order
+    error: float  # predicted error power at the output: the sum over its INT8 convolutions
+    estimated: float  # milliseconds by the optimiser
+    measured: float | None  # milliseconds; None if no engine ran
+    unit: str  # of ``estimated``, in words
 
     def __str__(self) -> str:
         """One sentence without a full stop."""
@@ -376,10 +320,8 @@ def check_reachable(unit: str, problem: Problem, limit: float) -> None:
 def most_accurate_within(unit: str, problem: Problem, limit: float, measure: Measure | None = None) -> LatencyPlan:
     """The plan of least error within a latency limit in milliseconds.
 
-    ``measure`` times plans of the front, by bisection; None takes the estimates.
-
-    Raises:
-        ConfigError: the cheapest plan takes longer.
+    ``measure`` times plans of the front, by bisection; None takes the estimates. Raises ConfigError if the cheapest
+    plan takes longer.
     """
     times: dict[tuple[str, ...], float] = {}
     if measure is None:

@@ -32,11 +32,8 @@ from trtdet.progress import Progress
 from trtdet.quantization import Corrections, HeadError, QdqPlacement, Switch
 from trtdet.quantization.head_error import chooses_rows
 
-_TOGETHER = 32
-"""Maximum number of convolutions that share a pass over the images."""
-
-_WEIGHTS = 1 << 30
-"""Maximum bytes of weights in the models of a pass."""
+_TOGETHER = 32  # maximum number of convolutions that share a pass over the images
+_WEIGHTS = 1 << 30  # maximum bytes of weights in the models of a pass
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -58,42 +55,28 @@ def row_check(schema: Any, path: Path) -> Callable[[Mapping[str, Any]], bool]:
 
 @dataclass(frozen=True)
 class RankingSubject:
-    """Inputs of a ranking.
+    """Inputs of a ranking."""
 
-    Attributes:
-        model: float model after the passes.
-        placement: where Q/DQ pairs go; its plan names the INT8 convolutions.
-        corrections: channel maps and weights; empty without corrections.
-        head: tensors of the decoded boxes and scores.
-        images_sha256: hash of the images' names and contents.
-        cache: images that other passes decoded; None decodes them in each pass.
-    """
-
-    model: onnx.ModelProto
-    placement: QdqPlacement
+    model: onnx.ModelProto  # float model after the passes
+    placement: QdqPlacement  # where Q/DQ pairs go; its plan names the INT8 convolutions
     ranges: Ranges
-    corrections: Corrections
-    head: Decoded
+    corrections: Corrections  # channel maps and weights; empty without corrections
+    head: Decoded  # tensors of the decoded boxes and scores
     images: tuple[Path, ...]
-    images_sha256: str
+    images_sha256: str  # hash of the images' names and contents
     preprocess: InputConfig
+    # Images that other passes decoded; None decodes them in each pass.
     cache: ImageCache | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Method:
-    """How the errors are measured.
+    """How the errors are measured."""
 
-    Attributes:
-        name: ``fast`` or ``reference``, see :mod:`trtdet.plans.ranking`.
-        base: ``fp32`` switches each convolution alone to INT8; ``int8`` switches all others.
-        dataset, nms: to measure mAP too; the subject's images are then those of the dataset.
-    """
-
-    name: Literal["fast", "reference"] = "fast"
-    base: Literal["fp32", "int8"] = "fp32"
-    dataset: CocoDataset | None = None
-    nms: NmsConfig | None = None
+    name: Literal["fast", "reference"] = "fast"  # see :mod:`trtdet.plans.ranking`
+    base: Literal["fp32", "int8"] = "fp32"  # fp32 switches each convolution alone to INT8; int8 switches all others
+    dataset: CocoDataset | None = None  # to measure mAP too; the subject's images are then those of the dataset
+    nms: NmsConfig | None = None  # for mAP
 
 
 def subject_key(subject: RankingSubject, method: Method) -> str:
@@ -213,6 +196,12 @@ class _Block:
 
     def rows(self, progress: Callable[[float], None]) -> list[dict[str, Any]]:
         subject, method, runs, images = self._work.subject, self._work.method, 0, 0
+
+        def add(batch: ImageBatch, tensors: Arrays, exact: Arrays, name: str) -> None:
+            runner = self._variants[name]
+            outputs = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
+            self._errors[name].update(subject, batch, exact, {**tensors, **outputs})
+
         stream = ImageStream(
             subject.images,
             subject.preprocess,
@@ -225,7 +214,7 @@ class _Block:
                 filled = self._base.filled(batch.images)
                 tensors: Arrays = {**self._base.feed({self._source: filled}), self._source: filled}
                 exact = self._exact.feed({self._source: filled}) if self._exact is not self._base else tensors
-                list(pool.map(partial(self._add_variant, batch, tensors, exact), self._names))
+                list(pool.map(partial(add, batch, tensors, exact), self._names))
                 self._own.update(subject, batch, exact, tensors)
                 runs += 1 + (self._exact is not self._base) + len(self._variants)
                 images += len(batch)
@@ -247,11 +236,6 @@ class _Block:
             )
             rows.append(dict(row))
         return rows
-
-    def _add_variant(self, batch: ImageBatch, tensors: Arrays, exact: Arrays, name: str) -> None:
-        runner = self._variants[name]
-        outputs = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
-        self._errors[name].update(self._work.subject, batch, exact, {**tensors, **outputs})
 
 
 class _Errors:

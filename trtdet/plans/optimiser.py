@@ -26,55 +26,34 @@ from trtdet.audit.neighbours import Joint
 from trtdet.errors import ConfigError
 from trtdet.files.native_output import without_native_output
 
-_SECONDS = 10.0
-"""Time limit of the solver; the best plan so far is then taken, with its gap."""
-
-_EXACT = 200
-"""Up to this number of convolutions the solver proves the optimum."""
-
-_GAP = 1e-4
-"""With more convolutions, another plan may be better by at most this share."""
-
-_TIE = 1e-5
-"""Weight of the other figure in the objective, each scaled by its largest value; it decides between equals."""
-
-_NOTHING = 1e-9
-"""Share that counts as rounding of a sum."""
+_SECONDS = 10.0  # time limit of the solver; the best plan so far is then taken, with its gap
+_EXACT = 200  # up to this number of convolutions the solver proves the optimum
+_GAP = 1e-4  # with more convolutions, another plan may be better by at most this share
+_TIE = 1e-5  # weight of the other figure in the objective, each scaled by its largest value; it decides between equals
+_NOTHING = 1e-9  # share that counts as rounding of a sum
 
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A way to run a convolution.
+    """A way to run a convolution."""
 
-    Attributes:
-        name: such as ``int8`` or ``fp16``; unique for a convolution.
-        error: its part of the plan's error, at least 0.
-        half: whether the tables over neighbours count it as FP16.
-        cost: its own cost, in addition to the tables.
-    """
-
-    name: str
-    error: float
-    half: bool = False
-    cost: float = 0.0
+    name: str  # such as ``int8`` or ``fp16``; unique for a convolution
+    error: float  # its part of the plan's error, at least 0
+    half: bool = False  # whether the tables over neighbours count it as FP16
+    cost: float = 0.0  # its own cost, in addition to the tables
 
 
 @dataclass(frozen=True)
 class Problem:
     """Inputs of the optimiser.
 
-    Attributes:
-        choices: of each convolution, at least one.
-        joints: costs by the precisions of neighbours; every convolution in them has choices.
-        fixed: cost that depends on no choice.
-
     Raises:
         ValueError: a convolution has no choices, or choices of the same name.
     """
 
-    choices: Mapping[str, tuple[PrecisionChoice, ...]]
-    joints: tuple[Joint, ...] = ()
-    fixed: float = 0.0
+    choices: Mapping[str, tuple[PrecisionChoice, ...]]  # of each convolution, at least one
+    joints: tuple[Joint, ...] = ()  # costs by the precisions of neighbours; every convolution in them has choices
+    fixed: float = 0.0  # cost that depends on no choice
 
     def __post_init__(self) -> None:
         joined = {name for joint in self.joints for name in joint.convs}
@@ -98,19 +77,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice for every convolution.
+    """A choice for every convolution, with the error and the cost of the whole plan."""
 
-    Attributes:
-        picks: name of the choice by convolution.
-        half: the convolutions in FP16, in the order of the problem.
-        error, cost: of the whole plan.
-        gap: another plan is better by at most this share; 0 up to 200 convolutions, over 1e-4 if the time ran out.
-    """
-
-    picks: Mapping[str, str]
-    half: tuple[str, ...]
+    picks: Mapping[str, str]  # name of the choice by convolution
+    half: tuple[str, ...]  # the convolutions in FP16, in the order of the problem
     error: float
     cost: float
+    # Another plan is better by at most this share; 0 up to 200 convolutions, over 1e-4 if the time ran out.
     gap: float = 0.0
 
 
@@ -168,21 +141,17 @@ def least_error(problem: Problem) -> float:
     return math.fsum(min(choice.error for choice in choices) for choices in problem.choices.values())
 
 
-def _undominated(choices: tuple[PrecisionChoice, ...]) -> tuple[PrecisionChoice, ...]:
-    """Drops a choice if another of the same precision is no worse in error and cost."""
-    kept: list[PrecisionChoice] = []
-    for choice in sorted(choices, key=lambda choice: (choice.error, choice.cost)):
-        if not any(other.half == choice.half and other.cost <= choice.cost for other in kept):
-            kept.append(choice)
-    return tuple(kept)
-
-
 class _Program:
     """Arrays of the program: a variable for each choice, then a share for each state of each table."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._choices = {name: _undominated(choices) for name, choices in problem.choices.items()}
+        self._choices: dict[str, list[PrecisionChoice]] = {name: [] for name in problem.choices}
+        for name, kept in self._choices.items():
+            # Without choices that are no better in error and cost than another of the same precision.
+            for choice in sorted(problem.choices[name], key=lambda choice: (choice.error, choice.cost)):
+                if not any(other.half == choice.half and other.cost <= choice.cost for other in kept):
+                    kept.append(choice)
         named = [(name, choice.name) for name, choices in self._choices.items() for choice in choices]
         self._places = {key: place for place, key in enumerate(named)}
         listed = [choice for choices in self._choices.values() for choice in choices]

@@ -27,8 +27,7 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import HeadError, PrecisionPlan
 from trtdet.quantization.macs import DEPTHWISE, Macs, multiply_adds
 
-_WEIGHT = 0.85
-"""Share of all detections in the images of the fast method."""
+_WEIGHT = 0.85  # share of all detections in the images of the fast method
 
 
 def check_rankable(plan: PrecisionPlan) -> None:

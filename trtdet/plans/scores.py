@@ -21,61 +21,38 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class LayerScore:
-    """One convolution, or the group ``depthwise``.
-
-    Attributes:
-        score: error power that it causes at the output, or with the base ``int8`` the power that it removes in float;
-            powers of independent errors add up.
-        rank: 1 for the most sensitive; 0 for a group.
-        distance: error at the output, as :attr:`trtdet.quantization.HeadError.distance`.
-        macs: multiply-adds per image.
-        convs: number of convolutions.
-        depthwise: every input channel is convolved by itself.
-        map: COCO mAP 0.50:0.95 of the variant, 0..1; None if not measured.
-        format: format of the measurement; FP8 is for matrix products.
-        kind: the reason in the plan; empty for a group.
-        place: among the ranked convolutions in network order, from 1; 0 for a group, and in files of earlier versions.
-    """
+    """One convolution, or the group ``depthwise``."""
 
     name: str
+    # Error power that it causes at the output, or with the base ``int8`` the power that it removes in float; powers
+    # of independent errors add up.
     score: float
-    rank: int
-    distance: float
-    macs: int
-    convs: int
-    depthwise: bool
-    map: float | None = None
-    format: Format = "int8"
-    kind: str = ""
+    rank: int  # 1 for the most sensitive; 0 for a group
+    distance: float  # error at the output, as :attr:`trtdet.quantization.HeadError.distance`
+    macs: int  # multiply-adds per image
+    convs: int  # number of convolutions
+    depthwise: bool  # every input channel is convolved by itself
+    map: float | None = None  # COCO mAP 0.50:0.95 of the variant, 0..1; None if not measured
+    format: Format = "int8"  # format of the measurement; FP8 is for matrix products
+    kind: str = ""  # the reason in the plan; empty for a group
+    # Among the ranked convolutions in network order, from 1; 0 for a group, and in files of earlier versions.
     place: int = 0
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A ranking.
+    """A ranking."""
 
-    Attributes:
-        layers: every INT8 convolution, the most sensitive first.
-        groups: groups of convolutions, which have no rank.
-        macs: multiply-adds of all convolutions per image, including those that stay in float anyway.
-        base: ``fp32`` or ``int8``, see :class:`trtdet.plans.measuring.Method`.
-        distance: error of the base against the float model.
-        map: COCO mAP of the base; None if not measured.
-        key: hash of the inputs.
-        seconds: wall time of all runs.
-        inferences: model runs, whole or in part.
-    """
-
-    layers: tuple[LayerScore, ...]
-    groups: tuple[LayerScore, ...]
-    macs: int
-    base: str
-    distance: float
-    map: float | None
+    layers: tuple[LayerScore, ...]  # every INT8 convolution, the most sensitive first
+    groups: tuple[LayerScore, ...]  # groups of convolutions, which have no rank
+    macs: int  # multiply-adds of all convolutions per image, including those that stay in float anyway
+    base: str  # ``fp32`` or ``int8``, see :class:`trtdet.plans.measuring.Method`
+    distance: float  # error of the base against the float model
+    map: float | None  # COCO mAP of the base; None if not measured
     images: int
-    key: str
-    seconds: float
-    inferences: int
+    key: str  # hash of the inputs
+    seconds: float  # wall time of all runs
+    inferences: int  # model runs, whole or in part
 
     @property
     def total(self) -> float:

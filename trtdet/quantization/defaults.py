@@ -27,8 +27,7 @@ from trtdet.quantization.macs import Macs, multiply_adds
 from trtdet.quantization.placement import FEWEST_FEATURES, QdqPlacement, after_softmax
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 
-FEWEST_CHANNELS = 16
-"""A convolution with fewer input or output channels per group stays in FP16."""
+FEWEST_CHANNELS = 16  # a convolution with fewer input or output channels per group stays in FP16
 
 _TITLES = {
     Cause.DEPTHWISE: "depthwise",
@@ -81,14 +80,11 @@ def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[st
     which turn centres into corners."""
 
     def values(node: gs.Node) -> list[gs.Tensor]:
-        """The inputs that carry values; a TopK's positions only choose rows."""
+        """The inputs that carry values, none where the search ends; a TopK's positions only choose rows."""
+        if node.op in _SHAPES or _expects(node):
+            return []
         tops = [maker(tensor, "TopK") for tensor in node.inputs]
-        return [
-            tensor for tensor, top in zip(node.inputs, tops, strict=True) if top is None or tensor is top.outputs[0]
-        ]
-
-    def ends(node: gs.Node) -> bool:
-        return node.op in _SHAPES or _expects(node)
+        return [each for each, top in zip(node.inputs, tops, strict=True) if top is None or each is top.outputs[0]]
 
     layers = []
     for layer in graph.nodes:
@@ -98,8 +94,8 @@ def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[st
         if (layer.name in able or dense) and not _expects(layer):
             layers.append(layer)
     read = [tensor for layer in layers for tensor in values(layer)]
-    nodes = upstream(*read, reads=lambda node: () if ends(node) else values(node))
-    return {node.name for node in nodes if not ends(node)}
+    nodes = upstream(*read, reads=values)
+    return {node.name for node in nodes if node.op not in _SHAPES and not _expects(node)}
 
 
 def _expects(node: gs.Node) -> bool:

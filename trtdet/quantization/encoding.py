@@ -15,20 +15,12 @@ from trtdet.quantization.precision import Format
 
 QMAX = 127.0
 
-FP8_MAX = 448.0
-"""The largest magnitude of FP8 E4M3, which has no infinity."""
-
-MOST: Mapping[Format, float] = {"int8": QMAX, "fp8": FP8_MAX}
-"""The largest magnitude of a value in steps, by format."""
-
-LARGEST = 65504.0
-"""The largest magnitude of FP16 (IEEE 754 binary16)."""
-
-SMALLEST_NORMAL = 2.0**-14
-"""The smallest normal number of FP16."""
-
-SMALLEST_HALF = 2.0**-24
-"""The smallest positive number of FP16, a subnormal."""
+FP8_MAX = 448.0  # the largest magnitude of FP8 E4M3, which has no infinity
+MOST: Mapping[Format, float] = {"int8": QMAX, "fp8": FP8_MAX}  # the largest magnitude of a value in steps, by format
+STORED = {"int8": np.int8, "fp8": np.float16}  # the type that holds a format's numbers; float16 has every E4M3 number
+LARGEST = 65504.0  # the largest magnitude of FP16 (IEEE 754 binary16)
+SMALLEST_NORMAL = 2.0**-14  # the smallest normal number of FP16
+SMALLEST_HALF = 2.0**-24  # the smallest positive number of FP16, a subnormal
 
 
 def half_step(values: ArrayLike, up: bool = True) -> NDArray[np.float32]:
@@ -52,14 +44,9 @@ def snap(values: NDArray[np.floating], format: Format = "int8") -> NDArray[np.fl
     return values
 
 
-def kept(values: NDArray[np.floating], format: Format) -> NDArray[np.number]:
-    """Numbers of a format in their storage type: int8, or float16, which has every E4M3 number."""
-    return values.astype(np.int8 if format == "int8" else np.float16)
-
-
 def nearest(rows: NDArray[np.floating], scales: NDArray[np.float32], format: Format = "int8") -> NDArray[np.number]:
     """Rounds weights (..., out, D) to the nearest numbers of a format, for scales float32 (..., out)."""
-    return kept(snap(rows / scales[..., None], format), format)
+    return snap(rows / scales[..., None], format).astype(STORED[format])
 
 
 def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
@@ -72,16 +59,11 @@ class ChannelMap:
     """How a tensor is quantised: ``clip(round(127 / amax * scale * x))``, in FP8 with 448 instead of 127.
 
     The convolution's weights take the inverse: ``W x = (W / scale) (scale x)``, exact in float.
-
-    Attributes:
-        amax: the largest magnitude of ``scale * x`` that is represented.
-        scale: float64 (C,), over 0; None for 1, as in FP8.
-        axis: channel axis: 1, or -1 if products read the tensor.
     """
 
-    amax: float
-    scale: NDArray[np.float64] | None = None
-    axis: int = 1
+    amax: float  # the largest magnitude of ``scale * x`` that is represented
+    scale: NDArray[np.float64] | None = None  # float64 (C,), over 0; None for 1, as in FP8
+    axis: int = 1  # channel axis: 1, or -1 if products read the tensor
     format: Format = "int8"
 
     @property
@@ -97,17 +79,12 @@ def fp8_map(low: float, high: float) -> ChannelMap:
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """Quantised weights of a convolution or product.
+    """Quantised weights of a convolution or product."""
 
-    Attributes:
-        integers: int8 (out, in / groups, kh, kw) or (out, in), -127..127; FP8: E4M3 numbers in float16, -448..448.
-        scales: float32 (out,), over 0; in FP8 all are equal.
-        bias: float32 (out,).
-    """
-
+    # int8 (out, in / groups, kh, kw) or (out, in), -127..127; FP8: E4M3 numbers in float16, -448..448.
     integers: NDArray[np.number]
-    scales: NDArray[np.float32]
-    bias: NDArray[np.float32]
+    scales: NDArray[np.float32]  # float32 (out,), over 0; in FP8 all are equal
+    bias: NDArray[np.float32]  # float32 (out,)
 
     def same(self, other: Rounded | None) -> bool:
         return other is not None and all(
@@ -118,10 +95,8 @@ class Rounded:
 def weight_scales(weight: NDArray[np.floating], owner: str = "a layer", format: Format = "int8") -> NDArray[np.float32]:
     """The scale of each output channel of weights (out, ...), float32 (out,): ``max |w| / 127`` rounded up to FP16.
 
-    A channel of zeros gets the scale for ``max |w| = 1``. FP8 has one scale, ``max |w| / 448`` rounded up.
-
-    Raises:
-        ModelError: a weight of the ``owner`` is NaN or infinite.
+    A channel of zeros gets the scale for ``max |w| = 1``. FP8 has one scale, ``max |w| / 448`` rounded up. Raises
+    ModelError if a weight of the ``owner`` is NaN or infinite.
     """
     amax = np.abs(weight.reshape(len(weight), -1)).max(axis=1)
     if not np.isfinite(amax).all():

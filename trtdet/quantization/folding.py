@@ -28,7 +28,7 @@ from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin
 from trtdet.passes.walk import maker
 from trtdet.quantization.encoding import LARGEST, SMALLEST_NORMAL, Rounded, by_channel
-from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, Weighted, channel_axis, is_layer
+from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, Weighted, is_layer
 
 Factor = NDArray[np.float64]
 
@@ -36,8 +36,7 @@ _PASSING = (
     *("Relu", "LeakyRelu", "PRelu", "Identity"),
     *("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Resize", "Pad", "Slice"),
 )
-_CHANNELS = (1, -3)
-"""The channel axis of a feature map (N, C, H, W)."""
+_CHANNELS = (1, -3)  # the channel axis of a feature map (N, C, H, W)
 
 
 def fold_map(
@@ -58,12 +57,7 @@ def fold_map(
     Returns:
         The factor that remains to be applied after the tensor; None if nothing remains.
     """
-    search = _Search(weights, write.graph.outputs, _axis(tensor, readers))
-    layer = search.layer(tensor)
-    if layer is not None and layer.name in weights and search.others(tensor, readers) == []:
-        if factor is not None:
-            weights[layer.name] = _scaled(weights[layer.name], factor)
-        return None
+    search = _Search.of(tensor, readers, write.graph, int8=weights)
     parts = None if factor is None else search.parts(tensor, readers, factor)
     if parts is None:
         return factor
@@ -80,7 +74,7 @@ def channels_left(
     the names of the INT8 layers."""
     if _by_plugin(tensor):
         return 0
-    parts = _Search(int8, graph.outputs, _axis(tensor, readers)).parts(tensor, readers, np.ones(channels))
+    parts = _Search.of(tensor, readers, graph, int8=int8).parts(tensor, readers, np.ones(channels))
     return channels if parts is None else sum(len(part.factor) for part in parts if part.how == "multiply")
 
 
@@ -102,29 +96,26 @@ class _Search:
     outputs: Collection[gs.Tensor]
     axis: int
 
-    def layer(self, tensor: gs.Tensor) -> gs.Node | None:
-        """The convolution or product with weights that computes a tensor, bias included."""
-        layer = Weighted.making(tensor)
-        same = layer is not None and channel_axis(layer.node) == self.axis and layer.node.op != "ConvTranspose"
-        return layer.node if layer is not None and same else None
+    @staticmethod
+    def of(tensor: gs.Tensor, readers: Sequence[str], graph: gs.Graph, int8: Collection[str]) -> _Search:
+        """A search for a tensor's factor; the layers that read the tensor determine its channel axis."""
+        products = any(node.op in PRODUCTS and node.name in readers for node in tensor.outputs)
+        return _Search(int8, graph.outputs, axis=-1 if products else 1)
 
     def parts(self, tensor: gs.Tensor, readers: Sequence[str], factor: Factor) -> list[_Part] | None:
         """The places for a tensor's factor; None if it can only go after the tensor."""
-        others = self.others(tensor, readers)
-        before = None if others is None else self._made(tensor, factor)
-        if others is None or before is None or not all(_stays_half(conv, factor, "undo") for conv in others):
-            return None
-        return [*before, *(_Part(conv, factor, "undo") for conv in others)]
-
-    def others(self, tensor: gs.Tensor, readers: Sequence[str]) -> list[gs.Node] | None:
-        """Float layers that read the tensor besides ``readers``; None if any other node reads it."""
         # Factors do not change shapes.
         reading = [reader for reader in tensor.outputs if reader.op != "Shape"]
         others = [reader for reader in reading if reader.name not in readers]
         if len(reading) - len(others) != len(readers) or tensor in self.outputs:
             return None
-        convs = all(self._in_float(reader) and reader.op == "Conv" and reader.inputs[0] is tensor for reader in others)
-        return others if convs else None
+        # Besides the readers, only float layers may read the tensor.
+        if not all(self._in_float(each) and each.op == "Conv" and each.inputs[0] is tensor for each in others):
+            return None
+        before = self._made(tensor, factor)
+        if before is None or not all(_stays_half(conv, factor, "undo") for conv in others):
+            return None
+        return [*before, *(_Part(conv, factor, "undo") for conv in others)]
 
     def _in_float(self, layer: gs.Node) -> bool:
         """Whether a node is a float layer with weights of its own, which can be changed."""
@@ -179,9 +170,9 @@ class _Search:
 
     def _made_last(self, node: gs.Node, tensor: gs.Tensor, factor: Factor) -> list[_Part] | None:
         """The same with channels on the last axis."""
-        product = self.layer(tensor)
-        if product is not None:
-            return [_Part(product, factor, "take")] if self._able(product, factor) else None
+        layer = Weighted.making(tensor)
+        if layer is not None and layer.node.op in PRODUCTS:
+            return [_Part(layer.node, factor, "take")] if self._able(layer.node, factor) else None
         if node.op == "LayerNormalization":
             constants = all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:])
             able = constants and node.inputs[1].values.shape == factor.shape and tensor is node.outputs[0]
@@ -205,12 +196,9 @@ def _by_plugin(tensor: gs.Tensor) -> bool:
 
 def _sizes(tensors: Collection[gs.Tensor]) -> list[int] | None:
     """Numbers of channels; None if one is unknown."""
-    shapes = [
-        list(tensor.values.shape if isinstance(tensor, gs.Constant) else tensor.shape or ()) for tensor in tensors
-    ]
-    if not all(len(shape) == 4 and isinstance(shape[1], int) for shape in shapes):
-        return None
-    return [shape[1] for shape in shapes]
+    shapes = [list(each.values.shape if isinstance(each, gs.Constant) else each.shape or ()) for each in tensors]
+    known = all(len(shape) == 4 and isinstance(shape[1], int) for shape in shapes)
+    return [shape[1] for shape in shapes] if known else None
 
 
 def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
@@ -228,12 +216,8 @@ def _passes(node: gs.Node, tensor: gs.Tensor) -> bool:
         if not isinstance(sides, gs.Constant) or axes is not None:
             return False
         zeros = value is None or (isinstance(value, gs.Constant) and not np.any(value.values))
-        widths = sides.values
-        return (
-            (zeros or node.attrs.get("mode", "constant") != "constant")
-            and len(widths) == 8
-            and not (widths[1] or widths[5])
-        )
+        beside = len(sides.values) != 8 or sides.values[1] or sides.values[5]
+        return (zeros or node.attrs.get("mode", "constant") != "constant") and not beside
     if node.op == "Slice":
         axes = inputs[3] if len(inputs) > 3 else None
         return isinstance(axes, gs.Constant) and not np.isin(axes.values, _CHANNELS).any()
@@ -264,20 +248,15 @@ def _stays_half(node: gs.Node, factor: Factor, how: Literal["take", "undo"]) -> 
     layer = Weighted.of(node)
     assert layer is not None, "only a layer with weights of its own is asked about"
     weights, *bias = _changed(node, factor, how)
-    was, becomes = _largest(node, layer.weight), _largest(node, weights)
-    pairs = [(was, becomes), *((np.abs(layer.bias), np.abs(after)) for after in bias)]
-    lost = np.any((was >= SMALLEST_NORMAL) & (becomes < SMALLEST_NORMAL))
-    return not lost and not any(np.any((before <= LARGEST) & (after > LARGEST)) for before, after in pairs)
-
-
-def _largest(node: gs.Node, weights: NDArray[np.floating]) -> Factor:
-    """The largest magnitude of each output channel's weights, float64 (outputs,)."""
     rows, columns = weights.shape[:2]
     transposed = node.op == "ConvTranspose"
     groups = int(node.attrs.get("group", 1)) if transposed else rows
-    by_output = np.abs(weights.astype(np.float64)).reshape(groups, rows // groups, columns if transposed else 1, -1)
-    largest: Factor = by_output.max(axis=(1, 3)).reshape(-1)
-    return largest
+    shape = (groups, rows // groups, columns if transposed else 1, -1)
+    magnitudes = (np.abs(values.astype(np.float64)).reshape(shape) for values in (layer.weight, weights))
+    was, becomes = (values.max(axis=(1, 3)).reshape(-1) for values in magnitudes)
+    pairs = [(was, becomes), *((np.abs(layer.bias), np.abs(after)) for after in bias)]
+    lost = np.any((was >= SMALLEST_NORMAL) & (becomes < SMALLEST_NORMAL))
+    return not lost and not any(np.any((before <= LARGEST) & (after > LARGEST)) for before, after in pairs)
 
 
 def _has_constant(node: gs.Node, channels: int, axis: int = 1) -> bool:
@@ -293,11 +272,6 @@ def _has_constant(node: gs.Node, channels: int, axis: int = 1) -> bool:
     return values.size == 1 or shape == (1, channels, 1, 1)
 
 
-def _axis(tensor: gs.Tensor, readers: Sequence[str]) -> int:
-    """The channel axis of a tensor, which the layers that read it determine."""
-    return -1 if any(node.op in PRODUCTS and node.name in readers for node in tensor.outputs) else 1
-
-
 def _apply(write: Writer, part: _Part, weights: MutableMapping[str, Rounded], axis: int) -> None:
     node, factor = part.node, part.factor
     spread = by_channel(factor, axis)
@@ -306,7 +280,9 @@ def _apply(write: Writer, part: _Part, weights: MutableMapping[str, Rounded], ax
         source = node.inputs[part.position]
         node.inputs[part.position] = write.of(Origin.CHANNEL_MAP)("Mul", source, write.const(spread, np.float32))
     elif node.name in weights:
-        weights[node.name] = _scaled(weights[node.name], factor)
+        before = weights[node.name]
+        scales, biases = (values.astype(np.float32) for values in (before.scales * factor, before.bias * factor))
+        weights[node.name] = Rounded(before.integers, scales, biases)
     elif layer is not None and node.op in PRODUCTS:
         weight, *bias = _changed(node, factor, part.how)
         if bias:
@@ -322,8 +298,3 @@ def _apply(write: Writer, part: _Part, weights: MutableMapping[str, Rounded], ax
         index = next(index for index, tensor in enumerate(node.inputs) if isinstance(tensor, gs.Constant))
         values = node.inputs[index].values
         node.inputs[index] = write.const(values / spread if node.op == "Div" else values * spread, np.float32)
-
-
-def _scaled(before: Rounded, factor: Factor) -> Rounded:
-    scales, bias = before.scales * factor, before.bias * factor
-    return Rounded(before.integers, scales.astype(np.float32), bias.astype(np.float32))

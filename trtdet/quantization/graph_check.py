@@ -39,7 +39,12 @@ def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
         elif node.op in LAYERS:
             problems = _layer_problems(node)
         elif node.op in PLUGIN_ACTIVATIONS:
-            problems = _activation_problems(node)
+            problems = _strangers(node, ("DequantizeLinear",)) if node.outputs[0].dtype == np.int8 else []
+            scale = np.array(node.attrs.get("input_scale", [1.0]))
+            if not np.all(np.isfinite(scale) & (scale > 0)):
+                problems.append("its input_scale must be over 0 and finite in every channel")
+            if not all(np.all(np.isfinite(node.attrs.get(key, [0.0]))) for key in ("factor", "offset")):
+                problems.append("its factor and offset must be finite in every channel")
         else:
             problems = []
         if half:
@@ -103,16 +108,6 @@ def _layer_problems(node: gs.Node) -> list[str]:
             problems.append(f"its weights are quantised on axis {axis}: it would run in float; use axis {outputs}")
     if any(rest):
         problems.append("its bias is quantised: keep the bias in float")
-    return problems
-
-
-def _activation_problems(node: gs.Node) -> list[str]:
-    problems = _strangers(node, ("DequantizeLinear",)) if node.outputs[0].dtype == np.int8 else []
-    scale = np.array(node.attrs.get("input_scale", [1.0]))
-    if not np.all(np.isfinite(scale) & (scale > 0)):
-        problems.append("its input_scale must be over 0 and finite in every channel")
-    if not all(np.all(np.isfinite(node.attrs.get(key, [0.0]))) for key in ("factor", "offset")):
-        problems.append("its factor and offset must be finite in every channel")
     return problems
 
 

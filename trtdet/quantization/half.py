@@ -29,13 +29,12 @@ from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, registry
-from trtdet.passes.walk import maker, upstream
+from trtdet.passes.walk import maker, read_instead, upstream
 from trtdet.quantization.encoding import LARGEST
 from trtdet.quantization.placement import FEWEST_FEATURES
 from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
 
-_BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)
-"""Origins of nodes between convolutions."""
+_BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)  # origins of nodes between convolutions
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -51,8 +50,7 @@ _REORDERING = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _JOINING = {*_ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_POOLS, *_MOVES}
 _OF_PLACES = {"MatMul", "Softmax", "LayerNormalization", *_ACTIVATION_FUNCTIONS, *_ARITHMETIC}
 """Operators on features of places, on the last axis."""
-_COORDINATES = (2, 4)
-"""The last sizes of points and boxes."""
+_COORDINATES = (2, 4)  # the last sizes of points and boxes
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 _VALUES = {
@@ -82,9 +80,17 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
     region = _region(graph, set(names), set(left))
     if graph.opset < HALF_SCALES and any(node.op in _PAIR for node in region):
         raise ModelError(f"Q/DQ pairs in FP16 need opset {HALF_SCALES}, and the model has opset {graph.opset}")
-    _own_pairs(write, region)
+    inside = {id(node) for node in region}
+    # The float32 readers of an FP16 DequantizeLinear get one of their own: a Cast would part them from INT8.
+    for node in [node for node in region if node.op == "DequantizeLinear"]:
+        tensor = node.outputs[0]
+        outer = [reader for reader in tensor.outputs if id(reader) not in inside]
+        if outer and tensor not in graph.outputs:
+            own = write.of(Origin.QDQ)("DequantizeLinear", *node.inputs, **node.attrs)
+            own.shape = tensor.shape
+            read_instead(outer, tensor, own)
     _lower_inputs(write, region)
-    _raise_outputs(write, region)
+    _raise_outputs(write, region, inside)
     # Types were inferred for float32.
     for tensor in graph.tensors().values():
         if isinstance(tensor, gs.Variable) and tensor not in (*graph.inputs, *graph.outputs):
@@ -115,19 +121,6 @@ def _positions(node: gs.Node) -> Iterable[int]:
     return (position for position in _VALUES.get(node.op, inputs) if position in inputs)
 
 
-def _own_pairs(write: Writer, region: list[gs.Node]) -> None:
-    """Gives the float32 readers of an FP16 DequantizeLinear one of their own: a Cast would part them from INT8."""
-    inside = {id(node) for node in region}
-    for node in [node for node in region if node.op == "DequantizeLinear"]:
-        tensor = node.outputs[0]
-        outer = [reader for reader in tensor.outputs if id(reader) not in inside]
-        if outer and tensor not in write.graph.outputs:
-            own = write.of(Origin.QDQ)("DequantizeLinear", *node.inputs, **node.attrs)
-            own.shape = tensor.shape
-            for reader in outer:
-                reader.inputs = [own if source is tensor else source for source in reader.inputs]
-
-
 def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
     """Converts constants of the region to FP16 and casts inputs from outside."""
     lowered: dict[str, gs.Variable] = {}
@@ -144,21 +137,16 @@ def _lower_inputs(write: Writer, region: list[gs.Node]) -> None:
                 node.inputs[position] = lowered[tensor.name]
 
 
-def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
-    """Casts tensors that are read outside of the region to float32."""
+def _raise_outputs(write: Writer, region: list[gs.Node], inside: set[int]) -> None:
+    """Casts tensors that are read outside of the region, whose nodes' ids are ``inside``, to float32."""
     graph = write.graph
-    inside = {id(node) for node in region}
-    for node in region:
-        if node.op == "QuantizeLinear":
-            continue
+    for node in [node for node in region if node.op != "QuantizeLinear"]:
         for index, tensor in enumerate(node.outputs):
             outer = [reader for reader in tensor.outputs if id(reader) not in inside]
             if tensor in graph.outputs:
                 # The name belongs to the output, which stays float32.
                 half = gs.Variable(f"{tensor.name}/half", np.float16, tensor.shape)
-                for reader in list(tensor.outputs):
-                    if id(reader) in inside:
-                        reader.inputs = [half if source is tensor else source for source in reader.inputs]
+                read_instead([reader for reader in tensor.outputs if id(reader) in inside], tensor, half)
                 node.outputs[index] = half
                 tensor.dtype = np.float32
                 name = f"{tensor.name}/float"
@@ -167,9 +155,7 @@ def _raise_outputs(write: Writer, region: list[gs.Node]) -> None:
                 continue
             tensor.dtype = np.float16
             if outer:
-                raised = write("Cast", tensor, to=_FLOAT)
-                for reader in outer:
-                    reader.inputs = [raised if source is tensor else source for source in reader.inputs]
+                read_instead(outer, tensor, write("Cast", tensor, to=_FLOAT))
 
 
 def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:

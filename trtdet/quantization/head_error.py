@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -24,27 +25,30 @@ from trtdet.passes.walk import upstream
 
 SEEN = 0.05
 
-_SWAPS = 4096
-"""Exchanges of two models' images in the test: all of them up to 12 images, this many random ones beyond."""
+_SWAPS = 4096  # exchanges of two models' images in the test: all of them up to 12 images, this many random ones beyond
 
 Detections = tuple[NDArray[np.float32], NDArray[np.float32]]
 """A model's decoded boxes (N, 4), x1 y1 x2 y2 in pixels, and scores (N, C), 0..1."""
 
 
+@dataclass(eq=False)
 class HeadError:
     """Collects the error of one model against a reference over images; 48 bytes an image. ``chosen`` tells whether the
     models choose their rows, see :func:`chooses_rows`."""
 
-    def __init__(self, chosen: bool = False) -> None:
-        self._chosen = chosen
-        self._sums: list[tuple[float, ...]] = []
+    chosen: bool = False
+    _sums: list[tuple[float, ...]] = field(default_factory=list)
 
     def update(self, reference: Detections, other: Detections) -> HeadError:
         """Adds one image's detections of both models. A NaN score counts as 0, and a NaN box overlaps nothing."""
-        if self._chosen:
-            rows = paired(reference, other)
-            reference, other = _taken(reference, rows[0]), _taken(other, rows[1])
         (boxes, scores), (moved, changed) = reference, other
+        if self.chosen:
+            rows = paired(reference, other)
+            # Zeros for rows without a match.
+            (boxes, scores), (moved, changed) = (
+                [np.pad(values, ((0, 1), (0, 0)))[chosen] for values in (each, np.nan_to_num(its))]
+                for (each, its), chosen in zip((reference, other), rows, strict=True)
+            )
         # Few pairs count, and speed matters: this runs for every variant of a model.
         pairs = np.flatnonzero((scores > SEEN) | (changed > SEEN))
         places, place = np.unique(pairs // scores.shape[1], return_inverse=True)
@@ -54,16 +58,12 @@ class HeadError:
         shares = scores[places].max(axis=1).astype(np.float64) if places.size else np.zeros(0)
         shares[~(shares > SEEN)] = 0  # without a detection there is no box to lose
         lost = 1 - shared
-        self._sums.append(
-            (
-                float((weight * np.square(after - before)).sum()),
-                float(weight.sum()),
-                float((shares * lost).sum()),
-                float((shares * np.square(lost)).sum()),
-                float(shares.sum()),
-                float((np.minimum(before, after) * shared[place]).sum()),
-            )
+        parts = (
+            *(weight * np.square(after - before), weight),
+            *(shares * lost, shares * np.square(lost), shares),
+            np.minimum(before, after) * shared[place],
         )
+        self._sums.append(tuple(float(part.sum()) for part in parts))
         return self
 
     @staticmethod
@@ -128,18 +128,10 @@ def paired(reference: Detections, other: Detections) -> tuple[NDArray[np.int64],
     )
 
 
-def _taken(detections: Detections, rows: NDArray[np.int64]) -> Detections:
-    """Some rows of boxes and scores; zeros for -1."""
-    boxes, scores = detections
-    boxes, scores = (np.pad(values, ((0, 1), (0, 0)))[rows] for values in (boxes, np.nan_to_num(scores)))
-    return boxes, scores
-
-
 def lower_on(first: HeadError, other: HeadError) -> tuple[int, int]:
     """Number of images on which the first error is lower, and number of images with any detection."""
-    detected = _seen(first, other)
-    lower = _distance(first.by_image[detected]) < _distance(other.by_image[detected])
-    return int(lower.sum()), int(detected.sum())
+    own, its = _seen(first, other)
+    return int((_distance(own) < _distance(its)).sum()), len(own)
 
 
 def sureness(first: HeadError, other: HeadError) -> float:
@@ -150,8 +142,7 @@ def sureness(first: HeadError, other: HeadError) -> float:
     minus the share of exchanges that do. So n images give at most 1 - 2**-n: 95 % needs 5 images, 99 % needs 7. Images
     are weighted by their detections.
     """
-    detected = _seen(first, other)
-    own, its = first.by_image[detected], other.by_image[detected]
+    own, its = _seen(first, other)
     count = len(own)
     if 2**count <= _SWAPS:
         swapped = np.array(list(product((0.0, 1.0), repeat=count)))
@@ -169,12 +160,13 @@ def fewest_images(sure: float) -> int:
     return math.ceil(-math.log2(1 - sure))
 
 
-def _seen(first: HeadError, other: HeadError) -> NDArray[np.bool_]:
-    """Images with a detection of either model."""
-    if len(first.by_image) != len(other.by_image):
-        raise ValueError(f"{len(first.by_image)} and {len(other.by_image)} images are not the same images")
-    detected: NDArray[np.bool_] = (first.by_image[:, 1] > 0) | (other.by_image[:, 1] > 0)
-    return detected
+def _seen(first: HeadError, other: HeadError) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The sums of both models on the images with a detection of either."""
+    own, its = first.by_image, other.by_image
+    if len(own) != len(its):
+        raise ValueError(f"{len(own)} and {len(its)} images are not the same images")
+    detected = (own[:, 1] > 0) | (its[:, 1] > 0)
+    return own[detected], its[detected]
 
 
 def _distance(sums: NDArray[np.float64]) -> NDArray[np.float64]:

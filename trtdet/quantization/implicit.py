@@ -33,16 +33,11 @@ _OF_PLACES = ("Softmax", "LayerNormalization", "Gelu", "Erf", "ReduceMean", "Pow
 
 @dataclass(frozen=True)
 class Quantizable:
-    """The part of a float model that TensorRT may run in INT8.
+    """The part of a float model that TensorRT may run in INT8."""
 
-    Attributes:
-        tensors: tensors that need a range, in graph order, the network's input first.
-        outside: names of the nodes that stay in float, without loops and conditions, which are no layers.
-        floating: names of nodes before a layer that stay in float too: attention, normalisation, GELU.
-    """
-
-    tensors: tuple[str, ...]
-    outside: tuple[str, ...]
+    tensors: tuple[str, ...]  # tensors that need a range, in graph order, the network's input first
+    outside: tuple[str, ...]  # names of the nodes that stay in float, without loops and conditions, which are no layers
+    # Names of nodes before a layer that stay in float too: attention, normalisation, GELU.
     floating: tuple[str, ...] = ()
 
     def precisions(self, plan: PrecisionPlan) -> dict[str, str]:

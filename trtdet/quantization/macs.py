@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
-DEPTHWISE = "depthwise"
-"""The group of all depthwise convolutions."""
+DEPTHWISE = "depthwise"  # the group of all depthwise convolutions
 
 
 @dataclass(frozen=True)
 class Macs:
-    """The work of a convolution, or of a product with a constant matrix.
+    """The work of a convolution, or of a product with a constant matrix."""
 
-    Attributes:
-        count: multiply-adds for one image; 0 if a size is unknown.
-        depthwise: each input channel is a group of its own.
-        inputs, outputs: channels, all groups together.
-        kernel: its sizes, such as (3, 3).
-    """
-
-    count: int
-    depthwise: bool
-    inputs: int = 0
+    count: int  # multiply-adds for one image; 0 if a size is unknown
+    depthwise: bool  # each input channel is a group of its own
+    inputs: int = 0  # channels, all groups together
     outputs: int = 0
     groups: int = 1
-    kernel: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()  # its sizes, such as (3, 3)
 
 
 def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
@@ -42,26 +33,28 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
     batch = max(1, shapes.get(graph.input[0].name, (1,))[0]) if graph.input else 1
     work = {}
     for node in graph.node:
-        if node.op_type in ("MatMul", "Gemm"):
-            matrix = _constant_shape(node.input[1], weights, makers)
-            turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-            first, second = (matrix[::-1] if turned else matrix) if len(matrix) == 2 else (0, 0)
-            work[node.name] = Macs(counted.get(node.name, 0) // batch, depthwise=False, inputs=first, outputs=second)
-        if node.op_type not in ("Conv", "ConvTranspose"):
+        if node.op_type not in ("MatMul", "Gemm", "Conv", "ConvTranspose"):
             continue
-        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-        kernel = _constant_shape(node.input[1], weights, makers)
-        # A transposed convolution uses each weight once per place of its input.
-        places = shapes.get(node.output[0] if node.op_type == "Conv" else node.input[0], (0, 0, 0))[2:]
+        constant = node.input[1]
+        while constant not in weights and constant in makers and makers[constant].input:
+            constant = makers[constant].input[0]
+        kernel = weights.get(constant, ())
+        if node.op_type in ("MatMul", "Gemm"):
+            turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+            first, second = (kernel[::-1] if turned else kernel) if len(kernel) == 2 else (0, 0)
+            work[node.name] = Macs(counted.get(node.name, 0) // batch, depthwise=False, inputs=first, outputs=second)
+            continue
         if not kernel:
             work[node.name] = Macs(0, False)
             continue
+        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+        # A transposed convolution uses each weight once per place of its input.
+        places = shapes.get(node.output[0] if node.op_type == "Conv" else node.input[0], (0, 0, 0))[2:]
         first, second = kernel[0], kernel[1] * groups
         inputs, outputs = (second, first) if node.op_type == "Conv" else (first, second)
-        depthwise = groups > 1 and groups == inputs
         work[node.name] = Macs(
             count=math.prod(kernel) * math.prod(places),
-            depthwise=depthwise,
+            depthwise=groups > 1 and groups == inputs,
             inputs=inputs,
             outputs=outputs,
             groups=groups,
@@ -90,12 +83,3 @@ def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
         for value in (*graph.value_info, *graph.input, *graph.output)
         if value.type.tensor_type.HasField("shape")
     }
-
-
-def _constant_shape(
-    tensor: str, constants: Mapping[str, Sequence[int]], makers: Mapping[str, onnx.NodeProto]
-) -> tuple[int, ...]:
-    """The shape of the constant behind a tensor; empty if it is not constant."""
-    while tensor not in constants and tensor in makers and makers[tensor].input:
-        tensor = makers[tensor].input[0]
-    return tuple(constants.get(tensor, ()))

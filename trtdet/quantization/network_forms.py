@@ -15,7 +15,7 @@ from trtdet.calibration import Ranges
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
-from trtdet.passes.walk import maker, upstream
+from trtdet.passes.walk import maker, read_instead, upstream
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 from trtdet.quantization.shared_scales import quantized_cuts, quantized_joins, shared
@@ -23,31 +23,28 @@ from trtdet.quantization.shared_scales import quantized_cuts, quantized_joins, s
 
 @dataclass(frozen=True)
 class NetworkForm:
-    """How a plan is written as a network. The default is what a build writes.
+    """How a plan is written as a network. The default is what a build writes."""
 
-    Attributes:
-        joins: ``close`` quantises the inputs of a Concat where their ranges are within a factor of 1.25 of its
-            output's. ``all`` gives all of them the widest range, so that each kernel writes its part of the Concat in
-            INT8, and lets the pairs pass MaxPool and nearest Resize. Source: NVIDIA-AI-IOT/yolo_deepstream,
-            ``yolov7_qat``.
-        residual: the quantised inputs of a sum of feature maps: the ``skip`` alone, ``both``, or ``none``.
-        pairs: one Q/DQ pair for all readers of a tensor (``shared``), or one for each (``own``), as the quantizers of
-            ``pytorch-quantization`` write them.
-        first: precision of the layers that read the image; None for the plan's.
-    """
-
+    # ``close`` quantises the inputs of a Concat where their ranges are within a factor of 1.25 of its output's.
+    # ``all`` gives all of them the widest range, so that each kernel writes its part of the Concat in INT8, and lets
+    # the pairs pass MaxPool and nearest Resize. Source: NVIDIA-AI-IOT/yolo_deepstream, ``yolov7_qat``.
     joins: Literal["close", "all"] = "close"
+    # The quantised inputs of a sum of feature maps: the ``skip`` alone, ``both``, or ``none``.
     residual: Literal["skip", "both", "none"] = "skip"
+    # One Q/DQ pair for all readers of a tensor (``shared``), or one for each (``own``), as the quantizers of
+    # ``pytorch-quantization`` write them.
     pairs: Literal["shared", "own"] = "shared"
-    first: Literal["int8", "fp16"] | None = None
+    first: Literal["int8", "fp16"] | None = None  # precision of the layers that read the image; None for the plan's
 
     def planned(self, model: onnx.ModelProto, plan: PrecisionPlan, able: PrecisionPlan) -> PrecisionPlan:
-        """The plan with the precision of the first layers; ``able`` has every possible layer in INT8."""
-        entries = dict(plan.entries)
-        for name in () if self.first is None else _first_layers(model, able):
-            if able.entries[name].precision == "int8" and entries[name].precision != self.first:
+        """The plan with the precision of the layers that have no other layer before them; ``able`` has every possible
+        layer in INT8."""
+        entries, layers = dict(plan.entries), able.entries
+        for node in gs.import_onnx(model).nodes if self.first is not None else ():
+            first = node.name in layers and not any(each.name in layers for each in upstream(node.inputs[0]))
+            if first and layers[node.name].precision == "int8" and entries[node.name].precision != self.first:
                 fp16 = Entry("fp16", "first layer, in FP16 in this form of the network", Cause.REQUESTED)
-                entries[name] = able.entries[name] if self.first == "int8" else fp16
+                entries[node.name] = layers[node.name] if self.first == "int8" else fp16
         return PrecisionPlan(entries)
 
     def placed(self, model: onnx.ModelProto, placement: QdqPlacement) -> QdqPlacement:
@@ -85,12 +82,6 @@ CANDIDATES: Mapping[str, NetworkForm] = {
 """Forms that differ from the default in one point each."""
 
 
-def _first_layers(model: onnx.ModelProto, plan: PrecisionPlan) -> list[str]:
-    """The layers that read the image, with no other layer before them."""
-    layers = [node for node in gs.import_onnx(model).nodes if node.name in plan.entries]
-    return [node.name for node in layers if not any(each.name in plan.entries for each in upstream(node.inputs[0]))]
-
-
 def _with_own_pairs(model: onnx.ModelProto) -> onnx.ModelProto:
     """Gives each reader of an activation's Q/DQ pair one of its own."""
     graph = to_graph(model)
@@ -103,6 +94,6 @@ def _with_own_pairs(model: onnx.ModelProto) -> onnx.ModelProto:
         for reader in list({id(reader): reader for reader in tensor.outputs}.values())[1:]:
             own = write("DequantizeLinear", write("QuantizeLinear", source, *scale), *scale)
             own.shape, own.dtype = tensor.shape, tensor.dtype
-            reader.inputs = [own if each is tensor else each for each in reader.inputs]
+            read_instead([reader], tensor, own)
     graph.cleanup()
     return to_model(graph)

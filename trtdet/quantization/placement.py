@@ -23,8 +23,7 @@ from trtdet.passes.walk import maker
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, channel_axis, is_layer
 
-FEWEST_FEATURES = 16
-"""A matrix that is smaller on both sides rotates coordinates and mixes no features."""
+FEWEST_FEATURES = 16  # a matrix that is smaller on both sides rotates coordinates and mixes no features
 
 _MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _CONVOLUTION = Entry("int8", "convolution", Cause.QUANTIZABLE)
@@ -34,19 +33,14 @@ _ATTENTION = Entry("int8", "product of two activations", Cause.QUANTIZABLE)
 
 @dataclass(frozen=True)
 class QdqPlacement:
-    """Positions of the Q/DQ pairs.
+    """Positions of the Q/DQ pairs."""
 
-    Attributes:
-        plan: ``int8`` for convolutions and products that can be quantised, ``fp32`` with a reason for the others.
-        activations: tensors to quantise, in graph order.
-        readers: by tensor, the nodes and input positions that read the quantised copy.
-        last: the ``activations`` with channels on the last axis, because products read them.
-    """
-
+    # ``int8`` for convolutions and products that can be quantised, ``fp32`` with a reason for the others.
     plan: PrecisionPlan
-    activations: tuple[str, ...]
+    activations: tuple[str, ...]  # tensors to quantise, in graph order
+    # By tensor, the nodes and input positions that read the quantised copy.
     readers: dict[str, tuple[tuple[str, int], ...]]
-    last: frozenset[str] = frozenset()
+    last: frozenset[str] = frozenset()  # the ``activations`` with channels on the last axis, because products read them
 
     @property
     def integers(self) -> QdqPlacement:
@@ -69,11 +63,8 @@ class QdqPlacement:
         return self.following(PrecisionPlan({**self.plan.entries, **others})) if others else self
 
     def following(self, plan: PrecisionPlan) -> QdqPlacement:
-        """The same positions for a plan that keeps some of the layers in float.
-
-        Raises:
-            ConfigError: the plan is of another model, or requests INT8 for a layer that cannot run in it.
-        """
+        """The same positions for a plan that keeps some of the layers in float. Raises ConfigError if the plan is of
+        another model, or requests INT8 for a layer that cannot run in it."""
         unknown = sorted(plan.entries.keys() ^ self.plan.entries.keys())
         if unknown:
             raise ConfigError(

@@ -37,8 +37,7 @@ from trtdet.quantization.encoding import QMAX
 from trtdet.quantization.sources import Sources
 from trtdet.quantization.weight_forms import weight_pair
 
-_FLOAT32 = 0
-"""``output_type`` of an activation that reads INT8 and writes float."""
+_FLOAT32 = 0  # ``output_type`` of an activation that reads INT8 and writes float
 
 MOST_NOISE = 5e-4
 """An activation reads float if the rounding of its input would add more than this share of its variance."""
@@ -47,8 +46,7 @@ MOST_NOISE = 5e-4
 _FLOORS = {SILU: 8.0, HARD_SWISH: 3.0}
 """Below minus this value an activation is 0, up to 0.003 for SiLU and exactly for HardSwish."""
 
-_SAMPLES = 1024
-"""Places per tensor at which noise is measured, from all images together."""
+_SAMPLES = 1024  # places per tensor at which noise is measured, from all images together
 
 _QUIET = 1e-3
 """Lower bound of a channel's variance as a share of the mean variance, since nearly constant channels hardly matter."""
@@ -131,7 +129,8 @@ def _write_int8(write: Writer, node: gs.Node) -> str:
         return f"it is quantised in {len(ends)} ways" if ends else "nothing reads it"
     (end,) = ends.values()
     step = float(end.node.inputs[1].values)
-    node.attrs |= {"output_type": INT8, "factor": _floats(end.factor / step), "offset": _floats(end.offset / step)}
+    factor, offset = ((values / step).astype(np.float32).tolist() for values in (end.factor, end.offset))
+    node.attrs |= {"output_type": INT8, "factor": factor, "offset": offset}
     node.outputs = [end.node.outputs[0]]
     end.node.outputs.clear()
     node.outputs[0].dtype = np.int8
@@ -218,14 +217,10 @@ def _read_int8(write: Writer, node: gs.Node, inputs: Mapping[str, ChannelRange])
         pad.inputs = [write("DequantizeLinear", quantized, step, zero), pad.inputs[1]]
         quantized = write("QuantizeLinear", pad.outputs[0], step, zero)
     node.inputs = [quantized]
-    node.attrs["input_scale"] = _floats(channels / QMAX)
+    node.attrs["input_scale"] = (channels / QMAX).astype(np.float32).tolist()
     if node.attrs.get("output_type", SAME) != INT8:
         node.attrs["output_type"] = _FLOAT32
     return ""
-
-
-def _floats(values: NDArray[np.float64]) -> list[float]:
-    return [float(value) for value in values.astype(np.float32)]
 
 
 def reach(model: onnx.ModelProto, sources: Sources) -> dict[str, ChannelRange]:
@@ -264,7 +259,5 @@ def _noise(kind: str, x: NDArray[np.float64], amax: NDArray[np.float64]) -> floa
         values * (1 / (1 + np.exp(-np.maximum(values, -80.0))) if kind == SILU else np.clip(values / 6 + 0.5, 0, 1))
         for values in (x, np.rint(x / step).clip(-QMAX - 1, QMAX) * step)
     )
-    variance = exact.var(axis=1)
-    return float(
-        (np.square(rounded - exact).mean(axis=1) / np.maximum(variance, _QUIET * variance.mean() + 1e-30)).mean()
-    )
+    variance, error = exact.var(axis=1), np.square(rounded - exact).mean(axis=1)
+    return float((error / np.maximum(variance, _QUIET * variance.mean() + 1e-30)).mean())

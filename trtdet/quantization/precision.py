@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -29,44 +28,25 @@ class Cause(str, Enum):
     """Why a convolution has its precision, for code; the reason is for people. The values are those in
     ``plan.json``."""
 
-    UNSPECIFIED = "unspecified"
-    """Not recorded: an old or hand-written plan."""
-    QUANTIZABLE = "quantizable"
-    """INT8, because nothing prevents it."""
-    TRANSPOSED = "transposed"
-    """FP32: transposed convolutions have no INT8 kernel for weights with a scale per output channel."""
-    WEIGHTS_NOT_CONSTANT = "weights-not-constant"
-    """FP32: computed weights cannot be quantised in advance."""
-    INPUT_CONSTANT = "input-constant"
-    """FP32: there is no activation to quantise."""
-    DECODES_BOXES = "decodes-boxes"
-    """FP32, in FP16 engines as well: half precision cannot distinguish pixels of a large image."""
-    DEPTHWISE = "depthwise"
-    """FP16 by default: INT8 makes a depthwise convolution no faster."""
-    FEW_CHANNELS = "few-channels"
-    """FP16 by default: INT8 kernels would mostly compute padding."""
-    HEAD_OUTPUT = "head-output"
-    """FP16 by default: it outputs boxes or scores, which nothing quantises."""
-    NO_TIME_GAINED = "no-time-gained"
-    """FP16 by default: with its neighbours, INT8 is estimated to take longer."""
-    REQUESTED = "requested"
-    """The user requested this precision for the whole model."""
-    KEPT_NAMED = "kept-named"
-    """FP16: named by the user."""
-    KEPT_SENSITIVE = "kept-sensitive"
-    """FP16: one of the requested number of most sensitive convolutions."""
-    KEPT_BUDGET = "kept-budget"
-    """FP16: within a share of the multiply-adds."""
-    KEPT_BOUND = "kept-bound"
-    """FP16: needed to keep the measured accuracy loss within a bound."""
-    KEPT_LATENCY = "kept-latency"
-    """FP16: in the most accurate plan within a latency limit."""
-    KEPT_TUNED = "kept-tuned"
-    """FP16: at this point of a tune's accuracy-speed trade-off."""
-    EDITED = "edited"
-    """A hand-edited plan sets another precision than trtdet would."""
-    FP16_OVERFLOW = "fp16-overflow"
-    """FP32 instead of FP16: a value exceeds the FP16 maximum."""
+    UNSPECIFIED = "unspecified"  # not recorded: an old or hand-written plan
+    QUANTIZABLE = "quantizable"  # INT8, because nothing prevents it
+    TRANSPOSED = "transposed"  # FP32: these have no INT8 kernel for weights with a scale per output channel
+    WEIGHTS_NOT_CONSTANT = "weights-not-constant"  # FP32: computed weights cannot be quantised in advance
+    INPUT_CONSTANT = "input-constant"  # FP32: there is no activation to quantise
+    DECODES_BOXES = "decodes-boxes"  # FP32, also in FP16 engines: half precision cannot tell pixels of large images
+    DEPTHWISE = "depthwise"  # FP16 by default: INT8 makes a depthwise convolution no faster
+    FEW_CHANNELS = "few-channels"  # FP16 by default: INT8 kernels would mostly compute padding
+    HEAD_OUTPUT = "head-output"  # FP16 by default: it outputs boxes or scores, which nothing quantises
+    NO_TIME_GAINED = "no-time-gained"  # FP16 by default: with its neighbours, INT8 is estimated to take longer
+    REQUESTED = "requested"  # the user requested this precision for the whole model
+    KEPT_NAMED = "kept-named"  # FP16: named by the user
+    KEPT_SENSITIVE = "kept-sensitive"  # FP16: one of the requested number of most sensitive convolutions
+    KEPT_BUDGET = "kept-budget"  # FP16: within a share of the multiply-adds
+    KEPT_BOUND = "kept-bound"  # FP16: needed to keep the measured accuracy loss within a bound
+    KEPT_LATENCY = "kept-latency"  # FP16: in the most accurate plan within a latency limit
+    KEPT_TUNED = "kept-tuned"  # FP16: at this point of a tune's accuracy-speed trade-off
+    EDITED = "edited"  # a hand-edited plan sets another precision than trtdet would
+    FP16_OVERFLOW = "fp16-overflow"  # FP32 instead of FP16: a value exceeds the FP16 maximum
 
 
 @dataclass(frozen=True)
@@ -84,23 +64,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Entry:
-    """The precision of a convolution.
-
-    Attributes:
-        reason: text for people; code reads ``cause``.
-        corrections: its corrections in INT8.
-        float_output: why an INT8 convolution writes float32 where others write FP16; else empty.
-        format: the number format that an ``int8`` layer uses.
-    """
+    """The precision of a convolution."""
 
     __pydantic_config__ = _STRICT
 
     precision: Precision
-    reason: str
+    reason: str  # text for people; code reads ``cause``
     cause: Cause = Cause.UNSPECIFIED
-    corrections: tuple[Step, ...] = ()
-    float_output: str = ""
-    format: Format = "int8"
+    corrections: tuple[Step, ...] = ()  # its corrections in INT8
+    float_output: str = ""  # why an INT8 convolution writes float32 where others write FP16; else empty
+    format: Format = "int8"  # the number format that an ``int8`` layer uses
 
     @property
     def number_format(self) -> str:
@@ -156,22 +129,16 @@ class PrecisionPlan:
 
     @staticmethod
     def load(path: Path) -> PrecisionPlan:
-        """Reads ``plan.json``.
-
-        Raises:
-            ConfigError: the file is missing, or is no plan.
-        """
+        """Reads ``plan.json``. Raises ConfigError if the file is missing, or is no plan."""
         try:
-            return PrecisionPlan(read_document(path, _file_adapter()).entries)
+            return PrecisionPlan(read_document(path, TypeAdapter(_File)).entries)
         except FileNotFoundError:
             raise ConfigError(f"plan '{path}' does not exist; 'trtdet build' writes one as plan.json") from None
-        except DocumentError as error:
-            if error.place == "schema" and error.kind == "literal_error":
+        except (DocumentError, OSError) as error:
+            if isinstance(error, DocumentError) and (error.place, error.kind) == ("schema", "literal_error"):
                 raise ConfigError(f"plan '{path}' is of another schema; this trtdet reads schema {_SCHEMA}") from None
-            problem: Exception = error
-        except OSError as error:
-            problem = error
-        raise ConfigError(f"plan '{path}' is not a precision plan ({problem}); start from a bundle's plan.json")
+            problem = f"plan '{path}' is not a precision plan ({error}); start from a bundle's plan.json"
+            raise ConfigError(problem) from None
 
 
 @dataclass(frozen=True)
@@ -180,8 +147,3 @@ class _File:
 
     schema: Literal[1]
     entries: dict[str, Entry]
-
-
-@cache
-def _file_adapter() -> TypeAdapter[_File]:
-    return TypeAdapter(_File)

@@ -46,9 +46,8 @@ class Corrections:
             for part in (np.float64(channels.amax), channels.scale):
                 digest.update(name.encode() + (b"" if part is None else np.asarray(part).tobytes()))
         for name, rounded in sorted(self.weights.items()):
-            digest.update(
-                name.encode() + rounded.integers.tobytes() + rounded.scales.tobytes() + rounded.bias.tobytes()
-            )
+            arrays = (rounded.integers, rounded.scales, rounded.bias)
+            digest.update(b"".join([name.encode(), *(array.tobytes() for array in arrays)]))
 
 
 def insert_qdq(
@@ -109,7 +108,7 @@ def insert_qdq(
     for name, integers in rounded.items():
         writer.write(layers[name], integers)
     for name in fp8 & layers.keys():
-        writer.write_fp8(layers[name], corrections.weights.get(name) or plain_form(layers[name], "fp8"))
+        writer.write(layers[name], corrections.weights.get(name) or plain_form(layers[name], "fp8"))
     graph.cleanup()
     return to_model(graph)
 

@@ -75,8 +75,8 @@ def quantized_joins(model: onnx.ModelProto, every: bool = False) -> onnx.ModelPr
         quantizer = joined.outputs[0] if len(joined.outputs) == 1 and joined not in graph.outputs else None
         if quantizer is None or quantizer.op != "QuantizeLinear" or quantizer.inputs[1].values.size != 1:
             continue
-        paired = [_pair_of(tensor, quantizer) is not None for tensor in concat.inputs]
-        if (any(paired) or every) and not any(isinstance(tensor, gs.Constant) for tensor in concat.inputs):
+        paired = any(_pair_of(tensor, quantizer) is not None for tensor in concat.inputs)
+        if (paired or every) and not any(isinstance(tensor, gs.Constant) for tensor in concat.inputs):
             concat.inputs = [_pair(write, tensor, quantizer) for tensor in concat.inputs]
     graph.cleanup()
     return to_model(graph)
@@ -88,12 +88,13 @@ def quantized_cuts(model: onnx.ModelProto, every: bool = False) -> onnx.ModelPro
     not change."""
     graph = to_graph(model)
     write = Writer(graph, "trtdet/cut", Origin.QDQ)
+    moves = {*_MOVES} - {"Concat"} if every else {*_CUTS}
     # From the last tensor on: a pair behind one operator lets the pair before it follow.
     for tensor in [tensor for tensor in graph.tensors().values() if isinstance(tensor, gs.Variable)][::-1]:
         cuts: list[gs.Node] = []
         quantizers: list[gs.Node] = []
         for reader in tensor.outputs:
-            cut = (_moves(reader) if every else reader.op in _CUTS) and reader.inputs[0] is tensor
+            cut = reader.op in moves and not _interpolates(reader) and reader.inputs[0] is tensor
             (cuts if cut else quantizers).append(reader)
         parts = [part for cut in cuts for part in cut.outputs]
         quantizers += [reader for part in parts for reader in part.outputs]
@@ -107,11 +108,6 @@ def quantized_cuts(model: onnx.ModelProto, every: bool = False) -> onnx.ModelPro
                 reader.inputs[0] = pair
     graph.cleanup()
     return to_model(graph)
-
-
-def _moves(node: gs.Node) -> bool:
-    """Whether a node only moves values of its first input, or chooses between them."""
-    return node.op in {*_MOVES} - {"Concat"} and not _interpolates(node)
 
 
 def _interpolates(node: gs.Node) -> bool:

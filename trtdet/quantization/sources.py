@@ -17,8 +17,7 @@ from trtdet.errors import ConfigError
 from trtdet.passes import Decoded
 from trtdet.progress import Progress, silent
 
-HELD_BACK = 4
-"""One image in this many is held back: it judges corrections and takes no part in computing them."""
+HELD_BACK = 4  # one image in this many is held back: it judges corrections and takes no part in computing them
 
 
 class Simulator(Protocol):
@@ -33,31 +32,20 @@ class Simulator(Protocol):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where calibration data comes from.
+    """Where calibration data comes from."""
 
-    Attributes:
-        images: calibration images, in any order.
-        load: makes a model ready to run.
-        head: names of the decoded boxes and scores.
-        cache: images that other passes decoded; None decodes them in each pass.
-        unfinished: file with the state of long work, so that an interrupted run can continue; None for none.
-    """
-
-    images: Sequence[Path]
+    images: Sequence[Path]  # calibration images, in any order
     preprocess: InputConfig
-    load: Callable[[onnx.ModelProto], Simulator]
-    head: Decoded
+    load: Callable[[onnx.ModelProto], Simulator]  # makes a model ready to run
+    head: Decoded  # names of the decoded boxes and scores
     progress: Progress = silent
-    cache: ImageCache | None = None
+    cache: ImageCache | None = None  # images that other passes decoded; None decodes them in each pass
+    # File with the state of long work, so that an interrupted run can continue; None for none.
     unfinished: Path | None = None
 
     def split(self) -> tuple[list[Path], list[Path]]:
         """Images to compute corrections from, and held-back ones: every fourth of the sorted paths, or the last of
-        fewer.
-
-        Raises:
-            ConfigError: there are fewer than two.
-        """
+        fewer. Raises ConfigError if there are fewer than two."""
         if len(self.images) < 2:
             raise ConfigError(
                 f"corrections need at least 2 calibration images, one of them to judge by, got {len(self.images)}: "
@@ -74,8 +62,13 @@ class Sources:
         simulators = [self.load(model) for model in models]
         for batch in self._stream(paths, stage, simulators[0].batch or 1):
             results = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
+            for each in results:
+                for name, value in each.items():
+                    # Where products read the places of all images as rows: (B * places, ...).
+                    if len(value) != len(batch) and len(value) % len(batch) == 0:
+                        each[name] = value.reshape(len(batch), -1, *value.shape[1:])
             for row in range(len(batch)):
-                yield [{name: _of_image(value, row, len(batch)) for name, value in each.items()} for each in results]
+                yield [{name: value[row] for name, value in each.items()} for each in results]
 
     def batches(self, model: onnx.ModelProto, paths: Sequence[Path], stage: str) -> Iterator[NDArray[np.float32]]:
         """Images as float32 (B, 3, H, W), with the model's batch, or 1 for a dynamic batch."""
@@ -91,11 +84,3 @@ class Sources:
             yield batch
             count += len(batch)
             self.progress(stage, count, len(paths))
-
-
-def _of_image(value: NDArray[Any], row: int, images: int) -> NDArray[Any]:
-    """One image's part of (B, ...), or of (B * places, ...), where products read the places of all images as rows."""
-    if len(value) != images and len(value) % images == 0:
-        value = value.reshape(images, -1, *value.shape[1:])
-    part: NDArray[Any] = value[row]
-    return part

@@ -25,25 +25,21 @@ WeightForm = Literal["channel", "tensor"]
   The function is the same: ``sum_i s r_o q_oi x_i + b_o``.
 """
 
-_ROOM = 2.0
-"""Margin for outputs on other images over the calibrated magnitude."""
+_ROOM = 2.0  # margin for outputs on other images over the calibrated magnitude
 
 
 @dataclass(frozen=True)
 class DataFlow:
-    """How the INT8 kernels of a backend read and write.
+    """How the INT8 kernels of a backend read and write."""
 
-    Attributes:
-        half: the network is strongly typed, so FP16 between INT8 kernels must be written: scales, biases, constants and
-            all operators up to the decoding of boxes. False if the builder chooses FP16 itself, or gains nothing.
-        weights: forms of weight scales that its kernels take without writing float32; all of them are tried.
-        fused: True if the kernel of an INT8 convolution includes its activation function and the quantisation of the
-            result. False if a pointwise kernel follows, which moves its input and output in FP16 and applies constant
-            products and sums for free. None without an engine.
-    """
-
+    # The network is strongly typed, so FP16 between INT8 kernels must be written: scales, biases, constants and all
+    # operators up to the decoding of boxes. False if the builder chooses FP16 itself, or gains nothing.
     half: bool = False
+    # Forms of weight scales that its kernels take without writing float32; all of them are tried.
     weights: tuple[WeightForm, ...] = ("channel",)
+    # True if the kernel of an INT8 convolution includes its activation function and the quantisation of the result.
+    # False if a pointwise kernel follows, which moves its input and output in FP16 and applies constant products and
+    # sums for free. None without an engine.
     fused: bool | None = None
 
 
@@ -71,8 +67,14 @@ class WeightWriter:
         self._shared: dict[tuple[str, bool, bytes, bytes], gs.Variable] = {}
 
     def write(self, layer: Weighted, rounded: Rounded) -> None:
-        """Writes INT8 weights and bias of a layer whose input comes from a DequantizeLinear."""
+        """Writes weights and bias of a layer whose input comes from a DequantizeLinear; those in FP8 have one scale."""
         node = layer.node
+        if rounded.integers.dtype == np.float16:  # FP8
+            values = rounded.integers.astype(np.float32) * rounded.scales[0]
+            constant = self._write.const(values.T if layer.turned else values, np.float32)
+            node.inputs[1] = activation_pair(self._write, constant, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
+            self._add_bias(layer, rounded)
+            return
         if self._form == "channel":
             node.inputs[1] = self._pair(layer, rounded, rounded.scales)
             self._add_bias(layer, rounded)
@@ -85,13 +87,6 @@ class WeightWriter:
         self._after(node, [("Mul", ratios), ("Add", bias)] if own else [("Mul", ratios)])
         if layer.sum is not None:
             layer.set_bias(self._write.const(rounded.bias, np.float32))
-
-    def write_fp8(self, layer: Weighted, rounded: Rounded) -> None:
-        """Writes a product's weights in FP8, with one scale, and its bias."""
-        values = rounded.integers.astype(np.float32) * rounded.scales[0]
-        constant = self._write.const(values.T if layer.turned else values, np.float32)
-        layer.node.inputs[1] = activation_pair(self._write, constant, rounded.scales[0], dtype=ml_dtypes.float8_e4m3fn)
-        self._add_bias(layer, rounded)
 
     def _add_bias(self, layer: Weighted, rounded: Rounded) -> None:
         if not layer.has_place and np.any(rounded.bias):

@@ -17,8 +17,7 @@ from trtdet.passes.walk import maker
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 PRODUCTS = ("MatMul", "Gemm")
-LAYERS = (*CONVOLUTIONS, *PRODUCTS)
-"""Operators that may have weights."""
+LAYERS = (*CONVOLUTIONS, *PRODUCTS)  # operators that may have weights
 
 
 @dataclass(frozen=True, eq=False)

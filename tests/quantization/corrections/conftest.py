@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
+from graphs import inferred
 from PIL import Image
 
 from trtdet.backends import OnnxRunner
@@ -13,7 +14,7 @@ from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream
 from trtdet.passes import Decoded
-from trtdet.quantization import HeadError, Sources, place
+from trtdet.quantization import HeadError, Sources, Start, correct, place
 from trtdet.quantization.corrections.base import RoundedLayer
 from trtdet.quantization.encoding import ChannelMap, weight_scales
 from trtdet.quantization.windows import Moments, Window
@@ -75,56 +76,57 @@ def sources(tmp_path):
     return sources
 
 
-@pytest.fixture
-def chosen():
+def chosen_ranges(model: onnx.ModelProto, sources: Sources, *rules: str) -> dict[str, Ranges]:
     """The ranges of a model by rule."""
+    tensors = place(model).activations
+    runner = OnnxRunner(expose(model, tensors))
+    stream = ImageStream(sources.images, sources.preprocess)
+    found = collect(runner, CollectionRequest(runner.input, tensors, "key", "sha"), stream)
+    return {rule: Ranges.choose(found, rule) for rule in rules}
 
-    def chosen(model: onnx.ModelProto, sources: Sources, *rules: str) -> dict[str, Ranges]:
-        tensors = place(model).activations
-        runner = OnnxRunner(expose(model, tensors))
-        stream = ImageStream(sources.images, sources.preprocess)
-        found = collect(runner, CollectionRequest(runner.input, tensors, "key", "sha"), stream)
-        return {rule: Ranges.choose(found, rule) for rule in rules}
 
-    return chosen
+chosen = pytest.fixture(lambda: chosen_ranges, name="chosen")
 
 
 @pytest.fixture
 def case(model, sources, chosen):
     """Eight images of noise, the placement of the model, and its ranges by the largest value."""
     given = sources()
-    return given, place(model), chosen(model, given, "minmax")
+    return given, place(model), chosen(model, given, "minmax")["minmax"]
 
 
 @pytest.fixture
-def distance():
+def corrected(model, case):
+    """What corrections make of the model with these ranges."""
+    given, placement, ranges = case
+    return lambda names, start=Start(): correct(model, placement, {"minmax": ranges}, names, given, start)
+
+
+def distance_held_back(model: onnx.ModelProto, int8: onnx.ModelProto, sources: Sources, chosen: bool = False) -> float:
     """How far the detections of a model are from another's on the held-back images, measured here."""
-
-    def distance(model: onnx.ModelProto, int8: onnx.ModelProto, sources: Sources, chosen: bool = False) -> float:
-        error = HeadError(chosen)
-        _, held = sources.split()
-        reference, runner = OnnxRunner(model), OnnxRunner(int8)
-        for batch in ImageStream(held, sources.preprocess):
-            expected, got = reference(batch.images), runner(batch.images)
-            error.update((expected["boxes"][0], expected["scores"][0]), (got["boxes"][0], got["scores"][0]))
-        return error.distance
-
-    return distance
+    error = HeadError(chosen)
+    _, held = sources.split()
+    reference, runner = OnnxRunner(model), OnnxRunner(int8)
+    for batch in ImageStream(held, sources.preprocess):
+        expected, got = reference(batch.images), runner(batch.images)
+        error.update((expected["boxes"][0], expected["scores"][0]), (got["boxes"][0], got["scores"][0]))
+    return error.distance
 
 
-@pytest.fixture
-def layer(net):
+distance = pytest.fixture(lambda: distance_held_back, name="distance")
+
+
+def rounded_layer(weight: np.ndarray, samples: np.ndarray, map: ChannelMap, covariance: bool = True) -> RoundedLayer:
     """A 1x1 convolution whose input had the samples float32 (C, places)."""
+    channels = len(samples)
+    conv = inferred(f"(float[1,{channels},4,4] x) => (float[1,N,4,4] y) {{ y = Conv(x, w) }}", w=weight)
+    window = Window.of(gs.import_onnx(conv).nodes[0])
+    assert window is not None
+    moments = Moments(1, channels, covariance).update(samples[None].astype(np.float32))
+    rows = window.rows(weight.astype(np.float64))
+    if map.scale is not None:
+        rows = rows / window.spread(map.scale)[:, None, :]
+    return RoundedLayer("Conv_0", rows, weight_scales(rows[0])[None], map, window, moments)
 
-    def layer(weight: np.ndarray, samples: np.ndarray, map: ChannelMap, covariance: bool = True) -> RoundedLayer:
-        channels = len(samples)
-        conv = net(f"(float[1,{channels},4,4] x) => (float[1,N,4,4] y) {{ y = Conv(x, w) }}", w=weight)
-        window = Window.of(gs.import_onnx(conv).nodes[0])
-        assert window is not None
-        moments = Moments(1, channels, covariance).update(samples[None].astype(np.float32))
-        rows = window.rows(weight.astype(np.float64))
-        if map.scale is not None:
-            rows = rows / window.spread(map.scale)[:, None, :]
-        return RoundedLayer("Conv_0", rows, weight_scales(rows[0])[None], map, window, moments)
 
-    return layer
+layer = pytest.fixture(lambda: rounded_layer, name="layer")

@@ -49,16 +49,15 @@ def parts(plan: PrecisionPlan) -> set[str]:
 
 def test_the_names_are_those_of_the_registry():
     assert CORRECTIONS == ("range", "smooth", "round", "bias", "reconstruct")
-    assert tuple(correction.name for correction in corrections.REGISTRY) == CORRECTIONS
     assert tuple(name for name in CORRECTIONS if name != "reconstruct") == DEFAULT_CORRECTIONS
     assert EFFORTS["thorough"] == CORRECTIONS
 
 
-def test_a_planted_outlier_is_put_right(model, case, distance):
-    given, placement, candidates = case
-    found = correct(model, placement, candidates, LAYERWISE, given)
+def test_a_planted_outlier_is_put_right(corrected, model, distance, case):
+    given, placement, ranges = case
+    found = corrected(LAYERWISE)
     int8 = insert_qdq(model, placement, found.ranges, found.corrections)
-    before = distance(model, insert_qdq(model, placement, candidates["minmax"]), given)
+    before = distance(model, insert_qdq(model, placement, ranges), given)
     after = distance(model, int8, given)
     assert after < before / 3
     assert found.summary[-1].startswith(
@@ -75,13 +74,13 @@ def test_a_planted_outlier_is_put_right(model, case, distance):
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in LAYERWISE), ("smooth", "bias")])
-def test_some_of_the_corrections(model, case, distance, names):
-    given, placement, candidates = case
+def test_some_of_the_corrections(corrected, model, case, distance, names):
+    given, placement, ranges = case
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # in a net this small a single correction need not help
-        found = correct(model, placement, candidates, names, given)
+        found = corrected(names)
     int8 = insert_qdq(model, placement, found.ranges, found.corrections)
-    before = distance(model, insert_qdq(model, placement, candidates["minmax"]), given)
+    before = distance(model, insert_qdq(model, placement, ranges), given)
     assert distance(model, int8, given) <= before
     assert parts(found.plan) <= set(names)
     if "smooth" in names:
@@ -92,8 +91,7 @@ def test_some_of_the_corrections(model, case, distance, names):
 
 def test_the_best_rule_of_each_tensor(model, case, distance):
     """Each of two rules has every other range thirty times too wide."""
-    given, placement, candidates = case
-    ranges = candidates["minmax"]
+    given, placement, ranges = case
     candidates = {}
     for number, rule in enumerate(("odd", "even")):
         wide = [replace(seen, amax=30 * seen.amax) for seen in ranges.tensors.values()]
@@ -171,33 +169,30 @@ def test_neither_repeating_nor_the_order_of_the_images_changes_anything(model, s
     assert_same(first, correct(model, placement, candidates, LAYERWISE, shuffled))
 
 
-def test_what_does_not_help_is_left_out(model, case, monkeypatch):
+def test_what_does_not_help_is_left_out(corrected, case, monkeypatch):
     monkeypatch.setattr(gate, "head_errors", judged_by(0.1, 0.2, 0.3, 0.4))
-    given, placement, candidates = case
     with pytest.warns(TrtdetWarning, match=r"error at the head 0.1000 -> 0.2000 .* the plain rule 'minmax' stands"):
-        found = correct(model, placement, candidates, LAYERWISE, given)
+        found = corrected(LAYERWISE)
     assert found.corrections.tensors == found.corrections.weights == {}
-    assert found.plan == placement.plan
+    assert found.plan == case[1].plan
 
 
-def test_where_nothing_is_detected_the_layers_decide(model, case, monkeypatch):
+def test_where_nothing_is_detected_the_layers_decide(corrected, monkeypatch):
     monkeypatch.setattr(gate, "head_errors", judged_by(0, 0, 0, 0, weight=0.01))
     seeds = []
     measure = Site.add_moments
     monkeypatch.setattr(Site, "add_moments", lambda site, x, seed: (seeds.append(seed), measure(site, x, seed)))
-    given, placement, candidates = case
     with pytest.warns(TrtdetWarning, match="anything is detected on 0 of the 2 images that corrections are judged on"):
-        found = correct(model, placement, candidates, LAYERWISE, given)
+        found = corrected(LAYERWISE)
     assert found.corrections.tensors and found.corrections.weights
     # Second moments come from the images to fit on; only the extremes of channels from all.
     assert seeds[::5] == [0, 1, 2, 3, 4, 5, None, None]
 
 
-def test_no_node_is_spent_on_what_may_be_chance(model, case, monkeypatch):
+def test_no_node_is_spent_on_what_may_be_chance(corrected, monkeypatch):
     """The corrected form has Muls that the plain one lacks."""
     monkeypatch.setattr(gate, "head_errors", judged_by(0.2, 0.196, 0.2, 0.2))
-    given, placement, candidates = case
-    found = correct(model, placement, candidates, LAYERWISE, given)
+    found = corrected(LAYERWISE)
     assert found.corrections.tensors == found.corrections.weights == {}
     left, kept = found.summary
     assert left.startswith("left out: each kept where it lowers its layer's error, error 0.1960 for ")
@@ -224,12 +219,11 @@ def test_few_images_are_told_of_once_and_how_many_would_do(model, sources, chose
 
 
 @pytest.mark.parametrize("policy", range(3))
-def test_the_head_decides_how_the_layers_are_put_together(model, case, monkeypatch, policy):
+def test_the_head_decides_how_the_layers_are_put_together(corrected, monkeypatch, policy):
     errors = [0.5, 0.3, 0.3, 0.3]
     errors[1 + policy] = 0.2
     monkeypatch.setattr(gate, "head_errors", judged_by(*errors))
-    given, placement, candidates = case
-    found = correct(model, placement, candidates, LAYERWISE, given)
+    found = corrected(LAYERWISE)
     assert found.summary[-2:] == (
         POLICIES[("layers", "mapped", "all")[policy]],
         "error at the head 0.5000 -> 0.2000 on 2 images held back, lower on 2 of 2 where anything is detected, 75 % "
@@ -241,11 +235,10 @@ def test_the_head_decides_how_the_layers_are_put_together(model, case, monkeypat
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(model, case, distance, fused):
+def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(corrected, model, case, distance, fused):
     """Those of the input and after a SiLU and a sum need one; where a sum reads the tensor, it needs one back."""
-    given, placement, candidates = case
-    start = Start(parted=placement.activations if fused else ())
-    found = correct(model, placement, candidates, DEFAULT_CORRECTIONS, given, start)
+    given, placement, ranges = case
+    found = corrected(DEFAULT_CORRECTIONS, Start(parted=placement.activations if fused else ()))
     int8 = insert_qdq(model, placement, found.ranges, found.corrections)
     muls = [node for node in int8.graph.node if origin_of(int8).get(node.name) is Origin.CHANNEL_MAP]
     left_out = [sentence for sentence in found.summary if sentence.startswith("maps left out: ")]
@@ -257,7 +250,7 @@ def test_no_map_is_left_as_a_mul_that_costs_more_than_fp16(model, case, distance
         ]
     else:
         assert "c" in found.corrections.tensors and muls
-    assert distance(model, int8, given) < distance(model, insert_qdq(model, placement, candidates["minmax"]), given)
+    assert distance(model, int8, given) < distance(model, insert_qdq(model, placement, ranges), given)
 
 
 def test_what_is_refused(model, sources, chosen):
@@ -280,9 +273,6 @@ def test_images_are_split_once(sources):
     assert not set(fit) & set(held)
     assert len(fit) == 7
     assert [len(part) for part in sources(2).split()] == [1, 1]
-
-
-# A correction in one more file, judged like the others.
 
 
 @dataclass(frozen=True)
@@ -318,32 +308,28 @@ def registered(monkeypatch: pytest.MonkeyPatch, *added: Correction) -> None:
     monkeypatch.setattr(corrections, "REGISTRY", (*SHIPPED, *added))
 
 
-def test_a_learned_rounding_is_one_more_line(model, case, monkeypatch):
+def test_a_learned_rounding_is_one_more_line(corrected, monkeypatch):
     registered(monkeypatch, Learned())
-    given, placement, candidates = case
-    found = correct(model, placement, candidates, ("smooth", "learned", "bias"), given)
+    found = corrected(("smooth", "learned", "bias"))
     assert "learned" in parts(found.plan)
-    same = correct(model, placement, candidates, LAYERWISE, given)
-    for name, rounded in same.corrections.weights.items():
+    for name, rounded in corrected(LAYERWISE).corrections.weights.items():
         np.testing.assert_array_equal(found.corrections.weights[name].integers, rounded.integers)
     assert any(sentence.startswith("learned: ") for sentence in found.summary)
 
 
-def test_what_harms_is_kept_out_by_the_gate(model, case, monkeypatch):
+def test_what_harms_is_kept_out_by_the_gate(corrected, monkeypatch):
     registered(monkeypatch, Harmful())
-    given, placement, candidates = case
-    found = correct(model, placement, candidates, (*LAYERWISE, "harmful"), given)
+    found = corrected((*LAYERWISE, "harmful"))
     assert "harmful" not in parts(found.plan)
     assert "harmful: 0 of 5 convs" in found.summary
 
 
-def test_a_reconstruction_sees_the_network_but_no_image_held_back(model, case, monkeypatch):
-    given, placement, candidates = case
-    better = correct(model, placement, candidates, LAYERWISE, given)
+def test_a_reconstruction_sees_the_network_but_no_image_held_back(corrected, case, monkeypatch):
+    better = corrected(LAYERWISE)
     reconstructed = Reconstructed(better.corrections)
     registered(monkeypatch, reconstructed)
-    found = correct(model, placement, candidates, ("bias", "reconstructed"), given)
-    fit, held = given.split()
+    found = corrected(("bias", "reconstructed"))
+    fit, held = case[0].split()
     assert reconstructed.seen == [(set(fit), len(fit))]
     assert held and "reconstructed: 5 of 5 convs" in found.summary
     for name, rounded in better.corrections.weights.items():
@@ -352,18 +338,13 @@ def test_a_reconstruction_sees_the_network_but_no_image_held_back(model, case, m
         name: replace(rounded, integers=0 * rounded.integers) for name, rounded in found.corrections.weights.items()
     }
     registered(monkeypatch, Reconstructed(replace(better.corrections, weights=zeros)))
-    left = correct(model, placement, candidates, ("bias", "reconstructed"), given)
-    assert "reconstructed: 0 of 5 convs" in left.summary
+    assert "reconstructed: 0 of 5 convs" in corrected(("bias", "reconstructed")).summary
 
 
-def test_a_reconstruction_that_cannot_be_is_told(model, case, monkeypatch):
+def test_a_reconstruction_that_cannot_be_is_told(corrected, monkeypatch):
     monkeypatch.setattr("trtdet.quantization.corrections.reconstruct.available", lambda: False)
-    given, placement, candidates = case
-    found = correct(model, placement, candidates, ("bias", "reconstruct"), given)
+    found = corrected(("bias", "reconstruct"))
     assert "reconstruct not tried: torch is not installed: pip install 'trtdet[correct]'" in found.summary
-
-
-# An input that hardly varies
 
 
 STILL = """(float[1,3,32,32] x) => (float[1,1024,4] boxes, float[1,1024,2] scores) {
@@ -397,11 +378,10 @@ def test_a_layer_that_hardly_varies_is_corrected(net, normal, sources, chosen, n
         assert np.abs(got[name] - expected[name]).max() < 0.05 * np.abs(expected[name]).max()
 
 
-def test_weights_over_the_most_columns_are_rounded_to_nearest(model, case, monkeypatch):
+def test_weights_over_the_most_columns_are_rounded_to_nearest(corrected, monkeypatch):
     """The convolution of 3x3x3 columns is left, those of 8 and 16 are not."""
     monkeypatch.setattr("trtdet.quantization.windows.MOST_COLUMNS", 26)
     monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.4, 0.3))
-    given, placement, candidates = case
-    found = correct(model, placement, candidates, LAYERWISE, given)
+    found = corrected(LAYERWISE)
     rounded = {name: "round" in {step.name for step in entry.corrections} for name, entry in found.plan.entries.items()}
     assert rounded == {"Conv_0": False, "Conv_3": True, "Conv_4": True, "Conv_6": True, "Conv_8": True}

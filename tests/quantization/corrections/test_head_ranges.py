@@ -90,8 +90,7 @@ def rounded_alone(model: onnx.ModelProto, placement: Any, ranges: Ranges) -> onn
 
 
 def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(model, case):
-    given, placement, candidates = case
-    ranges = candidates["minmax"]
+    given, placement, ranges = case
     noise = head_noise(model, placement, ranges, given)
     assert noise.seen
     found, start = sense(model, placement, ranges, given)
@@ -116,8 +115,7 @@ def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(model,
 
 def test_a_channel_map_is_judged_as_it_is_written(model, case):
     """A map that only scales every channel alike changes nothing but the unit."""
-    given, placement, candidates = case
-    ranges = candidates["minmax"]
+    given, placement, ranges = case
     plain = head_noise(model, placement, ranges, given)
     largest = plain.tensors["c"].largest
     mapped = head_noise(model, placement, ranges, given, {"c": ChannelMap(2 * largest, np.full(8, 2.0))})
@@ -130,8 +128,7 @@ def test_a_channel_map_is_judged_as_it_is_written(model, case):
 
 @pytest.mark.parametrize("why", ["torch", "operator", "nothing"])
 def test_without_gradients_the_rule_stands_and_the_summary_says_why(model, case, monkeypatch, why):
-    given, placement, candidates = case
-    ranges = candidates["minmax"]
+    given, placement, ranges = case
     if why == "torch":
         monkeypatch.setattr(head_ranges, "available", lambda: False)
     elif why == "operator":
@@ -152,8 +149,7 @@ def test_without_gradients_the_rule_stands_and_the_summary_says_why(model, case,
 
 def test_with_gradients_few_maps_are_among_the_forms_that_are_compared(model, case, distance):
     """The outlier of tensor ``c`` is what a map puts right; whatever is kept is better than the rule by far."""
-    given, placement, candidates = case
-    ranges = candidates["minmax"]
+    given, placement, ranges = case
     found, start = sense(model, placement, ranges, given)
     done = correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
     int8 = insert_qdq(model, placement, done.ranges, done.corrections)

@@ -43,8 +43,7 @@ def short(monkeypatch):
 
 @pytest.mark.parametrize("names", [(), ("smooth", "round", "bias")])
 def test_what_is_learned_starts_as_the_written_network(model, case, normal, names):
-    given, placement, candidates = case
-    ranges = candidates["minmax"]
+    given, placement, ranges = case
     corrections = correct(model, placement, {"minmax": ranges}, names, given).corrections if names else Corrections()
     learned = Learned(model, placement, (ranges, corrections), (), HEAD)
     x = normal(1, 3, 32, 32, seed=9, scale=60) + 120

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import nets
 import numpy as np
 import onnx
 import pytest
+from graphs import inferred
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
@@ -23,15 +25,13 @@ from trtdet.quantization.encoding import ChannelMap, nearest, weight_scales
 RANGES = Ranges("minmax", None, {}, "", 1, "")
 
 
-@pytest.fixture
-def conv(net, normal):
-    def conv(weight: np.ndarray | None = None) -> onnx.ModelProto:
-        weight = normal(6, 4, 1, 1, seed=1) if weight is None else weight
-        return net(
-            "(float[1,4,8,8] x) => (float[1,N,8,8] y) { y = Conv(x, w, b) }", w=weight, b=normal(len(weight), seed=2)
-        )
+def single_conv(weight: np.ndarray | None = None) -> onnx.ModelProto:
+    weight = nets.normal(6, 4, 1, 1, seed=1) if weight is None else weight
+    text = "(float[1,4,8,8] x) => (float[1,N,8,8] y) { y = Conv(x, w, b) }"
+    return inferred(text, w=weight, b=nets.normal(len(weight), seed=2))
 
-    return conv
+
+conv = pytest.fixture(lambda: single_conv, name="conv")
 
 
 @pytest.fixture
@@ -164,10 +164,8 @@ def test_convolutions_over_an_unknown_number_of_places_are_left_alone(net, norma
 
 
 def test_moments_are_held_in_runs_that_fit_into_memory(net, normal, monkeypatch):
-    model = net(
-        "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv(x, w) b = Conv(a, w) y = Conv(b, w) }",
-        w=normal(4, 4, 1, 1),
-    )
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { a = Conv(x, w) b = Conv(a, w) y = Conv(b, w) }"
+    model = net(text, w=normal(4, 4, 1, 1))
     sites = find_sites(model, place(model), (Round(),))
     assert [len(batch) for batch in batches(sites)] == [3]
     monkeypatch.setattr("trtdet.quantization.corrections.trials._GRAM_BYTES", 2 * 8 * 4 * 4)
@@ -224,9 +222,6 @@ def test_other_places_are_looked_at_in_every_image(conv, normal):
     np.testing.assert_array_equal(first, again)
     assert first.shape == (1, 4, 256)
     assert not np.array_equal(first, second)
-
-
-# What a channel map costs
 
 
 COSTS = """(float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {

@@ -1,7 +1,5 @@
 """The torch form of a model computes what onnxruntime computes, operator by operator and as a whole."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -95,46 +93,22 @@ NODES = {
 
 @pytest.mark.parametrize("node", NODES)
 def test_an_operator_computes_what_onnxruntime_does(node, net, normal):
+    shapes = {"w": (6, 2, 3, 3), "w4": (4, 4, 3, 3), "values": (2, 6, 8), "grid": (2, 3, 5, 2), "mixed": (4, 3)}
+    shapes |= {"square": (8, 8), "rows": (3, 192), "eight": (8,)}
+    integers = {"to": [2, 4, 9, 5], "starts": [1, -3], "ends": [2**40, 7], "axes": [2, 3], "steps": [2, 1], "one0": 0}
+    integers |= {"before": [-(2**40)], "one": [1], "minus": [-1], "parts": [1, 3], "shape": [0, 2, -1], "axes0": [0, 3]}
+    integers |= {"picks": [[2, -1], [0, 0]], "like": SHAPE, "spots": [[0, 1], [1, 3]], "several": [2], "axes2": [2, 3]}
+    integers |= {"of": [0, 1, 1, 0], "chances": [2, 4, 48], "repeats": [1, 2, 1, 1], "flat": [2, -1], "last": [-1]}
+    floats = {"twice": [1, 1, 2, 2], "half": 0.5, "two": 2, "slope": [[[0.3]]]}
+    floats |= {"corners": [[0.5, 1, 6, 4], [-3, -2, 3, 3], [2, 2, 2, 2], [4, 3, 12, 9]]}
     constants = {
-        "w": normal(6, 2, 3, 3),
-        "w4": normal(4, 4, 3, 3),
-        "twice": np.array([1, 1, 2, 2], np.float32),
-        "to": np.array([2, 4, 9, 5], np.int64),
-        "starts": np.array([1, -3], np.int64),
-        "ends": np.array([2**40, 7], np.int64),
-        "axes": np.array([2, 3], np.int64),
-        "steps": np.array([2, 1], np.int64),
-        "last": np.array([-1], np.int64),
-        "before": np.array([-(2**40)], np.int64),
-        "one": np.array([1], np.int64),
-        "minus": np.array([-1], np.int64),
-        "parts": np.array([1, 3], np.int64),
-        "shape": np.array([0, 2, -1], np.int64),
-        "axes0": np.array([0, 3], np.int64),
-        "picks": np.array([[2, -1], [0, 0]], np.int64),
-        "like": np.array(SHAPE, np.int64),
+        **{name: normal(*shape) for name, shape in shapes.items()},
+        **{name: np.array(value, np.int64) for name, value in integers.items()},
+        **{name: np.array(value, np.float32) for name, value in floats.items()},
         "chosen": np.random.default_rng(0).integers(-4, 4, (2, 3, 6, 8)),
-        "spots": np.array([[0, 1], [1, 3]], np.int64),
-        "values": normal(2, 6, 8),
-        "several": np.array([2], np.int64),
-        "grid": normal(2, 3, 5, 2),
-        "corners": np.array([[0.5, 1, 6, 4], [-3, -2, 3, 3], [2, 2, 2, 2], [4, 3, 12, 9]], np.float32),
-        "of": np.array([0, 1, 1, 0], np.int64),
-        "chances": np.array([2, 4, 48], np.int64),
         "each": np.random.default_rng(1).uniform(0, 9, (2, 48, 4)).astype(np.float32),
-        "mixed": normal(4, 3),
-        "repeats": np.array([1, 2, 1, 1], np.int64),
         "widths": np.array([0, 0, 1, 2, 0, 0, 0, 1], np.int64),
-        "half": np.float32(0.5),
-        "two": np.float32(2),
-        "square": normal(8, 8),
-        "rows": normal(3, 192),
         "four": np.abs(normal(4)) + 0.5,
-        "eight": normal(8),
-        "axes2": np.array([2, 3], np.int64),
-        "slope": np.float32(0.3).reshape(1, 1, 1),
-        "one0": np.array(0, np.int64),
-        "flat": np.array([2, -1], np.int64),
     }
     text = NODES[node]
     words = set(re.findall(r"\w+", text))

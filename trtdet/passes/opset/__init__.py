@@ -12,8 +12,7 @@ from trtdet.passes.clean import fold, name_nodes
 from trtdet.passes.model import refill, to_model
 from trtdet.passes.opset.lowering import MINIMUM, lower
 
-SWISH = 24
-"""The opset that introduced Swish, and the only one for which onnxruntime 1.31 has its kernel."""
+SWISH = 24  # the opset that introduced Swish, and the only one for which onnxruntime 1.31 has its kernel
 
 HALF_SCALES = 19
 """First opset whose QuantizeLinear and DequantizeLinear take FP16 scales and values
@@ -74,11 +73,8 @@ def _lowered(graph: gs.Graph, version: int, options: Options) -> int:
 
 
 def upgrade(graph: gs.Graph, version: int) -> None:
-    """Converts a graph to a newer opset, in place; nodes and tensors keep their names.
-
-    Raises:
-        ModelError: an operator has no conversion.
-    """
+    """Converts a graph to a newer opset, in place; nodes and tensors keep their names. Raises ModelError if an operator
+    has no conversion."""
     model = to_model(graph)
     if model.functions:  # the converter would drop them
         model = onnx.inliner.inline_local_functions(model)

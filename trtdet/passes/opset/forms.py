@@ -213,16 +213,7 @@ def _group_normalization(write: NodeWriter, scope: Scope) -> None:
     write.instead()
 
 
-def _refuse(reason: str) -> Callable[[NodeWriter, Scope], None]:
-    """A form that always raises ``InexpressibleError``."""
-
-    def form(write: NodeWriter, scope: Scope) -> None:
-        raise InexpressibleError(reason)
-
-    return form
-
-
-FORMS: Mapping[str, Mapping[int, Callable[[NodeWriter, Scope], None]]] = {
+FORMS: Mapping[str, Mapping[int, Callable[[NodeWriter, Scope], None] | str]] = {
     **{f"Reduce{kind}": {18: _reduce} for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod")},
     "ReduceSumSquare": {18: _reduce},
     "Split": {18: _split},
@@ -241,20 +232,19 @@ FORMS: Mapping[str, Mapping[int, Callable[[NodeWriter, Scope], None]]] = {
     "GridSample": {20: _grid_sample},
     "Swish": {24: _swish},
     "GroupNormalization": {21: _group_normalization},
-    "Attention": {24: _refuse("it hides other keys from opset 24 on")},
-    "DFT": {20: _refuse("its axis is an input from opset 20 on")},
+    "Attention": {24: "it hides other keys from opset 24 on"},
+    "DFT": {20: "its axis is an input from opset 20 on"},
 }
-"""Forms by operator and by the opset that changed it."""
+"""Forms by operator and by the opset that changed it; instead of a form the reason why there is none."""
 
 
 def older_form(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
-    """The older form of a node in the opsets of ``scope``; a copy of the node if it did not change.
-
-    Raises:
-        InexpressibleError: the older opset cannot express it.
-    """
+    """The older form of a node in the opsets of ``scope``; a copy of the node if it did not change. Raises
+    InexpressibleError if the older opset cannot express it."""
     write = NodeWriter(node)
     for version, form in FORMS.get(node.op_type, {}).items():
         if scope.target < version <= scope.source and not write.replaced:
+            if isinstance(form, str):
+                raise InexpressibleError(form)
             form(write, scope)
     return write.nodes if write.replaced else [*write.nodes, write.node]

@@ -22,7 +22,7 @@ From opset 13 to 28 only these operators changed their meaning but not their att
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -30,17 +30,26 @@ import onnx
 import onnx.inliner
 
 from trtdet.errors import ModelError, one_line
-from trtdet.passes.base import NodeWriter
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset.forms import older_form
-from trtdet.passes.opset.nodes import ONNX_DOMAINS, InexpressibleError, Scope, attribute, types_and_constants
-from trtdet.passes.opset.schemas import check_tensors, drop_new_attributes, first_opset, schema_of
+from trtdet.passes.opset.nodes import ONNX_DOMAINS, InexpressibleError, Scope, text_of, types_and_constants
 from trtdet.passes.provenance import Origin, graphs, node_names, origin_of, put, replace_nodes, subgraphs
 
 MINIMUM = 13
 """First opset whose QuantizeLinear and DequantizeLinear have an axis, for per-channel weights. In older models the same
 nodes are invalid (https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html)."""
+
+
+_NEW_VALUES = {
+    ("Pad", "mode", b"wrap"): 19,
+    ("Resize", "coordinate_transformation_mode", b"half_pixel_symmetric"): 19,
+    ("ScatterND", "reduction", b"max"): 18,
+    ("ScatterND", "reduction", b"min"): 18,
+    ("ScatterElements", "reduction", b"max"): 18,
+    ("ScatterElements", "reduction", b"min"): 18,
+}
+"""First opset of attribute values that are newer than their attribute."""
 
 
 def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -> tuple[onnx.ModelProto, int]:
@@ -49,10 +58,7 @@ def lower(model: onnx.ModelProto, version: int, missing: Collection[str] = ()) -
     The nodes of ``model`` must have names; it does not change. Inputs, outputs, and nodes and tensors that stay keep
     their names; nodes of other domains stay. Operators in ``missing`` are replaced by their ONNX definition, if there
     is one, in any opset. Returns the new model and the number of rewritten nodes, or ``model`` and 0 if no node had to
-    change.
-
-    Raises:
-        ModelError: a node cannot be expressed in that opset; the message names it.
+    change. Raises ModelError if a node cannot be expressed in that opset; the message names it.
     """
     changed = onnx.inliner.inline_local_functions(model) if model.functions else model
     while True:
@@ -105,12 +111,12 @@ def _lowered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
         _lower_graph(inner, scope.inner(inner))
     if node.domain not in ONNX_DOMAINS:
         return [node]
-    newer, older = schema_of(node.op_type, scope.source), schema_of(node.op_type, scope.target)
+    newer, older = _schema_of(node.op_type, scope.source), _schema_of(node.op_type, scope.target)
     if newer is None:
         raise InexpressibleError(f"opset {scope.source} does not define it")
     if node.op_type in scope.missing:  # replaced if possible
         try:
-            written = older_form(node, replace(scope, target=first_opset(node.op_type) - 1))
+            written = older_form(node, replace(scope, target=_first_opset(node.op_type) - 1))
             if all(other.op_type != node.op_type for other in written):
                 return written
             return _defined(node, newer, scope) or [node]
@@ -124,25 +130,69 @@ def _lowered(node: onnx.NodeProto, scope: Scope) -> list[onnx.NodeProto]:
                 if other.op_type != node.op_type:
                     continue
                 if older is None:
-                    raise InexpressibleError(f"the operator exists from opset {first_opset(node.op_type)} on")
-                drop_new_attributes(other, newer, older, scope=scope)
-                check_tensors(other, older, scope)
+                    raise InexpressibleError(f"the operator exists from opset {_first_opset(node.op_type)} on")
+                _fit(other, newer, older, scope=scope)
     except InexpressibleError:
         definition = _defined(node, newer, scope)
         if definition is None:
             raise
         return definition
-    return [_without_no_reduction(other) for other in written]
+    # TensorRT's parser before 10.9 refuses ScatterND with the default ``reduction = none``: ``onnxOpImporters.cpp``
+    # only tests whether the attribute is present.
+    for scatter in [other for other in written if other.op_type in ("ScatterND", "ScatterElements")]:
+        for entry in [entry for entry in scatter.attribute if entry.name == "reduction" and entry.s == b"none"]:
+            scatter.attribute.remove(entry)
+    return written
 
 
-def _without_no_reduction(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Drops the default ``reduction = none``: TensorRT's parser before 10.9 refuses ScatterND with it
-    (``onnxOpImporters.cpp`` only tests whether the attribute is present)."""
-    if node.op_type not in ("ScatterND", "ScatterElements") or attribute(node, "reduction") != b"none":
-        return node
-    write = NodeWriter(node)
-    write.drop("reduction")
-    return write.node
+def _schema_of(op: str, version: int) -> onnx.defs.OpSchema | None:
+    """Schema of an operator in an opset; None if it does not exist or is deprecated."""
+    try:
+        schema: onnx.defs.OpSchema = onnx.defs.get_schema(op, version, "")
+    except onnx.defs.SchemaError:
+        return None
+    return None if schema.deprecated else schema
+
+
+def _first_opset(op: str, test: Callable[[onnx.defs.OpSchema], bool] = lambda schema: True) -> int:
+    """First opset whose schema of an operator passes a test."""
+    versions = range(1, onnx.defs.onnx_opset_version() + 1)
+    schemas = (_schema_of(op, version) for version in versions)
+    return next(schema.since_version for schema in schemas if schema is not None and test(schema))
+
+
+def _fit(node: onnx.NodeProto, newer: onnx.defs.OpSchema, older: onnx.defs.OpSchema, scope: Scope) -> None:
+    """Makes a node fit the older schema: drops new attributes at their defaults, and empty tensors at the end.
+
+    Raises InexpressibleError if another attribute, or the number or types of its inputs and outputs, is newer.
+    """
+    for attribute in list(node.attribute):
+        name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
+        if name not in older.attributes:
+            default = newer.attributes[name].default_value if name in newer.attributes else onnx.AttributeProto()
+            if not default.name or value != onnx.helper.get_attribute_value(default):
+                since = _first_opset(node.op_type, lambda schema, name=name: name in schema.attributes)  # type: ignore[misc]
+                raise InexpressibleError(f"its attribute {name} = {text_of(value)} exists from opset {since} on")
+            node.attribute.remove(attribute)
+        elif isinstance(value, bytes):
+            since = _NEW_VALUES.get((node.op_type, name, value), 0)
+            if scope.target < since <= scope.source:
+                raise InexpressibleError(f"its attribute {name} = {text_of(value)} exists from opset {since} on")
+    allowed = {each.type_param_str: each.allowed_type_strs for each in older.type_constraints}
+    sides = (
+        ("input", node.input, older.inputs, older.min_input, older.max_input),
+        ("output", node.output, older.outputs, older.min_output, older.max_output),
+    )
+    for side, names, parameters, least, most in sides:
+        while names and not names[-1]:
+            del names[-1]
+        if not least <= len(names) <= most:
+            raise InexpressibleError(f"it has {len(names)} {side}s, opset {scope.target} takes {least} to {most}")
+        for index, name in enumerate(names):
+            parameter_type = parameters[min(index, len(parameters) - 1)].type_str
+            kind = onnx.TensorProto.DataType.Name(scope.type(name)).lower()
+            if kind != "undefined" and f"tensor({kind})" not in allowed.get(parameter_type, [parameter_type]):
+                raise InexpressibleError(f"its {side} '{name}' is {kind}, which newer opsets take")
 
 
 def _defined(node: onnx.NodeProto, schema: onnx.defs.OpSchema, scope: Scope) -> list[onnx.NodeProto] | None:

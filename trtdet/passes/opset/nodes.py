@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-ONNX_DOMAINS = ("", "ai.onnx")
-"""The two names of the domain of ONNX's own operators."""
+ONNX_DOMAINS = ("", "ai.onnx")  # the two names of the domain of ONNX's own operators
 
 
 class InexpressibleError(Exception):

@@ -41,10 +41,8 @@ def is_two_stage(graph: gs.Graph) -> bool:
 def check_batch(graph: gs.Graph, batch: int | str | None, option: str) -> None:
     """Refuses a batch other than 1 for a two-stage model.
 
-    ``batch`` is a size, a name for any size, or None for the model's own. ``option`` is its command-line option.
-
-    Raises:
-        ModelError: a two-stage model has another batch than 1.
+    ``batch`` is a size, a name for any size, or None for the model's own. ``option`` is its command-line option. Raises
+    ModelError if a two-stage model has another batch than 1.
     """
     if batch in (None, 1) or not is_two_stage(graph):
         return
@@ -56,10 +54,7 @@ def check_batch(graph: gs.Graph, batch: int | str | None, option: str) -> None:
 
 def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
     """Folds constants and inlines guards of a two-stage graph; returns it with the result of ``inline_nms_guard``.
-
-    Raises:
-        ModelError: the model does not fit the configuration.
-    """
+    Raises ModelError if the model does not fit the configuration."""
     for _ in range(2):  # shapes that are inferred after the first run give more constants
         clean.apply(graph, options)
         graph = to_graph(to_model(graph))
@@ -68,11 +63,8 @@ def prepared(graph: gs.Graph, options: Options) -> tuple[gs.Graph, PassResult]:
 
 
 def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options, dict[str, PassResult]]:
-    """A two-stage graph with rows of detections as its output, its options, and the result of each rewrite.
-
-    Raises:
-        ModelError: the outputs are not boxes, labels and scores of one image, or the batch is not 1.
-    """
+    """A two-stage graph with rows of detections as its output, its options, and the result of each rewrite. Raises
+    ModelError if the outputs are not boxes, labels and scores of one image, or the batch is not 1."""
     if not is_two_stage(graph):
         return graph, options, {}
     check_batch(graph, options.batch, "--batch")

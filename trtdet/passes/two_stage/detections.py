@@ -23,7 +23,7 @@ from trtdet.passes.base import PassResult, Writer
 from trtdet.passes.masks import MASKS
 from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.levels import most_rows
-from trtdet.passes.walk import upstream
+from trtdet.passes.walk import read_instead, upstream
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,8 @@ class Outputs:
 def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
     """Makes rows of detections the output of a two-stage graph, before any masks, in place.
 
-    Labels start at 1 if the classifier has a background column.
-
-    Raises:
-        ModelError: the model has other classes than the configuration.
+    Labels start at 1 if the classifier has a background column. Raises ModelError if the model has other classes than
+    the configuration.
     """
     put = Writer(graph, "trtdet/two_stage", Origin.DECODE)
     columns = [outputs.boxes]
@@ -53,21 +51,14 @@ def write(graph: gs.Graph, outputs: Outputs, config: Config) -> None:
             column = put("Sub", column, put.const(first, np.float32))
         columns.append(put("Unsqueeze", column, put.const([1], np.int64)))
     rows = put("Concat", *columns, axis=1)
-    if outputs.exact:
-        detections = put("Reshape", rows, put.const([1, outputs.most, 6], np.int64))
-    else:
-        detections = masks.padded(put, rows, outputs.most, sizes=(6,))
-    detections.dtype, detections.shape = np.dtype(np.float32), [1, outputs.most, 6]
+    detections = masks.padded(put, rows, outputs.most, sizes=(6,), exact=outputs.exact)
     graph.outputs = [detections, *(tensor for tensor in graph.outputs if tensor.name == MASKS)]
     graph.cleanup().toposort()
 
 
 def outputs(graph: gs.Graph, config: Config) -> Outputs:
-    """Boxes, labels and scores of a two-stage graph, by ``head.outputs``, by their names, or in this order.
-
-    Raises:
-        ModelError: they are not those of one image, or the number of detections has no limit.
-    """
+    """Boxes, labels and scores of a two-stage graph, by ``head.outputs``, by their names, or in this order. Raises
+    ModelError if they are not those of one image, or the number of detections has no limit."""
     names, tensors = config.head.outputs, graph.tensors()
     if names is not None:
         missing = [name for name in names if name not in tensors]
@@ -95,11 +86,8 @@ def outputs(graph: gs.Graph, config: Config) -> Outputs:
 
 
 def first_label(scores: gs.Variable, config: Config) -> int:
-    """Label of the first class: 1 if the classifier has a background column, else 0.
-
-    Raises:
-        ModelError: the model has other classes than the configuration.
-    """
+    """Label of the first class: 1 if the classifier has a background column, else 0. Raises ModelError if the model has
+    other classes than the configuration."""
     classes = len(config.classes)
     softmax = next((node for node in upstream(scores) if node.op == "Softmax"), None)
     if softmax is None:
@@ -137,8 +125,7 @@ def cut_masks(
     sources = {id(node) for node in upstream(outputs.boxes)}
     for node in upstream(probabilities, end=outputs.boxes):
         if id(node) in sources and node.op in ("NonMaxSuppression", "NonZero"):
-            reason = f"it reads the detections at '{node.name}' as well, not their boxes alone"
-            return leave_out_masks(graph, reason)
+            return leave_out_masks(graph, f"it reads the detections at '{node.name}' as well, not their boxes alone")
     leave_out_masks(graph, "")
     tensors = graph.tensors()
     if MASKS in tensors:
@@ -146,8 +133,7 @@ def cut_masks(
     put = Writer(graph, "trtdet/cut_masks", Origin.DECODE)
     boxes, labels = rows or (outputs.boxes, outputs.labels)
     chosen, written = masks.write(put, boxes, labels, probabilities=probabilities, most=outputs.most)
-    for node in read:
-        node.inputs = [chosen if tensor is outputs.boxes else tensor for tensor in node.inputs]
+    read_instead(read, outputs.boxes, chosen)
     graph.outputs.append(written)
     return PassResult(1)
 

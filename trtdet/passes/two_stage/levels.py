@@ -5,7 +5,6 @@ Exporters write a chain with a scatter per level, which picks the level's region
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +16,7 @@ from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage.suppressions import Limit, limit_of
 from trtdet.passes.walk import above, constant, maker, picks, redirect, unpick, upstream
 
-MOST_ROWS = 3840
-"""Largest K of TensorRT's TopK, which sorts the rows."""
+MOST_ROWS = 3840  # largest K of TensorRT's TopK, which sorts the rows
 
 _SCATTERS = ("ScatterElements", "ScatterND")
 _WIDENING = ("Expand", "Reshape", "Unsqueeze", "Cast")
@@ -32,66 +30,17 @@ class _Level:
     rows: gs.Variable  # int64 (m,), their indices
     aligned: gs.Variable  # float32 (m, channels, height, width), their features
 
-
-def merge(graph: gs.Graph) -> PassResult:
-    """Joins the levels of each chain by sorting their rows, in place: Concat, TopK and Gather replace the scatters."""
-
-    def obstacle(levels: list[_Level]) -> str:
-        most = most_rows(levels[0].chosen)
-        if most is None:
-            return "the number of regions is not bounded"
-        return f"it has up to {most} regions, and TensorRT's TopK sorts {MOST_ROWS}" if most > MOST_ROWS else ""
-
-    def joined(write: Writer, levels: list[_Level]) -> gs.Variable:
-        features = write("Concat", *(level.aligned for level in levels), axis=0)
-        rows = write("Concat", *(level.rows for level in levels), axis=0)
-        # TensorRT 8.6's TopK takes no integers; float32 is exact up to the largest K.
-        keys = write("Cast", rows, to=int(onnx.TensorProto.FLOAT))
-        _, order = write.many("TopK", 2, keys, write("Shape", rows), axis=0, largest=0, sorted=1)
-        return write("Gather", features, order, axis=0)
-
-    return _merged(graph, obstacle, joined)
+    def picks(self) -> list[gs.Node]:
+        """The nodes that pick the regions; exporters repeat the level test for each of them."""
+        tests = (node for node in self.chosen.outputs if node.op == "Equal")
+        return picks(*(node.outputs[0] for node in tests if constant(node, 1) == self.number))
 
 
-def merge_static(graph: gs.Graph) -> PassResult:
-    """Aligns every region on every level and selects by level, in place; no shape depends on the image."""
+def merge(graph: gs.Graph, static: bool = False) -> PassResult:
+    """Joins the levels of each chain without its scatters, in place: Concat, TopK and Gather sort their rows.
 
-    def obstacle(levels: list[_Level]) -> str:
-        for level in levels:
-            nodes = _picks(level)
-            if not nodes:
-                return f"level {level.number} does not gather its regions"
-            if any(node.attrs.get("axis", 0) != 0 or node.attrs.get("batch_dims", 0) != 0 for node in nodes):
-                return f"level {level.number} gathers along another axis than the regions'"
-        return ""
-
-    def joined(write: Writer, levels: list[_Level]) -> gs.Variable:
-        for level in levels:
-            unpick(graph, _picks(level))
-        merged = levels[-1].aligned
-        for level in levels[-2::-1]:
-            mine = write("Unsqueeze", level.is_mine, write.const([1, 2, 3], np.int64))
-            merged = write("Where", mine, level.aligned, merged)
-        return merged
-
-    return _merged(graph, obstacle, joined)
-
-
-def write_sampling(graph: gs.Graph) -> PassResult:
-    """Writes the default sampling ratio of each RoiAlign explicitly, in place.
-
-    ONNX's default, 0, takes as many samples as the region has cells. Some importers assume 1.
+    With ``static`` every region is aligned on every level and selected by level, so no shape depends on the image.
     """
-    nodes = [node for node in graph.nodes if node.op == "RoiAlign" and "sampling_ratio" not in node.attrs]
-    for node in nodes:
-        node.attrs["sampling_ratio"] = 0
-    return PassResult(len(nodes))
-
-
-def _merged(
-    graph: gs.Graph, obstacle: Callable[[list[_Level]], str], joined: Callable[[Writer, list[_Level]], gs.Variable]
-) -> PassResult:
-    """Replaces each chain without an obstacle by another join of its levels."""
 
     def merge_chain(graph: gs.Graph, last: gs.Node) -> str | None:
         if any(reader.op in _SCATTERS and reader.inputs[0] is last.outputs[0] for reader in last.outputs[0].outputs):
@@ -104,10 +53,10 @@ def _merged(
         levels = _levels(scatters)
         if isinstance(levels, str):
             return levels
-        reason = obstacle(levels)
+        reason = _obstacle(levels, static)
         if not reason:
             write = Writer(graph, f"{last.name}/merged", Origin.LOWERING)
-            redirect(graph, last.outputs[0], joined(write, levels))
+            redirect(graph, last.outputs[0], _selected(write, levels) if static else _sorted(write, levels))
             last.outputs.clear()
         return reason
 
@@ -116,6 +65,50 @@ def _merged(
         if node.op == "RoiAlign":
             node.outputs[0].shape = None
     return result
+
+
+def _obstacle(levels: list[_Level], static: bool) -> str:
+    """Why levels cannot be joined in another way; empty if they can."""
+    for level in levels if static else ():
+        nodes = level.picks()
+        if not nodes:
+            return f"level {level.number} does not gather its regions"
+        if any(node.attrs.get("axis", 0) != 0 or node.attrs.get("batch_dims", 0) != 0 for node in nodes):
+            return f"level {level.number} gathers along another axis than the regions'"
+    most = 0 if static else most_rows(levels[0].chosen)
+    if most is None:
+        return "the number of regions is not bounded"
+    return f"it has up to {most} regions, and TensorRT's TopK sorts {MOST_ROWS}" if most > MOST_ROWS else ""
+
+
+def _sorted(write: Writer, levels: list[_Level]) -> gs.Variable:
+    features = write("Concat", *(level.aligned for level in levels), axis=0)
+    rows = write("Concat", *(level.rows for level in levels), axis=0)
+    # TensorRT 8.6's TopK takes no integers; float32 is exact up to the largest K.
+    keys = write("Cast", rows, to=int(onnx.TensorProto.FLOAT))
+    _, order = write.many("TopK", 2, keys, write("Shape", rows), axis=0, largest=0, sorted=1)
+    return write("Gather", features, order, axis=0)
+
+
+def _selected(write: Writer, levels: list[_Level]) -> gs.Variable:
+    for level in levels:
+        unpick(write.graph, level.picks())
+    merged = levels[-1].aligned
+    for level in levels[-2::-1]:
+        mine = write("Unsqueeze", level.is_mine, write.const([1, 2, 3], np.int64))
+        merged = write("Where", mine, level.aligned, merged)
+    return merged
+
+
+def write_sampling(graph: gs.Graph) -> PassResult:
+    """Writes the default sampling ratio of each RoiAlign explicitly, in place.
+
+    ONNX's default, 0, takes as many samples as the region has cells. Some importers assume 1.
+    """
+    nodes = [node for node in graph.nodes if node.op == "RoiAlign" and "sampling_ratio" not in node.attrs]
+    for node in nodes:
+        node.attrs["sampling_ratio"] = 0
+    return PassResult(len(nodes))
 
 
 def _levels(scatters: list[gs.Node]) -> list[_Level] | str:
@@ -161,9 +154,3 @@ def most_rows(tensor: gs.Variable) -> int | None:
     node = next((node for node in upstream(tensor) if node.op == "NonMaxSuppression"), None)
     limit = None if node is None else limit_of(node)
     return limit.count if isinstance(limit, Limit) else None
-
-
-def _picks(level: _Level) -> list[gs.Node]:
-    """The nodes that pick the regions of a level; exporters repeat the level test for each of them."""
-    tests = (node for node in level.chosen.outputs if node.op == "Equal")
-    return picks(*(node.outputs[0] for node in tests if constant(node, 1) == level.number))

@@ -18,8 +18,7 @@ from trtdet.passes.walk import constant, downstream, picks, upstream
 BOXES = "trtdet/proposals/boxes"
 """float32 (n, 4), proposals that enter the second stage, xyxy in input pixels, best first."""
 
-REAL = "trtdet/proposals/real"
-"""bool (n,), for a fixed n: False for boxes that were suppressed or filtered out."""
+REAL = "trtdet/proposals/real"  # bool (n,), for a fixed n: False for boxes that were suppressed or filtered out
 
 
 def name_boxes(graph: gs.Graph) -> None:

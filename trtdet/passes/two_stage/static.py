@@ -27,17 +27,15 @@ from trtdet.passes.walk import above, constant, maker, picks, redirect, unpick, 
 def rewrite(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Config, dict[str, PassResult]]:
     """A two-stage graph with rows of all detections, the configuration with thresholds to suppress them, and results.
 
-    The guards of ``graph`` must be inlined. Masks need a suppression in the graph.
-
-    Raises:
-        ModelError: the patterns are not torchvision's, or the outputs are not those of one image.
+    The guards of ``graph`` must be inlined. Masks need a suppression in the graph. Raises ModelError if the patterns
+    are not torchvision's, or the outputs are not those of one image.
     """
     config = options.config
     best = detections.outputs(graph, config)
     names = [tensor.name for tensor in (best.boxes, best.labels, best.scores)]
     results = {"suppress_proposals": suppress_proposals(graph, config)}
     graph = _folded(graph)
-    results["merge_levels"] = levels.merge_static(graph)
+    results["merge_levels"] = levels.merge(graph, static=True)
     graph = _folded(graph)
     if "RoiAlign" in options.missing_ops:
         results["sample_regions"] = sample_regions(graph)
@@ -70,11 +68,8 @@ def _folded(graph: gs.Graph) -> gs.Graph:
 
 
 def suppress_proposals(graph: gs.Graph, config: Config) -> PassResult:
-    """Suppresses proposals among all chosen anchors, in place; their number is always the maximum.
-
-    Raises:
-        ModelError: the number of anchors, the limit or the IoU threshold is computed.
-    """
+    """Suppresses proposals among all chosen anchors, in place; their number is always the maximum. Raises ModelError if
+    the number of anchors, the limit or the IoU threshold is computed."""
     node, limit, overlap = _suppression(graph, 2)
     write = Writer(graph, "trtdet/proposals", Origin.LOWERING)
     allowed, anchors = _unfiltered(graph, node, write)
@@ -103,10 +98,8 @@ def all_detections(graph: gs.Graph, best: Outputs, config: Config) -> tuple[Outp
     """Boxes, labels and scores of every class of every proposal before suppression; changes ``graph`` in place.
 
     The proposals must be static. ``best`` holds the outputs that are selected from all detections. Excluded rows get
-    score -1. The returned configuration has the model's own thresholds.
-
-    Raises:
-        ModelError: ``best`` is not gathered from all detections.
+    score -1. The returned configuration has the model's own thresholds. Raises ModelError if ``best`` is not gathered
+    from all detections.
     """
     node, limit, overlap = _suppression(graph, 1)
     write = Writer(graph, "trtdet/all", Origin.DECODE)
@@ -206,17 +199,15 @@ def _suppression(graph: gs.Graph, expected: int) -> tuple[gs.Node, Limit, float]
 def _unfiltered(graph: gs.Graph, node: gs.Node, write: Writer) -> tuple[gs.Variable, int]:
     """Removes filters before a suppression, in place; returns bool (n,), the boxes that pass all of them, and n."""
     conditions: list[gs.Variable] = []
-
-    def filters() -> list[gs.Node]:
-        return [source for tensor in node.inputs[:2] for source in upstream(tensor) if source.op == "NonZero"]
-
-    while nearest := filters():
-        condition = nearest[0].inputs[0]
-        unpick(graph, picks(nearest[0].outputs[0]))
+    removed: gs.Node | None = None
+    while filters := [each for tensor in node.inputs[:2] for each in upstream(tensor) if each.op == "NonZero"]:
+        if removed is not None and any(each is removed for each in filters):
+            raise ModelError(f"what '{removed.name}' of the two-stage model selects is used in another way")
+        removed = filters[0]
+        condition = removed.inputs[0]
+        unpick(graph, picks(removed.outputs[0]))
         if all(condition is not other for other in conditions):
             conditions.append(condition)
-        if any(remaining is nearest[0] for remaining in filters()):
-            raise ModelError(f"what '{nearest[0].name}' of the two-stage model selects is used in another way")
     shapes = [list(condition.shape or ()) for condition in conditions]
     size = next((shape[0] for shape in shapes if len(shape) == 1 and isinstance(shape[0], int)), None)
     if size is None:

@@ -18,8 +18,7 @@ from trtdet.passes.base import PassResult, Writer, rewrite_nodes
 from trtdet.passes.provenance import Origin
 from trtdet.passes.walk import above, constant, maker, redirect
 
-LOWEST = np.finfo(np.float32).min
-"""No score and no coordinate is lower."""
+LOWEST = np.finfo(np.float32).min  # no score and no coordinate is lower
 
 _UNLIMITED = np.iinfo(np.int32).max
 

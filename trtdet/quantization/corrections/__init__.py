@@ -34,8 +34,7 @@ from trtdet.quantization.sources import Sources
 REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Round(), Bias(), Reconstruct())
 """All corrections, in the order in which they are tried and reported."""
 
-CORRECTIONS = tuple(correction.name for correction in REGISTRY)
-"""Their names in ``--effort``."""
+CORRECTIONS = tuple(correction.name for correction in REGISTRY)  # their names in ``--effort``
 
 DEFAULT_CORRECTIONS = EFFORTS["default"]
 

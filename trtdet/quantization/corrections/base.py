@@ -32,19 +32,12 @@ from trtdet.quantization.windows import Moments, Window
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A convolution that reads a tensor, as far as the choice of the tensor's scales depends on it.
+    """A convolution that reads a tensor, as far as the choice of the tensor's scales depends on it."""
 
-    Attributes:
-        squares: float64 (groups, out / groups, I): the largest w^2 over the taps.
-        importance: float64 (groups, out / groups): weight of each output channel's squared error.
-        taps: number of kernel elements.
-        through: float64 (groups * I,): the resulting weight of each input channel's squared error.
-    """
-
-    squares: NDArray[np.float64]
-    importance: NDArray[np.float64]
-    taps: int
-    through: NDArray[np.float64]
+    squares: NDArray[np.float64]  # float64 (groups, out / groups, I): the largest w^2 over the taps
+    importance: NDArray[np.float64]  # float64 (groups, out / groups): weight of each output channel's squared error
+    taps: int  # number of kernel elements
+    through: NDArray[np.float64]  # float64 (groups * I,): the resulting weight of each input channel's squared error
 
     @staticmethod
     def of(weight: NDArray[np.float64], groups: int, importance: NDArray[np.float64]) -> Reader:
@@ -57,20 +50,14 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class RoundedLayer:
-    """A convolution whose weights are to be rounded, for one channel map of its input.
-
-    Attributes:
-        rows: float64 (groups, out / groups, D): the weights for the mapped input, one matrix a group.
-        scales: float32 (groups, out / groups): the step of each row.
-        moments: moments of the input's windows, before the map.
-    """
+    """A convolution whose weights are to be rounded, for one channel map of its input."""
 
     name: str
-    rows: NDArray[np.float64]
-    scales: NDArray[np.float32]
+    rows: NDArray[np.float64]  # float64 (groups, out / groups, D): the weights for the mapped input, one matrix a group
+    scales: NDArray[np.float32]  # float32 (groups, out / groups): the step of each row
     map: ChannelMap
     window: Window
-    moments: Moments
+    moments: Moments  # moments of the input's windows, before the map
     format: Format = "int8"
 
     def covariance(self) -> NDArray[np.float64] | None:
@@ -102,23 +89,16 @@ class Network:
 
 @dataclass(frozen=True)
 class Correction:
-    """Base class of corrections; by itself it changes nothing.
+    """Base class of corrections; by itself it changes nothing."""
 
-    Attributes:
-        name: name in ``--effort``.
-        counts: unit in which a summary counts it.
-        needs_covariance: ``round`` reads full second moments, which take most of the time and memory.
-        needs_network: ``reconstruct`` is to be called.
-        weight_share: share of the weights' rounding noise that remains, 0..1; the choice of channel maps uses it.
-        equal_steps: it relies on the equal steps of INT8, so it does not apply to FP8.
-    """
-
-    name: ClassVar[str]
-    counts: ClassVar[Literal["tensors", "convs"]] = "convs"
+    name: ClassVar[str]  # name in ``--effort``
+    counts: ClassVar[Literal["tensors", "convs"]] = "convs"  # unit in which a summary counts it
+    # ``round`` reads full second moments, which take most of the time and memory.
     needs_covariance: ClassVar[bool] = False
-    needs_network: ClassVar[bool] = False
+    needs_network: ClassVar[bool] = False  # ``reconstruct`` is to be called
+    # Share of the weights' rounding noise that remains, 0..1; the choice of channel maps uses it.
     weight_share: ClassVar[float] = 1.0
-    equal_steps: ClassVar[bool] = False
+    equal_steps: ClassVar[bool] = False  # it relies on the equal steps of INT8, so it does not apply to FP8
 
     def propose(
         self, reach: NDArray[np.float64], variance: NDArray[np.float64], readers: Sequence[Reader], weight_share: float
@@ -147,9 +127,6 @@ class Correction:
         return None
 
     def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
-        """New ranges and corrections for the network; its channel maps may change only in ``amax``.
-
-        Raises:
-            ModelError: the model cannot be reconstructed, and why.
-        """
+        """New ranges and corrections for the network; its channel maps may change only in ``amax``. Raises ModelError
+        if the model cannot be reconstructed, and why."""
         return network.ranges, network.corrections

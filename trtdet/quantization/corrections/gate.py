@@ -23,32 +23,21 @@ from trtdet.quantization.plugin_fusion import requantize
 from trtdet.quantization.qdq import Corrections, insert_qdq
 from trtdet.quantization.sources import HELD_BACK, Sources
 
-_SURE = 0.95
-"""A lower error justifies more nodes from this confidence on; a much lower error always does."""
-
-_MUCH = 1.1
-"""A simpler form is rejected if its error is more than this many times the best one."""
-
-_STANDING = 1.05
-"""The same limit for the uncorrected form."""
+_SURE = 0.95  # a lower error justifies more nodes from this confidence on; a much lower error always does
+_MUCH = 1.1  # a simpler form is rejected if its error is more than this many times the best one
+_STANDING = 1.05  # the same limit for the uncorrected form
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The inputs of a correction run.
-
-    Attributes:
-        candidates: ranges by rule; the first is the reference for the others and for the corrections.
-        corrections: allowed corrections, in the order of the registry.
-        fit, held: images to compute corrections from, and held-back images.
-    """
+    """The inputs of a correction run."""
 
     model: onnx.ModelProto
     placement: QdqPlacement
-    candidates: Mapping[str, Ranges]
-    corrections: tuple[Correction, ...]
-    fit: Sequence[Path]
-    held: Sequence[Path]
+    candidates: Mapping[str, Ranges]  # by rule; the first is the reference for the others and for the corrections
+    corrections: tuple[Correction, ...]  # allowed corrections, in the order of the registry
+    fit: Sequence[Path]  # images to compute corrections from
+    held: Sequence[Path]  # held-back images
     sources: Sources
     start: Start = Start()
 
@@ -89,14 +78,11 @@ class Verdict:
         least = self.least
         best = self.errors[least]
         _, detected = lower_on(best, self.errors[0])
-        simpler = [
-            index
-            for index, error in enumerate(self.errors)
-            if detected
-            and self.nodes[index] < self.nodes[least]
-            and error.distance <= (_MUCH if index else _STANDING) * best.distance
-            and sureness(best, error) < _SURE
-        ]
+        simpler = []
+        for index, error in enumerate(self.errors):
+            near = error.distance <= (_MUCH if index else _STANDING) * best.distance
+            if detected and self.nodes[index] < self.nodes[least] and near and sureness(best, error) < _SURE:
+                simpler.append(index)
         return min(simpler, key=lambda index: (self.nodes[index], self.errors[index].distance), default=least)
 
     def sentences(self) -> tuple[str, ...]:
@@ -117,11 +103,8 @@ class Verdict:
         if kept == least:
             return (figures,)
         more, sure = self.nodes[least] - self.nodes[kept], sureness(self.errors[least], self.errors[kept])
-        return (
-            f"left out: {self.forms[least].name}, error {self.errors[least].distance:.4f} for {more} nodes more, "
-            f"{int(100 * sure)} % sure",
-            figures,
-        )
+        left_out = f"{self.forms[least].name}, error {self.errors[least].distance:.4f} for {more} nodes more"
+        return (f"left out: {left_out}, {int(100 * sure)} % sure", figures)
 
     def doubt(self) -> str:
         """Advice if there are too few images with detections for any certain result; else empty."""

@@ -21,8 +21,7 @@ from trtdet.quantization.sources import Sources
 if TYPE_CHECKING:
     from trtdet.quantization.gradients.head_noise import HeadNoise
 
-_IMAGES = 48
-"""Maximum number of images for gradients, evenly spaced over the images that corrections are computed from."""
+_IMAGES = 48  # maximum number of images for gradients, evenly spaced over the images that corrections are computed from
 
 
 @dataclass(frozen=True)
@@ -36,21 +35,15 @@ class HeadRange(Correction):
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The state before any correction.
+    """The state before any correction."""
 
-    Attributes:
-        plain: ranges of the rule alone, which every correction has to beat; None for the first candidate's.
-        noise: the effect of each activation's rounding on the detections; None without gradients.
-        reason: why there are no gradients although they were requested.
-        together: groups of tensors that share one range.
-        parted: tensors for which a channel map's Mul costs their bytes in FP16. It would separate them from the kernel
-            that rounds them, or from other readers of the same INT8.
-    """
-
+    # Ranges of the rule alone, which every correction has to beat; None for the first candidate's.
     plain: Ranges | None = None
-    noise: HeadNoise | None = None
-    reason: str = ""
-    together: Sequence[Sequence[str]] = ()
+    noise: HeadNoise | None = None  # the effect of each activation's rounding on the detections; None without gradients
+    reason: str = ""  # why there are no gradients although they were requested
+    together: Sequence[Sequence[str]] = ()  # groups of tensors that share one range
+    # Tensors for which a channel map's Mul costs their bytes in FP16. It would separate them from the kernel that
+    # rounds them, or from other readers of the same INT8.
     parted: Collection[str] = ()
 
 
@@ -58,10 +51,7 @@ def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sourc
     """Chooses each activation's range by its noise at the decoded boxes and scores, on the images for corrections.
 
     The network's input keeps its range, see :meth:`trtdet.calibration.Ranges.choose`. Without gradients all activations
-    keep the ranges of the rule.
-
-    Raises:
-        ConfigError: fewer than two images.
+    keep the ranges of the rule. Raises ConfigError if there are fewer than two images.
     """
     placement = placement.integers
     if not available():

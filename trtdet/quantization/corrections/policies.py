@@ -26,8 +26,7 @@ POLICIES = {
 SEEN = "biases for what the head sees"
 """Biases compensate the part of clipping that reaches the detections, not its mean."""
 
-_FEW = 1.15
-"""Limit for ``few``: its noise at the detections, as a multiple of the noise with all channel maps."""
+_FEW = 1.15  # limit for ``few``: its noise at the detections, as a multiple of the noise with all channel maps
 
 _HOPELESS = 2.0
 """A form without channel maps is not learned if its error is this many times the best; learning removes about a
@@ -36,19 +35,12 @@ third."""
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """Result of the corrections.
+    """Result of the corrections."""
 
-    Attributes:
-        ranges: the thresholds of the rule; with ``auto``, of the best rule of each tensor.
-        corrections: replace the plain form; empty if none was kept.
-        plan: the precision plan with the corrections of each convolution.
-        summary: one sentence for each kind of correction, and one for the output error.
-    """
-
-    ranges: Ranges
-    corrections: Corrections
-    plan: PrecisionPlan
-    summary: tuple[str, ...]
+    ranges: Ranges  # the thresholds of the rule; with ``auto``, of the best rule of each tensor
+    corrections: Corrections  # replace the plain form; empty if none was kept
+    plan: PrecisionPlan  # the precision plan with the corrections of each convolution
+    summary: tuple[str, ...]  # one sentence for each kind of correction, and one for the output error
 
 
 @dataclass(frozen=True, eq=False)

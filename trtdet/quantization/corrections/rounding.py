@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trtdet.errors import TrtdetWarning
 from trtdet.quantization.corrections.base import Correction, RoundedLayer
-from trtdet.quantization.encoding import kept, snap
+from trtdet.quantization.encoding import STORED, snap
 from trtdet.quantization.precision import Format
 
 _DAMPING = 0.01
@@ -44,10 +44,7 @@ class Round(Correction):
 
 
 def compensated(
-    rows: NDArray[np.float64],
-    scales: NDArray[np.float32],
-    covariance: NDArray[np.float64],
-    format: Format = "int8",
+    rows: NDArray[np.float64], scales: NDArray[np.float32], covariance: NDArray[np.float64], format: Format = "int8"
 ) -> NDArray[np.number]:
     """Rounds column by column; the remaining columns compensate each column's rounding error.
 
@@ -82,7 +79,7 @@ def compensated(
             errors[..., column - start] = error
             remaining[..., column + 1 : stop] -= error[..., None] * upper[:, None, column, column + 1 : stop]
         remaining[..., stop:] -= errors @ upper[:, start:stop, stop:]
-    numbers = kept(rounded, format)
+    numbers = rounded.astype(STORED[format])
     integers = np.empty_like(numbers)
     np.put_along_axis(integers, np.broadcast_to(order[:, None, :], rounded.shape), numbers, axis=2)
     return integers

@@ -21,14 +21,12 @@ from trtdet.quantization.precision import Format, Step
 from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import MOST_COLUMNS, Moments, Window
 
-_PLACES = 256
-"""Windows sampled per image and convolution; up to four times as many if they are wide."""
+_PLACES = 256  # windows sampled per image and convolution; up to four times as many if they are wide
 
 _QUIET = 0.01
 """Lower limit of the variance to which an output's error is relative, as a share of the outputs' median variance."""
 
-_GRAM_BYTES = 1 << 30
-"""Memory for second moments; a model with more of them is read in several passes."""
+_GRAM_BYTES = 1 << 30  # memory for second moments; a model with more of them is read in several passes
 
 _CHEAP = 0.1
 """A map whose Mul costs less than this share of FP16's bytes counts as free. Then the gate decides about it, since a
@@ -47,31 +45,23 @@ class Rounding:
 
 @dataclass(eq=False)
 class Trial:
-    """One way to quantise a tensor, with the results for the convolutions that read it.
+    """One way to quantise a tensor, with the results for the convolutions that read it."""
 
-    Attributes:
-        name: correction that proposed the channel map; empty if a threshold rule gives the range.
-        rule: rule that gave the range; empty for a channel map.
-        roundings: by convolution, rounding to nearest first.
-        means: by window, the sum of the quantised samples.
-        inside: the same, mapped and clipped, but not rounded.
-        errors: by convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
-        offsets: name of the correction for each column of the errors; empty for the first.
-        head: error power that rounding and clipping the tensor add to the detections; 0 if unknown.
-        cut: float64 (C,): mean clipped amount per channel, weighted by its effect on detections; None if unknown.
-        written: by convolution, each rounding's weights with its offsets, cached for :meth:`Site.add_errors`.
-    """
-
-    name: str
+    name: str  # correction that proposed the channel map; empty if a threshold rule gives the range
     map: ChannelMap
-    rule: str = ""
-    roundings: dict[str, list[Rounding]] = field(default_factory=dict)
+    rule: str = ""  # rule that gave the range; empty for a channel map
+    roundings: dict[str, list[Rounding]] = field(default_factory=dict)  # by convolution, rounding to nearest first
+    # By window, the sum of the quantised samples.
     means: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
+    # The same, mapped and clipped, but not rounded.
     inside: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
+    # By convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
     errors: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    offsets: tuple[str, ...] = ("",)
-    head: float = 0.0
+    offsets: tuple[str, ...] = ("",)  # name of the correction for each column of the errors; empty for the first
+    head: float = 0.0  # error power that rounding and clipping the tensor add to the detections; 0 if unknown
+    # float64 (C,): mean clipped amount per channel, weighted by its effect on detections; None if unknown.
     cut: NDArray[np.float64] | None = None
+    # By convolution, each rounding's weights with its offsets, cached for :meth:`Site.add_errors`.
     written: dict[str, list[tuple[NDArray[np.float32], list[NDArray[np.float32]]]]] = field(default_factory=dict)
 
     def quantized(self, windows: NDArray[np.float32], window: Window, rounds: bool = True) -> NDArray[np.float32]:
@@ -113,27 +103,21 @@ class Choice:
 
 @dataclass(eq=False)
 class Site:
-    """A quantised tensor, with the convolutions that read it and their windows, by name.
-
-    Attributes:
-        number: part of the seed of every sample.
-        multiplied: channels that Muls would scale: those that do not fold, see
-            :func:`trtdet.quantization.folding.channels_left`, and all of them again for each sum that reads the tensor,
-            to undo the scale.
-        parted: a Mul would separate the tensor from the kernel that rounds it, or from other readers of its INT8.
-        too_dear: no map was tried, since its Mul moves more bytes than FP16 convolutions would.
-    """
+    """A quantised tensor, with the convolutions that read it and their windows, by name."""
 
     tensor: str
     convs: dict[str, Weighted]
     windows: dict[str, Window]
-    number: int
+    number: int  # part of the seed of every sample
     corrections: tuple[Correction, ...]
+    # Channels that Muls would scale: those that do not fold, see :func:`trtdet.quantization.folding.channels_left`,
+    # and all of them again for each sum that reads the tensor, to undo the scale.
     multiplied: int = 0
+    # A Mul would separate the tensor from the kernel that rounds it, or from other readers of its INT8.
     parted: bool = False
     format: Format = "int8"
     trials: list[Trial] = field(default_factory=list)
-    too_dear: bool = False
+    too_dear: bool = False  # no map was tried, since its Mul moves more bytes than FP16 convolutions would
     _shape: tuple[int, int] = (0, 0)
     _extremes: Extremes = field(default_factory=Extremes)
     _moments: dict[Window, Moments] = field(default_factory=dict)
@@ -142,13 +126,10 @@ class Site:
     _seen: dict[Window, int] = field(default_factory=dict)
     _judged: dict[Window, int] = field(default_factory=dict)
 
-    def weight(self, conv: str) -> NDArray[np.float64]:
-        return self.convs[conv].weight.astype(np.float64)
-
     def rows(self, conv: str, map: ChannelMap | None = None) -> NDArray[np.float64]:
         """The weights as matrices for the samples, (groups, out / groups, D), for the input after ``map``."""
         window = self.windows[conv]
-        rows = window.rows(self.weight(conv))
+        rows = window.rows(self.convs[conv].weight.astype(np.float64))
         return rows if map is None or map.scale is None else rows / window.spread(map.scale)[:, None, :]
 
     def bias(self, conv: str) -> NDArray[np.float64]:
@@ -180,19 +161,13 @@ class Site:
         price = self.mul_price
         return [trial for trial in self.mapped if price < _CHEAP or least - trial.loss() > price * least]
 
-    def _width(self, conv: str) -> int:
-        return int(np.prod(self.convs[conv].weight.shape[1:]))
-
-    def _covariance(self) -> bool:
-        return any(correction.needs_covariance for correction in self.corrections)
-
-    def moment_bytes(self) -> int:
-        """Upper bound of the memory for the second moments of windows that the convolutions share."""
-        sizes = []
-        for name, window in self.windows.items():
-            width = self._width(name)
-            sizes.append(8 * window.groups * width * (width if self._covariance() and width <= MOST_COLUMNS else 1))
-        return max(sizes)
+    def moment_sizes(self) -> dict[Window, tuple[int, bool]]:
+        """The width of each window, and whether corrections need its covariance."""
+        covariance = any(correction.needs_covariance for correction in self.corrections)
+        return {
+            window: (int(np.prod(self.convs[name].weight.shape[1:])), covariance)
+            for name, window in self.windows.items()
+        }
 
     def _samples(self, x: NDArray[np.float32], seed: int) -> Iterator[tuple[Window, NDArray[np.float32]]]:
         """Windows of an image's activation, (C, H, W) or (..., C), at places that the seed determines."""
@@ -210,8 +185,8 @@ class Site:
         if seed is None:
             return
         if not self._moments:
-            for name, window in self.windows.items():
-                self._moments.setdefault(window, Moments(window.groups, self._width(name), self._covariance()))
+            sizes = self.moment_sizes()
+            self._moments = {window: Moments(window.groups, *size) for window, size in sizes.items()}
         for window, windows in self._samples(x, seed):
             self._moments[window].update(windows)
 
@@ -223,17 +198,15 @@ class Site:
             floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
             self._importance[name] = 1 / np.maximum(power, floor) / power.size
         best = None
+        extremes = {rule: ranges.tensors[self.tensor] for rule, ranges in candidates.items()}
         if self.format == "int8":
-            self.trials = [
-                Trial("", ChannelMap(ranges.tensors[self.tensor].amax), rule) for rule, ranges in candidates.items()
-            ]
+            self.trials = [Trial("", ChannelMap(extreme.amax), rule) for rule, extreme in extremes.items()]
             best = self._best_map()
         else:  # FP8: rules and maps make no difference
-            extremes = next(iter(candidates.values())).tensors[self.tensor]
-            self.trials = [Trial("", fp8_map(extremes.low, extremes.high))]
-        if best is not None and self.mul_price >= 1:
-            best, self.too_dear = None, True
-        if best is not None:
+            first = next(iter(extremes.values()))
+            self.trials = [Trial("", fp8_map(first.low, first.high))]
+        self.too_dear = best is not None and self.mul_price >= 1
+        if best is not None and not self.too_dear:
             self.trials.append(best)
         can_win = everywhere or best is None or self.mul_price >= _CHEAP
         for trial in self.trials:
@@ -251,7 +224,7 @@ class Site:
         low, high = self._extremes.ranges()
         reach = np.maximum(np.abs(low), np.abs(high))
         readers = [
-            Reader.of(self.weight(name), window.groups, self._importance[name].reshape(-1))
+            Reader.of(self.convs[name].weight.astype(np.float64), window.groups, self._importance[name].reshape(-1))
             for name, window in self.windows.items()
         ]
         share = min((correction.weight_share for correction in self.corrections), default=1.0)
@@ -267,20 +240,18 @@ class Site:
     def _roundings(self, trial: Trial, name: str, corrected: bool) -> list[Rounding]:
         window, rows = self.windows[name], self.rows(name, trial.map)
         scales = np.stack([weight_scales(group, f"'{name}'", self.format) for group in rows])
-        roundings = [Rounding("", scales, nearest(rows, scales, self.format))]
-        if corrected:
-            layer = RoundedLayer(
-                name=name,
-                rows=rows,
-                scales=scales,
-                map=trial.map,
-                window=window,
-                moments=self._moments[window],
-                format=self.format,
-            )
-            proposals = [(correction.name, correction.round(layer)) for correction in self.corrections]
-            roundings += [Rounding(owner, scales, integers) for owner, integers in proposals if integers is not None]
-        return roundings
+        layer = RoundedLayer(
+            name,
+            rows=rows,
+            scales=scales,
+            map=trial.map,
+            window=window,
+            moments=self._moments[window],
+            format=self.format,
+        )
+        proposals: list[tuple[str, NDArray[np.number] | None]] = [("", nearest(rows, scales, self.format))]
+        proposals += [(each.name, each.round(layer)) for each in (self.corrections if corrected else ())]
+        return [Rounding(owner, scales, integers) for owner, integers in proposals if integers is not None]
 
     def add_means(self, x: NDArray[np.float32], seed: int) -> None:
         """Adds an image's activation to the means of the windows, in float and as each trial quantises them."""
@@ -383,10 +354,7 @@ class Site:
 
 
 def find_sites(
-    model: onnx.ModelProto,
-    placement: QdqPlacement,
-    corrections: tuple[Correction, ...],
-    parted: Collection[str] = (),
+    model: onnx.ModelProto, placement: QdqPlacement, corrections: tuple[Correction, ...], parted: Collection[str] = ()
 ) -> list[Site]:
     """The tensors whose INT8 readers are all supported: 2-D convolutions with known padding, or products with weights.
     A tensor that FP8 layers read as well is a second site for these. For ``parted`` see
@@ -428,7 +396,11 @@ def batches(sites: Sequence[Site]) -> Iterator[list[Site]]:
     batch: list[Site] = []
     used = 0
     for site in sites:
-        need = site.moment_bytes()
+        # Convolutions with the same windows share their moments.
+        need = max(
+            8 * window.groups * width * (width if covariance and width <= MOST_COLUMNS else 1)
+            for window, (width, covariance) in site.moment_sizes().items()
+        )
         if batch and used + need > _GRAM_BYTES:
             yield batch
             batch, used = [], 0

@@ -40,21 +40,16 @@ YOLOv5 n and PicoDet s alike."""
 
 @dataclass(eq=False)
 class TensorNoise:
-    """Contributions to ``HeadError.power`` from rounding and clipping one activation.
+    """Contributions to ``HeadError.power`` from rounding and clipping one activation."""
 
-    Attributes:
-        largest: the largest magnitude on the calibration images.
-        clipped: float64 (2, ranges): the squared change of scores and of boxes by clipping, for each range.
-        squares: float64 (2,): the squared gradients of scores and of boxes, summed over places.
-        cut: float64 (C, ranges): the clipped amounts, summed over places, each times its squared gradient.
-        counted: sum of the squared gradients that weight ``cut``.
-    """
-
-    largest: float
+    largest: float  # the largest magnitude on the calibration images
+    # float64 (2, ranges): the squared change of scores and of boxes by clipping, for each range.
     clipped: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, len(FRACTIONS))))
+    # float64 (2,): the squared gradients of scores and of boxes, summed over places.
     squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
+    # float64 (C, ranges): the clipped amounts, summed over places, each times its squared gradient.
     cut: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, len(FRACTIONS))))
-    counted: float = 0.0
+    counted: float = 0.0  # sum of the squared gradients that weight ``cut``
 
     def add(self, value: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         """Adds an image's value (C, ...) and the gradients of scores and boxes there, None for a gradient of 0."""
@@ -111,11 +106,8 @@ class HeadNoise:
         }
 
     def update(self, images: NDArray[np.float32]) -> HeadNoise:
-        """Adds images, float32 (B, 3, H, W), as many as the model takes.
-
-        Raises:
-            ModelError: the model cannot be differentiated.
-        """
+        """Adds images, float32 (B, 3, H, W), as many as the model takes. Raises ModelError if the model cannot be
+        differentiated."""
         tapped: dict[str, torch.Tensor] = {}
 
         def read(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -134,10 +126,12 @@ class HeadNoise:
         share = torch.where((best > SEEN) & (sizes.amin(-1) > 0), best, 0.0)
         sizes = sizes.clamp(min=1.0)
         scale = share.sqrt()[..., None] / torch.cat([sizes, sizes], -1)
-        combined = (
-            (weight.sqrt() * self._signs(scores) * scores).sum(),
-            (scale * self._signs(boxes) * boxes).sum(),
+        # Signs drawn on the CPU, so that every device gets the same.
+        score_signs, box_signs = (
+            (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
+            for like in (scores, boxes)
         )
+        combined = ((weight.sqrt() * score_signs * scores).sum(), (scale * box_signs * boxes).sum())
         self._weight += [float(weight.sum()), float(share.sum())]
         gradients = [
             torch.autograd.grad(each, list(tapped.values()), retain_graph=kind == 0, allow_unused=True)
@@ -155,10 +149,6 @@ class HeadNoise:
             for row, image in enumerate(parts[0]):
                 self.tensors[name].add(image, [None if part is None else part[row] for part in parts[1:]])
         return self
-
-    def _signs(self, like: torch.Tensor) -> torch.Tensor:
-        # Drawn on the CPU, so that every device gets the same signs.
-        return (torch.randint(0, 2, like.shape, generator=self._random) * 2.0 - 1.0).to(like.device)
 
     @property
     def seen(self) -> bool:

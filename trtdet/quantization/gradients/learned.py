@@ -19,8 +19,7 @@ from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, plain_form
 from trtdet.quantization.weighted import Weighted
 
-DRIFT = 1.5
-"""Maximum change of a weight in steps; larger changes would overfit the images."""
+DRIFT = 1.5  # maximum change of a weight in steps; larger changes would overfit the images
 
 
 RATES = {"integers": 0.02, "weight scales": 5e-4, "activation scales": 2e-3, "biases": 1e-3}
@@ -101,7 +100,9 @@ class Learned(torch.nn.Module):
 
     def _weight(self, conv: str) -> torch.Tensor:
         """The weight for the unmapped input; the activation applies the channel map and its inverse."""
-        weight = self._convs[conv].weight()
+        parameters = self._convs[conv]
+        integers: torch.Tensor = _Straight.apply(parameters.latent)  # type: ignore[no-untyped-call]
+        weight = integers * parameters.scale.exp()
         channels = self._corrections.tensors.get(self._reads[conv])
         if channels is None or channels.scale is None:
             return weight
@@ -144,8 +145,7 @@ class Learned(torch.nn.Module):
         return replace(self._ranges, tensors=tensors), Corrections(maps, {**self._corrections.weights, **weights})
 
 
-_PART = "//learned "
-"""Separates a convolution's name from the name of its parameter."""
+_PART = "//learned "  # separates a convolution's name from the name of its parameter
 
 
 def _owning(
@@ -183,10 +183,6 @@ class _Convolution(torch.nn.Module):
         shape = (-1, *(1,) * (integers.dim() - 1))
         self.scale = torch.nn.Parameter(torch.from_numpy(np.log(start.scales)).to(torch.float32).reshape(shape))
         self.bias = torch.nn.Parameter(torch.from_numpy(start.bias.astype(np.float32).copy()))
-
-    def weight(self) -> torch.Tensor:
-        integers: torch.Tensor = _Straight.apply(self.latent)  # type: ignore[no-untyped-call]
-        return integers * self.scale.exp()
 
     @torch.no_grad()
     def rounded(self) -> Rounded:

@@ -56,11 +56,8 @@ class TorchNetwork:
         self._last = {tensor.name: index for index, node in enumerate(self._nodes) for tensor in node.inputs}
 
     def __call__(self, images: torch.Tensor, read: Read) -> dict[str, torch.Tensor]:
-        """The outputs for images, float32 (B, 3, H, W), as many as the model takes.
-
-        Raises:
-            ModelError: an operator before the outputs is not differentiable here.
-        """
+        """The outputs for images, float32 (B, 3, H, W), as many as the model takes. Raises ModelError if an operator
+        before the outputs is not differentiable here."""
         values: dict[str, Any] = {**self._constants, self.input: images.to(self.device)}
         for index, node in enumerate(self._nodes):
             inputs: list[Any] = [None if tensor.is_empty() else values[tensor.name] for tensor in node.inputs]

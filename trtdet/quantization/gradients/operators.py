@@ -136,11 +136,6 @@ def _reshape(node: gs.Node, inputs: Inputs) -> Any:
     return x.reshape(shape)
 
 
-def _squeeze(node: gs.Node, inputs: Inputs) -> Any:
-    axes = _ints(inputs[1]) if len(inputs) > 1 else [index for index, size in enumerate(inputs[0].shape) if size == 1]
-    return inputs[0].squeeze(tuple(axes))
-
-
 def _unsqueeze(node: gs.Node, inputs: Inputs) -> Any:
     x, axes = inputs[0], _ints(inputs[1])
     for axis in sorted(axis % (x.dim() + len(axes)) for axis in axes):
@@ -148,43 +143,24 @@ def _unsqueeze(node: gs.Node, inputs: Inputs) -> Any:
     return x
 
 
-def _picked(node: gs.Node, inputs: Inputs) -> tuple[Any, int, torch.Tensor]:
-    """The source, the axis, and non-negative indices along it."""
+def _gather(node: gs.Node, inputs: Inputs) -> Any:
     x, index = inputs
     axis = int(node.attrs.get("axis", 0)) % x.dim()
-    return x, axis, torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64)
-
-
-def _gather(node: gs.Node, inputs: Inputs) -> Any:
-    x, axis, index = _picked(node, inputs)
+    index = torch.where(index < 0, index + x.shape[axis], index).to(x.device, torch.int64)
+    if node.op == "GatherElements":
+        return torch.gather(x, axis, index)
     return x.index_select(axis, index.reshape(-1)).reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
 
 
-def _shape(node: gs.Node, inputs: Inputs) -> Any:
-    sizes = list(inputs[0].shape)
-    return torch.tensor(sizes[int(node.attrs.get("start", 0)) : node.attrs.get("end")], dtype=torch.int64)
-
-
-def _gather_nd(node: gs.Node, inputs: Inputs) -> Any:
-    x, index = inputs
+def _at_places(node: gs.Node, inputs: Inputs) -> Any:
+    """GatherND, or ScatterND of the updates."""
+    x, index, *updates = inputs
     if node.attrs.get("batch_dims", 0):
         raise NotImplementedError("GatherND with batch axes")
-    return x[tuple(part.to(x.device, torch.int64) for part in index.unbind(-1))]
-
-
-def _scatter(node: gs.Node, inputs: Inputs) -> Any:
-    x, index, updates = inputs
     if node.attrs.get("reduction", "none") != "none":
         raise NotImplementedError("ScatterND that adds up")
     places = tuple(part.to(x.device, torch.int64) for part in index.unbind(-1))
-    return x.index_put(places, updates.to(x.dtype))
-
-
-def _top(node: gs.Node, inputs: Inputs) -> Any:
-    """The choice itself has no gradient, only the chosen values."""
-    x, count = inputs
-    largest, ordered = (bool(node.attrs.get(key, 1)) for key in ("largest", "sorted"))
-    return tuple(torch.topk(x, int(count), int(node.attrs.get("axis", -1)), largest, ordered))
+    return x.index_put(places, updates[0].to(x.dtype)) if updates else x[places]
 
 
 def _grid_sample(node: gs.Node, inputs: Inputs) -> Any:
@@ -250,18 +226,18 @@ def _suppression(node: gs.Node, inputs: Inputs) -> Any:
     return torch.tensor(selected, dtype=torch.int64).reshape(-1, 3)
 
 
-def _reduced(reduce: Callable[..., torch.Tensor]) -> Operator:
-    def run(node: gs.Node, inputs: Inputs) -> Any:
-        x = inputs[0]
-        axes = _ints(inputs[1]) if len(inputs) > 1 else list(node.attrs.get("axes", ()))
-        return reduce(x, tuple(axes) or tuple(range(x.dim())), bool(node.attrs.get("keepdims", 1)))
+_REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "ReduceMean": torch.mean,
+    "ReduceSum": torch.sum,
+    "ReduceMax": torch.amax,
+    "ReduceMin": torch.amin,
+}
 
-    return run
 
-
-def _clip(node: gs.Node, inputs: Inputs) -> Any:
-    x, low, high = (*inputs, None, None)[:3]
-    return x.clamp(None if low is None else low.to(x.dtype), None if high is None else high.to(x.dtype))
+def _reduced(node: gs.Node, inputs: Inputs) -> Any:
+    x, reduce = inputs[0], _REDUCTIONS[node.op]
+    axes = _ints(inputs[1]) if len(inputs) > 1 else list(node.attrs.get("axes", ()))
+    return reduce(x, tuple(axes) or tuple(range(x.dim())), bool(node.attrs.get("keepdims", 1)))
 
 
 def _pad(node: gs.Node, inputs: Inputs) -> Any:
@@ -301,27 +277,18 @@ def _space(node: gs.Node, inputs: Inputs) -> Any:
     return x.permute(0, 3, 5, 1, 2, 4).reshape(batch, channels * size**2, rows // size, columns // size)
 
 
-def _batch_norm(node: gs.Node, inputs: Inputs) -> Any:
-    x, scale, bias, mean, variance = inputs
-    return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, float(node.attrs.get("epsilon", 1e-5)))
+def _normalised(node: gs.Node, inputs: Inputs) -> Any:
+    """BatchNormalization with the mean and variance of training, or LayerNormalization."""
+    x, scale, bias, *moments = (*inputs, None)[: max(3, len(inputs))]
+    epsilon = float(node.attrs.get("epsilon", 1e-5))
+    if moments:
+        mean, variance = moments
+        return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
+    return functional.layer_norm(x, x.shape[int(node.attrs.get("axis", -1)) % x.dim() :], scale, bias, epsilon)
 
 
-def _layer_norm(node: gs.Node, inputs: Inputs) -> Any:
-    x, *rest = inputs
-    axis = int(node.attrs.get("axis", -1)) % x.dim()
-    weight, bias = (*rest, None, None)[:2]
-    return functional.layer_norm(x, x.shape[axis:], weight, bias, float(node.attrs.get("epsilon", 1e-5)))
-
-
-def _swish(x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-    return functional.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
-
-
-def _each(run: Callable[..., torch.Tensor]) -> Operator:
-    return lambda node, inputs: run(*inputs)
-
-
-def _with(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
+def _each(run: Callable[..., torch.Tensor], **defaults: float) -> Operator:
+    """A function of the inputs, then of attributes with these defaults."""
     return lambda node, inputs: run(*inputs, *(float(node.attrs.get(key, value)) for key, value in defaults.items()))
 
 
@@ -345,15 +312,25 @@ OPERATORS: dict[str, Operator] = {
     "Concat": lambda node, inputs: torch.cat(list(inputs), int(node.attrs["axis"])),
     "Reshape": _reshape,
     "Transpose": lambda node, inputs: inputs[0].permute(tuple(node.attrs.get("perm", range(inputs[0].dim())[::-1]))),
-    "Squeeze": _squeeze,
+    "Squeeze": lambda node, inputs: inputs[0].squeeze(
+        tuple(_ints(inputs[1]) if len(inputs) > 1 else [axis for axis, size in enumerate(inputs[0].shape) if size == 1])
+    ),
     "Unsqueeze": _unsqueeze,
     "Flatten": lambda node, inputs: inputs[0].reshape(math.prod(inputs[0].shape[: int(node.attrs.get("axis", 1))]), -1),
     "Gather": _gather,
-    "Shape": _shape,
-    "GatherElements": lambda node, inputs: torch.gather(*_picked(node, inputs)),
-    "GatherND": _gather_nd,
-    "ScatterND": _scatter,
-    "TopK": _top,
+    "Shape": lambda node, inputs: torch.tensor(
+        inputs[0].shape[int(node.attrs.get("start", 0)) : node.attrs.get("end")], dtype=torch.int64
+    ),
+    "GatherElements": _gather,
+    "GatherND": _at_places,
+    "ScatterND": _at_places,
+    # The choice itself has no gradient, only the chosen values.
+    "TopK": lambda node, inputs: torch.topk(
+        inputs[0],
+        int(inputs[1]),
+        int(node.attrs.get("axis", -1)),
+        *(bool(node.attrs.get(key, 1)) for key in ("largest", "sorted")),
+    ),
     "GridSample": _grid_sample,
     "RoiAlign": _roi_align,
     "NonMaxSuppression": _suppression,
@@ -367,24 +344,21 @@ OPERATORS: dict[str, Operator] = {
     "Gemm": _gemm,
     "DepthToSpace": _space,
     "SpaceToDepth": _space,
-    "BatchNormalization": _batch_norm,
-    "LayerNormalization": _layer_norm,
+    "BatchNormalization": _normalised,
+    "LayerNormalization": _normalised,
     "Softmax": lambda node, inputs: torch.softmax(inputs[0], int(node.attrs.get("axis", -1))),
-    "ReduceMean": _reduced(torch.mean),
-    "ReduceSum": _reduced(torch.sum),
-    "ReduceMax": _reduced(torch.amax),
-    "ReduceMin": _reduced(torch.amin),
+    **dict.fromkeys(_REDUCTIONS, _reduced),
     "Div": _each(lambda x, y: x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")),
     "Pow": _each(lambda x, y: torch.pow(x, y.to(x.dtype))),
     "Min": _each(lambda *inputs: functools.reduce(torch.minimum, inputs)),
     "Max": _each(lambda *inputs: functools.reduce(torch.maximum, inputs)),
     "PRelu": _each(lambda x, slope: torch.where(x < 0, x * slope, x)),
     "Gelu": lambda node, inputs: functional.gelu(inputs[0], approximate=node.attrs.get("approximate", "none")),
-    "Clip": _clip,
-    "LeakyRelu": _with(functional.leaky_relu, alpha=0.01),
-    "Elu": _with(functional.elu, alpha=1.0),
-    "HardSigmoid": _with(lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1), alpha=0.2, beta=0.5),
-    "Swish": _with(_swish, alpha=1.0),
+    "Clip": _each(lambda x, *bounds: x.clamp(*(bound if bound is None else bound.to(x.dtype) for bound in bounds))),
+    "LeakyRelu": _each(functional.leaky_relu, alpha=0.01),
+    "Elu": _each(functional.elu, alpha=1.0),
+    "HardSigmoid": _each(lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1), alpha=0.2, beta=0.5),
+    "Swish": _each(lambda x, alpha: functional.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x), alpha=1.0),
     SILU: _each(functional.silu),
     HARD_SWISH: _each(functional.hardswish),
 }

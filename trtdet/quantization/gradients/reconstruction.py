@@ -24,14 +24,10 @@ from trtdet.passes import Decoded
 from trtdet.quantization.gradients.learned import Learned
 from trtdet.quantization.head_error import SEEN, paired
 
-Detections = tuple[torch.Tensor, torch.Tensor]
-"""Boxes (..., 4) and scores (..., C)."""
+Detections = tuple[torch.Tensor, torch.Tensor]  # boxes (..., 4) and scores (..., C)
 
-_ZOOM = 1.6
-"""Maximum zoom factor of a view."""
-
-_AVERAGE = 0.9
-"""Weight of the past in the running error at each step."""
+_ZOOM = 1.6  # maximum zoom factor of a view
+_AVERAGE = 0.9  # weight of the past in the running error at each step
 
 
 @dataclass(frozen=True)
