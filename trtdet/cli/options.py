@@ -10,11 +10,10 @@ import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtdet.errors import ConfigError
 from trtdet.options import OptionSet, Row, offered, rows_of, setting, with_values
-from trtdet.options.fields import Runtime
 
 if TYPE_CHECKING:
     from trtdet.config import Config
@@ -168,11 +167,6 @@ def add_target(parser: ArgumentParser, several: bool = False) -> None:
 
 def add_output(parser: ArgumentParser, metavar: str, what: str, required: bool = True) -> None:
     argument(parser, f"-o --output {metavar}", what, type=Path, required=required)
-
-
-def add_runtime(parser: ArgumentParser) -> None:
-    what = "what is run of a bundle: its engine where possible and else its ONNX model (auto), or one of the two alone"
-    argument(parser, "--runtime", what, default="auto", choices=get_args(Runtime))
 
 
 def config_if_given(options: Namespace) -> Config | None:
