@@ -69,7 +69,6 @@ from trtdet.options import BuildOptions, CalibrationOptions, EngineOptions, Keep
 from trtdet.performance import BenchOptions, measure
 from trtdet.performance import Target as Timed
 from trtdet.plans.planning import check_count
-from trtdet.plans.scores import Sensitivity
 from trtdet.progress import Expect, Progress, silent, unheard
 from trtdet.quantization import Precision
 from trtdet.runtime.detector import Detector
@@ -389,7 +388,11 @@ class _Measuring:
             yield from self._rows(group, None, network, scored=scored, measured=measured)
             return
         corrected = self._prepared(group)
-        ranked = cache(lambda: self._ranking(group, corrected))
+        words = [group.silu, str(group.rule), "-".join(group.corrections) or "none"]
+        words += [name.removeprefix("--") for name in self._options.plan.formats]
+        words += [str(limit or "all") for limit in group.limits] if self._grid.limited else []
+        rows = self._grid.folder / f"ranking-{'-'.join(words)}.jsonl"
+        ranked = cache(lambda: ranking(corrected, PlanOptions(), rows=rows, progress=self._progress))
         for keep in self._options.keeps:
             names = [self._grid.name(group, keep, nms) for nms in self._grid.suppressions]
             if not measured.issuperset(names):
@@ -484,13 +487,6 @@ class _Measuring:
         corrected = prepared(ranged, calibration, group.corrections, progress=self._progress)
         self._corrected.setdefault(key, corrected)
         return corrected
-
-    def _ranking(self, group: Group, corrected: Prepared) -> Sensitivity:
-        words = [group.silu, str(group.rule), "-".join(group.corrections) or "none"]
-        words += [name.removeprefix("--") for name in self._options.plan.formats]
-        words += [str(limit or "all") for limit in group.limits] if self._grid.limited else []
-        rows = self._grid.folder / f"ranking-{'-'.join(words)}.jsonl"
-        return ranking(corrected, PlanOptions(), rows=rows, progress=self._progress)
 
     def _score(self, network: BuildNetwork, group: Group, keep: Keep | None = None) -> _Scored:
         """Scores a network for each NMS setting; reuses the score of an earlier variant's equal network."""

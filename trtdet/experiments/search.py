@@ -71,7 +71,7 @@ from trtdet.experiments.folder import (
 from trtdet.files import sha256_file, writing
 from trtdet.options import DEFAULT_IMAGES, PlanOptions, Stage, TuneOptions, changed
 from trtdet.plans.front import Score
-from trtdet.plans.optimiser import Problem, front
+from trtdet.plans.optimiser import front
 from trtdet.plans.ranking import check_rankable
 from trtdet.plans.scores import Sensitivity
 from trtdet.progress import Expect, Progress, silent, unheard
@@ -80,10 +80,6 @@ from trtdet.quantization.macs import multiply_adds
 from trtdet.runtime.detector import Detector
 
 _FLOAT = "measuring the float model"
-
-
-def _stage(number: int) -> str:
-    return f"measuring plan {number}"
 
 
 @dataclass(frozen=True)
@@ -219,7 +215,7 @@ def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozens
     plans += options.points
     plan_parts: list[Part] = []
     for number in range(1, max(0, plans - len(measured)) + 1):
-        plan_parts += [*built, scored_part(_stage(number), images, run, engine=engine, quantized=True)]
+        plan_parts += [*built, scored_part(f"measuring plan {number}", images, run, engine=engine, quantized=True)]
         if number == 1:
             plan_parts += built if engine else []
             plan_parts.append(scored_part(_FLOAT, images, run, engine=engine, quantized=False))
@@ -343,8 +339,13 @@ class _Measuring:
 
     def candidates(self) -> list[CandidatePlan]:
         """All plans to measure: those with a title, then those of the optimiser."""
-        prepared, problem, graph = self.prepared, self._problem, self._checked.graph
-        default = self._default
+        prepared, graph, options = self.prepared, self._checked.graph, changed(self._options, int8_all=False)
+        costs = size_costs(prepared) if options.plan.objective == "size" else self.times
+        problem = plan_problem(prepared, costs, self.ranking)
+        chosen = None  # by a build without options of its plan
+        if decided_by_time(options, self._backend.capabilities, graph.flow):
+            chosen = fastest_plan(graph, self._backend, options, progress=self._progress)
+        default = default_plan(graph.model, graph.placement) if chosen is None else chosen.plan
         titles = titled_plans(graph, prepared.plan.names("int8"), default)
         plans = front(problem, self._points)
         for plan in plans:
@@ -370,7 +371,7 @@ class _Measuring:
 
     def variant(self, plan: CandidatePlan, number: int = 1) -> Variant:
         """Builds a plan if the backend makes engines, runs it, and compares it with the float model."""
-        prepared, caps = self.prepared, self._backend.capabilities
+        prepared, caps, stage = self.prepared, self._backend.capabilities, f"measuring plan {number}"
         networks = explicit_networks(prepared, plan.plan, caps)
         network = networks[0]
         facts: dict[str, Any] = {"counts": plan.plan.counts()}
@@ -381,10 +382,10 @@ class _Measuring:
             if engine.audit is not None:
                 facts["counts"] = engine.audit.counts()
             if self._on == "engine":
-                evaluation, timed = self._run(engine, _stage(number))
+                evaluation, timed = self._run(engine, stage)
                 facts.update(timed)
         if evaluation is None:
-            evaluation = self._scored(network.model, _stage(number))
+            evaluation = self._scored(network.model, stage)
         reference = self._reference
         score = score_against(evaluation, reference, self._dataset)
         facts.update(difference=score.difference, low=score.low, high=score.high)
@@ -426,20 +427,6 @@ class _Measuring:
     def times(self) -> Costs | None:
         """Estimated milliseconds of every plan; None if no engine lists its layers."""
         return plan_times(self.prepared, self._backend, self._options, progress=self._progress)
-
-    @cached_property
-    def _default(self) -> PrecisionPlan:
-        """The plan of a build without options of its plan."""
-        graph, options = self._checked.graph, changed(self._options, int8_all=False)
-        chosen = None
-        if decided_by_time(options, self._backend.capabilities, graph.flow):
-            chosen = fastest_plan(graph, self._backend, options, progress=self._progress)
-        return default_plan(graph.model, graph.placement) if chosen is None else chosen.plan
-
-    @cached_property
-    def _problem(self) -> Problem:
-        by_size = self._options.plan.objective == "size"
-        return plan_problem(self.prepared, size_costs(self.prepared) if by_size else self.times, self.ranking)
 
     @cached_property
     def _reference(self) -> Evaluation:

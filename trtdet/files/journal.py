@@ -18,28 +18,20 @@ class Rows:
 
     Args:
         key: identifies the work; a file with another key is not changed.
-        name: text field that identifies a row.
         valid: whether a row of a resumed file can be used; other rows and damaged lines are dropped.
 
     Attributes:
-        found: rows by name, including those of the resumed file.
+        found: rows by their field ``name``, a text, including those of the resumed file.
 
     Raises:
         ConfigError: the file has another key, or no header line.
         OutputError: it cannot be read or written, or is not a regular file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        key: str,
-        name: str = "name",
-        valid: Callable[[Mapping[str, Any]], bool] = lambda row: True,
-    ) -> None:
+    def __init__(self, path: Path, key: str, valid: Callable[[Mapping[str, Any]], bool] = lambda row: True) -> None:
         self.path = path
-        self._name = name
         prepare_target(path)
-        self.found = _rows(path, key, name, valid=valid)
+        self.found = rows_in(path, key, valid)
         lines = [json.dumps(row) for row in ({"key": key}, *self.found.values())]
         write_atomically(path, ("\n".join(lines) + "\n").encode())
         with writing(path):
@@ -53,7 +45,7 @@ class Rows:
         Raises:
             OutputError: it cannot be written; the file keeps the earlier rows.
         """
-        if row[self._name] in self.found:
+        if row["name"] in self.found:
             return
         line = (json.dumps(row) + "\n").encode()
         with writing(self.path):
@@ -66,7 +58,7 @@ class Rows:
                 os.ftruncate(self._file.fileno(), self._length)
                 raise
         self._length += len(line)
-        self.found[row[self._name]] = row
+        self.found[row["name"]] = row
 
     def __enter__(self) -> Rows:
         return self
@@ -77,17 +69,8 @@ class Rows:
         self._file.close()
 
 
-def names_in(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]) -> frozenset[str]:
-    """The names of the rows that :class:`Rows` would resume; nothing is written.
-
-    Raises:
-        ConfigError, OutputError: as :class:`Rows`.
-    """
-    return frozenset(_rows(path, key, name, valid=valid))
-
-
-def _rows(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:
-    """The valid rows of an existing file by name."""
+def rows_in(path: Path, key: str, valid: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:
+    """The rows by name that :class:`Rows` would resume, with its errors; nothing is written."""
     with writing(path):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     if lines and _parsed(lines[0]).get("key") != key:
@@ -97,7 +80,7 @@ def _rows(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], 
         )
     rows: dict[str, dict[str, Any]] = {}
     for row in map(_parsed, lines[1:]):  # the last line may have been cut
-        value = row.get(name)
+        value = row.get("name")
         if isinstance(value, str) and value not in rows and valid(row):
             rows[value] = row
     return rows

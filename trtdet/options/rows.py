@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
@@ -370,15 +371,9 @@ def stage_keys(options: Any, facts: Mapping[str, Any], int8: bool) -> dict[Stage
     entering[Stage.GRAPH].update({name: value for name, value in facts.items() if name not in named})
     keys, before = {}, ""
     for stage in Stage:
-        text = json.dumps([before, entering[stage]], sort_keys=True, default=_path_text)
+        text = json.dumps([before, entering[stage]], sort_keys=True, default=os.fspath)
         keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
     return keys
-
-
-def _path_text(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{value!r} has no place in a key")
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
