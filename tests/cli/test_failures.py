@@ -33,7 +33,7 @@ def acting(monkeypatch, tmp_path):
     monkeypatch.delenv(RAISE, raising=False)
 
     def install(act: Act) -> None:
-        monkeypatch.setattr(trtdet.cli, "COMMANDS", (Command("act", "acts", lambda parser: None, act),))
+        monkeypatch.setattr(trtdet.cli, "COMMANDS", (Command("act", "acts", act),))
 
     return install
 
@@ -195,7 +195,7 @@ def act(options, console):
     exec(sys.argv[1])
     return {}
 
-cli.COMMANDS = (Command("act", "acts", lambda parser: None, act),)
+cli.COMMANDS = (Command("act", "acts", act),)
 sys.exit(cli.main(["act", *sys.argv[2:]]))
 """
 
