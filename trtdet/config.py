@@ -272,11 +272,8 @@ class Config(_Section):
         return _validate(data, f"--size {size[0]}x{size[1]}")
 
     def with_nms(self, **changes: Any) -> Config:
-        """This configuration with some NMS keys replaced; None leaves a key as it is.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
+        """This configuration with some NMS keys replaced; None leaves a key as it is. Raises ConfigError: a value is
+        out of range."""
         values = {key: value for key, value in changes.items() if value is not None}
         if not values:
             return self

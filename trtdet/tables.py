@@ -36,11 +36,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings, with a title above and notes below.
-
-    Raises:
-        ValueError: a row has more or fewer cells than there are columns.
-    """
+    """Rows under headings, with a title above and notes below. Raises ValueError: a row has more or fewer cells than
+    there are columns."""
 
     columns: Sequence[Column | str]
     rows: Sequence[Sequence[Cell]]

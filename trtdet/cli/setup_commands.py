@@ -66,11 +66,7 @@ def _completion(options: Namespace, console: Console) -> dict[str, Any]:
     return {"shell": options.shell, "script": script}
 
 
-DOCTOR = Command(
-    "doctor",
-    summary="check this machine and print the install commands for what is missing",
-    run=_doctor,
-)
+DOCTOR = Command("doctor", summary="check this machine and print the install commands for what is missing", run=_doctor)
 DEMO = Command(
     "demo",
     summary="build, score and draw the shipped detector on generated images",

@@ -21,19 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from trtdet.backends import Backend, EngineFacts, EngineTarget, Runner, choose, open_engine
+from trtdet.building import forecasts
 from trtdet.building.corrections import Prepared, prepared, prepared_beside
 from trtdet.building.costs import weight_bytes, weighted_macs
 from trtdet.building.engine import BuildNetwork, best_engine, explicit_networks, float_network, runs_on
-from trtdet.building.forecasts import (
-    Forecast,
-    Part,
-    calibrated_part,
-    corrected_parts,
-    engine_part,
-    ranked_part,
-    run_seconds,
-    scored_part,
-)
 from trtdet.building.graph import FORMS, PlacedGraph, host_graph, model_bytes, silu_form, warn_of_left
 from trtdet.building.plan import choose_plan, ranking, warn_of_nothing
 from trtdet.building.ranges import HISTOGRAMS, Selection, calibrated, select_images
@@ -273,38 +264,40 @@ def sweep(
     return experiment
 
 
-def foresee_sweep(model: Path, config: Config, output: Path, options: SweepOptions) -> Forecast:
+def foresee_sweep(model: Path, config: Config, output: Path, options: SweepOptions) -> forecasts.Forecast:
     """The stages of :func:`sweep`. Raises the TrtdetError that the sweep raises before it decodes an image."""
     grid = _checked(model, config, output, options=options)
     return _foresee(grid, row_names(output, grid.key()))
 
 
-def _foresee(grid: SweepGrid, measured: frozenset[str]) -> Forecast:
+def _foresee(grid: SweepGrid, measured: frozenset[str]) -> forecasts.Forecast:
     waiting, options = grid.waiting(measured), grid.options
     if not waiting:
-        return Forecast(())
+        return forecasts.Forecast(())
     graph, backend, images = grid.graph(grid.reference.limits), choose(options.backend), len(grid.selected.paths)
-    run, engine = run_seconds(graph), options.on == "engine"
+    run, engine = forecasts.run_seconds(graph), options.on == "engine"
     files = [grid.histograms(limits) for limits in grid.limits]
-    parts = [calibrated_part(images, run, str(path) if path.exists() else "") for path in files]
-    rows: list[Part] = []
+    parts = [forecasts.calibrated_part(images, run, str(path) if path.exists() else "") for path in files]
+    rows: list[forecasts.Part] = []
     for group in waiting:
         keeps = [
             keep
             for keep in grid.keeps(group)
             if not measured.issuperset(grid.name(group, keep, nms) for nms in grid.suppressions)
         ]
-        rows += corrected_parts(group.corrections, images, run)
+        rows += forecasts.corrected_parts(group.corrections, images, run)
         first_ranked = next((keep for keep in keeps if isinstance(keep, int) and keep), math.nan)
         for keep in keeps:
             if keep == first_ranked:
-                rows.append(ranked_part(graph, PlanOptions(), images, run=run))
-            rows += [engine_part(graph, backend)] if engine or group.rule else []
+                rows.append(forecasts.ranked_part(graph, PlanOptions(), images, run=run))
+            rows += [forecasts.engine_part(graph, backend)] if engine or group.rule else []
             rows.append(
-                scored_part(group.stage(keep), len(grid.dataset.images), run, engine=engine, quantized=bool(group.rule))
+                forecasts.scored_part(
+                    group.stage(keep), len(grid.dataset.images), run, engine=engine, quantized=bool(group.rule)
+                )
             )
     count = sum(name not in measured for group in waiting for name in grid.names(group))
-    return Forecast((*parts, *ray_parts(options.plan, "sweep", f"{count} rows", parts=rows)))
+    return forecasts.Forecast((*parts, *ray_parts(options.plan, "sweep", f"{count} rows", parts=rows)))
 
 
 def _checked(model: Path, config: Config, output: Path, options: SweepOptions) -> SweepGrid:

@@ -18,38 +18,17 @@ from typing import Any, Literal
 
 from trtdet.audit.neighbours import Costs
 from trtdet.backends import Capabilities, EngineFacts, EngineTarget, open_engine
+from trtdet.building import forecasts, variants
 from trtdet.building.assembly import prepared_of
 from trtdet.building.corrections import Prepared
 from trtdet.building.costs import batch_of, plan_times, run_ms, size_costs, weight_bytes, weighted_macs
 from trtdet.building.default_plan import decided_by_time, fastest_plan
 from trtdet.building.engine import BuildNetwork, Engine, best_engine, explicit_networks, float_network, runs_on
-from trtdet.building.forecasts import (
-    Forecast,
-    Part,
-    calibrated_part,
-    corrected_parts,
-    engine_part,
-    looked_parts,
-    ranked_part,
-    run_seconds,
-    scored_part,
-)
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.job import CheckedBuild, Job, checked_build
 from trtdet.building.plan import RANKING, plan_problem, ranking
 from trtdet.building.ranges import HISTOGRAMS, calibration_images, check_detections
 from trtdet.building.validation import check_tune, scored_images
-from trtdet.building.variants import (
-    CORRECTED,
-    EXPERIMENT,
-    PLANS,
-    RANKING_ROWS,
-    ROWS,
-    has_corrected,
-    load_prepared,
-    save_options,
-    save_prepared,
-)
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import DataError, TrtdetError, TrtdetWarning
@@ -140,7 +119,7 @@ def tune(
     with opened_rows(output, tuning.key) as rows:
         expect(_foresee(tuning, build, len(dataset.images), measured=frozenset(rows.found)).steps)
         requested, options = options, tuning.options
-        save_options(output, sha256_file(model), build.keys[Stage.CORRECTIONS], options=options.build)
+        variants.save_options(output, sha256_file(model), build.keys[Stage.CORRECTIONS], options=options.build)
         run = CommandRun.now(build.backend.capabilities, EngineTarget.of(options.build), requested)
         provenance = Provenance.of(
             run, model, config, graph=build.graph, selected=build.selected, histograms=HISTOGRAMS
@@ -175,51 +154,58 @@ def tune(
     ).numbered()
     # While the experiment's file is missing no variant can be built: plans and numbers change together.
     with writing(output):
-        (output / EXPERIMENT).unlink(missing_ok=True)
-        for path in (output / PLANS).glob("*.json"):
+        (output / variants.EXPERIMENT).unlink(missing_ok=True)
+        for path in (output / variants.PLANS).glob("*.json"):
             path.unlink()
     by_kept = {plan.kept: plan.plan for plan in plans}
     for variant in experiment.variants:
-        by_kept[variant.kept].save(output / PLANS / f"{variant.number}.json")
+        by_kept[variant.kept].save(output / variants.PLANS / f"{variant.number}.json")
     experiment.save()
     return experiment
 
 
-def foresee_tune(model: Path, config: Config, output: Path, options: TuneOptions) -> Forecast:
+def foresee_tune(model: Path, config: Config, output: Path, options: TuneOptions) -> forecasts.Forecast:
     """The stages of :func:`tune`. Raises the TrtdetError that the tune raises before it decodes an image."""
     tuning, build, dataset, _ = _checked(model, config, output=output, options=options, progress=silent)
     return _foresee(tuning, build, len(dataset.images), measured=row_names(output, tuning.key))
 
 
-def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozenset[str]) -> Forecast:
+def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozenset[str]) -> forecasts.Forecast:
     options, folder, graph, backend = tuning.options, tuning.folder, build.graph, build.backend
-    run, count, caps = run_seconds(graph), len(build.selected.paths), backend.capabilities
+    run, count, caps = forecasts.run_seconds(graph), len(build.selected.paths), backend.capabilities
     engine = tuning.runs_on(caps) == "engine"
-    corrected_file = str(folder / CORRECTED) if has_corrected(folder, build.keys[Stage.CORRECTIONS]) else ""
-    parts = [*looked_parts(build, run), calibrated_part(count, run, corrected_file)]
-    ranked = ranked_part(graph, options.build.plan, count, run=run)
+    corrected_file = (
+        str(folder / variants.CORRECTED) if variants.has_corrected(folder, build.keys[Stage.CORRECTIONS]) else ""
+    )
+    parts = [*forecasts.looked_parts(build, run), forecasts.calibrated_part(count, run, corrected_file)]
+    ranked = forecasts.ranked_part(graph, options.build.plan, count, run=run)
     if corrected_file:
-        parts.append(Part("correcting", what="kept in the folder", seconds=0.0, there=corrected_file))
-        rows = folder / RANKING_ROWS
+        parts.append(forecasts.Part("correcting", what="kept in the folder", seconds=0.0, there=corrected_file))
+        rows = folder / variants.RANKING_ROWS
         # One line more for the header, and one for the group of depthwise convolutions.
         if rows.exists() and rows.read_bytes().count(b"\n") > len(graph.plan.names("int8")):
             ranked = replace(ranked, seconds=0.0, there=str(rows))
     else:
-        parts += corrected_parts(options.build.corrections, count, run)
+        parts += forecasts.corrected_parts(options.build.corrections, count, run)
     parts.append(ranked)
-    built = [engine_part(graph, backend, len(caps.data_flow.weights))] if caps.makes_engine else []
+    built = [forecasts.engine_part(graph, backend, len(caps.data_flow.weights))] if caps.makes_engine else []
     if measured:
-        parts.append(Part("measuring plans", f"{len(measured)} plans", seconds=0.0, there=str(folder / ROWS)))
+        parts.append(
+            forecasts.Part("measuring plans", f"{len(measured)} plans", seconds=0.0, there=str(folder / variants.ROWS))
+        )
     # The optimiser may find fewer plans, or some of those that have a title.
     plans = len(titled_plans(graph, graph.plan.names("int8"), default_plan(graph.model, graph.placement)))
     plans += options.points
-    plan_parts: list[Part] = []
+    plan_parts: list[forecasts.Part] = []
     for number in range(1, max(0, plans - len(measured)) + 1):
-        plan_parts += [*built, scored_part(f"measuring plan {number}", images, run, engine=engine, quantized=True)]
+        plan_parts += [
+            *built,
+            forecasts.scored_part(f"measuring plan {number}", images, run, engine=engine, quantized=True),
+        ]
         if number == 1:
             plan_parts += built if engine else []
-            plan_parts.append(scored_part(_FLOAT, images, run, engine=engine, quantized=False))
-    return Forecast((*parts, *ray_parts(options.build.plan, "tune", "plans", parts=plan_parts)))
+            plan_parts.append(forecasts.scored_part(_FLOAT, images, run, engine=engine, quantized=False))
+    return forecasts.Forecast((*parts, *ray_parts(options.build.plan, "tune", "plans", parts=plan_parts)))
 
 
 def _checked(
@@ -279,11 +265,8 @@ def measuring_images(plan: PlanOptions, build: CheckedBuild) -> tuple[CocoDatase
 
 
 def score_against(evaluation: Evaluation, reference: Evaluation, dataset: CocoDataset) -> Score:
-    """A network's score against the float model's on the same images: mAP if annotated, else agreement.
-
-    Raises:
-        DataError: the float model detects too little for an agreement.
-    """
+    """A network's score against the float model's on the same images: mAP if annotated, else agreement. Raises
+    DataError: the float model detects too little for an agreement."""
     images = len(dataset.images)
     if dataset.annotated:
         gap = compare(evaluation, reference)
@@ -407,20 +390,20 @@ class _Measuring:
         """The corrected model, from the folder if it is there."""
         build, folder = self._checked, self._folder
         key = build.keys[Stage.CORRECTIONS]
-        if (folder / CORRECTED).exists():
+        if (folder / variants.CORRECTED).exists():
             try:
-                return load_prepared(
+                return variants.load_prepared(
                     folder, key, build.graph, options=self._options, selected=build.selected, progress=self._progress
                 )
             except TrtdetError as error:
                 warnings.warn(f"{error.problem}: it is made again", TrtdetWarning, stacklevel=2)
         prepared = prepared_of(build, self._progress)
-        save_prepared(folder, key, prepared)
+        variants.save_prepared(folder, key, prepared)
         return prepared
 
     @cached_property
     def ranking(self) -> Sensitivity:
-        rows = self._folder / RANKING_ROWS
+        rows = self._folder / variants.RANKING_ROWS
         return ranking(self.prepared, self._options.plan, rows=rows, progress=self._progress)
 
     @cached_property

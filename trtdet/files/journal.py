@@ -40,11 +40,8 @@ class Rows:
             self._length = self._file.tell()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Adds a row, which is on disk when this returns; a row with the name of an earlier one is not added.
-
-        Raises:
-            OutputError: it cannot be written; the file keeps the earlier rows.
-        """
+        """Adds a row, which is on disk when this returns; a row with the name of an earlier one is not added. Raises
+        OutputError: it cannot be written; the file keeps the earlier rows."""
         if row["name"] in self.found:
             return
         line = (json.dumps(row) + "\n").encode()

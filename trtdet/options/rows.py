@@ -300,11 +300,8 @@ def changed(options: _Changed, **values: Any) -> _Changed:
 
 
 def setting(options: type, text: str) -> tuple[Row, Any]:
-    """``nms.max_detections=100`` -> the row and its value.
-
-    Raises:
-        ValueError: the value cannot be read, or there is no such setting; the message names the most similar one.
-    """
+    """``nms.max_detections=100`` -> the row and its value. Raises ValueError: the value cannot be read, or there is no
+    such setting; the message names the most similar one."""
     name, equals, value = text.partition("=")
     settings = {row.name: row for row in offered(options) if row.is_setting}
     if name not in settings:

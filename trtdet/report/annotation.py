@@ -49,10 +49,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
     model.CopyFrom(run.model)
     notes: dict[str, dict[str, str]] = defaultdict(dict)
     for name, entry in run.plan.entries.items():
-        notes[name] = {
-            "planned": entry.number_format,
-            "reason": entry.reason,
-        }
+        notes[name] = {"planned": entry.number_format, "reason": entry.reason}
         if entry.corrections:
             notes[name]["corrected"] = "; ".join(step.name for step in entry.corrections)
     if run.audit is not None:

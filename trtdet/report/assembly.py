@@ -24,11 +24,8 @@ from trtdet.report.sections.verdicts import accuracy_sentence, bundle_verdict, f
 
 
 def report(paths: Sequence[Path]) -> Report:
-    """Reports the results of one or more runs, see :func:`trtdet.report.runs.read_run`.
-
-    Raises:
-        TrtdetError: a run cannot be read, or is given twice.
-    """
+    """Reports the results of one or more runs, see :func:`trtdet.report.runs.read_run`. Raises TrtdetError: a run
+    cannot be read, or is given twice."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("a run is given twice; give each once")
     runs = [read_run(path) for path in paths]

@@ -70,11 +70,8 @@ def detections_per_image(manifest: Manifest) -> int:
 
 
 class ModelConfigs:
-    """The configurations of a bundle's four models; ``name`` is the ensemble's.
-
-    Raises:
-        BundleError: Triton has no backend for the bundle, or a tensor has a type that cannot be served.
-    """
+    """The configurations of a bundle's four models; ``name`` is the ensemble's. Raises BundleError: Triton has no
+    backend for the bundle, or a tensor has a type that cannot be served."""
 
     def __init__(self, manifest: Manifest, name: str, options: TritonOptions) -> None:
         self._manifest, self._name, self._options = manifest, name, options

@@ -34,10 +34,7 @@ def profile_section(plain: Mapping[str, Any]) -> Section:
         for number, layer in enumerate(layers, 1)
     ]
     in_order = Chart(
-        "Layers in the order of execution",
-        bars_in_row(bars, colours),
-        axes("layer", "ms", barmode="stack"),
-        height=340,
+        "Layers in the order of execution", bars_in_row(bars, colours), axes("layer", "ms", barmode="stack"), height=340
     )
     columns = (
         *("#", Column("layer", align="left"), Column("op type", align="left"), Column("mean ms", ".4f")),
