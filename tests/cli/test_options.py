@@ -130,8 +130,7 @@ def test_the_values_of_options_are_those_of_the_rooms_that_own_them():
     from trtdet.quantization.corrections import CORRECTIONS
     from trtdet.runtime import detector
 
-    assert set(fields.RULES) == set(RULES)
-    assert tuple(CORRECTIONS) == fields.CORRECTIONS
+    assert (set(fields.RULES), tuple(CORRECTIONS)) == (set(RULES), fields.CORRECTIONS)
     assert ("auto", *(library.name for library in LIBRARIES)) == fields.BACKENDS
     values = {row.name: row.values for row in (*rows_of(BuildOptions), *rows_of(TuneOptions))}
     assert set(values["nms.mode"]) == {"auto", *get_args(NmsMode)}
