@@ -161,7 +161,7 @@ def test_the_words_of_options_give_the_same_options_again():
     options = built(*GIVEN)
     assert built(*words(options)) == options
     assert words(BuildOptions()) == ["--int8"]
-    assert options.batch == (1, 4, 8) and options.engine.workspace_bytes == int(512.5 * 2**20)
+    assert options.batch == (1, 4, 8) and options.engine.workspace == 512.5
     plain = json.loads(json.dumps(asdict(options), default=str))
     assert words(plain, BuildOptions) == words(options)
 

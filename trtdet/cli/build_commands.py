@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
@@ -167,10 +168,11 @@ def _sensitivity(options: Namespace, console: Console) -> dict[str, Any]:
 CALIBRATE = Command(
     "calibrate",
     summary="collect histograms of activations on images, and choose ranges",
-    add_options=model_options(
-        "ranges.json",
-        "where the ranges are written; the histograms and TensorRT's cache get its name",
-        CalibrateOptions,
+    add_options=partial(
+        model_options,
+        metavar="ranges.json",
+        output="where the ranges are written; the histograms and TensorRT's cache get its name",
+        rows=CalibrateOptions,
     ),
     run=_calibrate,
     usage="MODEL --config CONFIG --images DIR -o ranges.json [options]",
@@ -178,7 +180,9 @@ CALIBRATE = Command(
 BUILD = Command(
     "build",
     summary="build a bundle with an engine from a float ONNX model; INT8 by default",
-    add_options=model_options("BUNDLE", "folder that is written", BuildOptions, dry_run=True),
+    add_options=partial(
+        model_options, metavar="BUNDLE", output="folder that is written", rows=BuildOptions, dry_run=True
+    ),
     run=_build,
     usage="MODEL --config CONFIG -o BUNDLE [options]",
     examples=(
@@ -192,8 +196,11 @@ BUILD = Command(
 SENSITIVITY = Command(
     "sensitivity",
     summary="rank the convolutions by the accuracy that INT8 costs",
-    add_options=model_options(
-        "sensitivity.json", "the ranking; its rows are kept in a .jsonl file beside it and resumed", SensitivityOptions
+    add_options=partial(
+        model_options,
+        metavar="sensitivity.json",
+        output="the ranking; its rows are kept in a .jsonl file beside it and resumed",
+        rows=SensitivityOptions,
     ),
     run=_sensitivity,
     usage="MODEL --config CONFIG --images DIR -o sensitivity.json [options]",

@@ -43,14 +43,19 @@ def _measure(kind: Literal["sweep", "tune"], options: Namespace, console: Consol
         f"{folder / 'experiment.json'}"
     )
     console.say(f"trtdet build {options.model} --config {options.config} --from {folder}:N -o BUNDLE")
-    return experiment.as_dict()
+    result: dict[str, Any] = experiment.as_dict()
+    return result
 
 
 SWEEP = Command(
     "sweep",
     summary="build and score every combination of the given options",
-    add_options=model_options(
-        "DIR", "folder of the rows and the table; rows of an earlier sweep in it are kept", SweepOptions, dry_run=True
+    add_options=partial(
+        model_options,
+        metavar="DIR",
+        output="folder of the rows and the table; rows of an earlier sweep in it are kept",
+        rows=SweepOptions,
+        dry_run=True,
     ),
     run=partial(_measure, "sweep"),
     usage="MODEL --config CONFIG --images DIR --val-images DIR --annotations JSON -o DIR [options]",
@@ -58,10 +63,11 @@ SWEEP = Command(
 TUNE = Command(
     "tune",
     summary="measure speed and accuracy of plans of INT8 and FP16 layers; 'build --from DIR:N' builds one",
-    add_options=model_options(
-        "DIR",
-        "folder of the variants; what an earlier tune of the model measured in it is kept",
-        TuneOptions,
+    add_options=partial(
+        model_options,
+        metavar="DIR",
+        output="folder of the variants; what an earlier tune of the model measured in it is kept",
+        rows=TuneOptions,
         dry_run=True,
     ),
     run=partial(_measure, "tune"),

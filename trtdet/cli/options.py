@@ -141,19 +141,15 @@ def options_of(parsed: Namespace, options: type[_Options]) -> _Options:
 
 
 def model_options(
-    metavar: str, output: str, rows: type[OptionSet], dry_run: bool = False
-) -> Callable[[ArgumentParser], None]:
-    """A function that declares a command's options: a float model, its configuration, ``-o`` and ``rows``."""
-
-    def declare(parser: ArgumentParser) -> None:
-        argument(parser, "model MODEL", "float ONNX model", type=Path)
-        parser.add_argument("--config", required=True, help="YAML file, or a shipped name such as yolox")
-        add_output(parser, metavar, output)
-        add_rows(parser, rows)
-        if dry_run:
-            argument(parser, "--dry-run", "list stages, times and memory; write nothing")
-
-    return declare
+    parser: ArgumentParser, metavar: str, output: str, rows: type[OptionSet], dry_run: bool = False
+) -> None:
+    """Declares a command's options: a float model, its configuration, ``-o`` and ``rows``."""
+    argument(parser, "model MODEL", "float ONNX model", type=Path)
+    parser.add_argument("--config", required=True, help="YAML file, or a shipped name such as yolox")
+    add_output(parser, metavar, output)
+    add_rows(parser, rows)
+    if dry_run:
+        argument(parser, "--dry-run", "list stages, times and memory; write nothing")
 
 
 def add_target(parser: ArgumentParser, several: bool = False) -> None:

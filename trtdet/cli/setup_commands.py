@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,6 @@ def _doctor(options: Namespace, console: Console) -> dict[str, Any]:
     return asdict(state)
 
 
-def _demo_options(parser: ArgumentParser) -> None:
-    what = "the folder of images, bundles, pictures and figures (default: %(default)s)"
-    argument(parser, "-o --output DIR", what, default=Path("demo"), type=Path)
-
-
 def _demo(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.demo.walkthrough import run_demo
 
@@ -42,6 +38,7 @@ def _demo(options: Namespace, console: Console) -> dict[str, Any]:
     return demo.as_dict()
 
 
+_FOLDER = "the folder of images, bundles, pictures and figures (default: %(default)s)"
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -70,7 +67,7 @@ DOCTOR = Command("doctor", summary="check this machine and print the install com
 DEMO = Command(
     "demo",
     summary="build, score and draw the shipped detector on generated images",
-    add_options=_demo_options,
+    add_options=partial(argument, spelling="-o --output DIR", help=_FOLDER, default=Path("demo"), type=Path),
     run=_demo,
 )
 COMPLETION = Command(

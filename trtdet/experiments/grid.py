@@ -156,9 +156,6 @@ class SweepGrid:
         numbers = "-".join("all" if limit is None else str(limit) for limit in limits)
         return self.folder / (f"histograms-{numbers}.npz" if self.limited else HISTOGRAMS)
 
-    def keeps(self, group: Group) -> tuple[Keep | None, ...]:
-        return (None,) if group.rule is None else self.options.keeps
-
     def name(self, group: Group, keep: Keep | None, nms: NmsConfig) -> str:
         """Identifies a row."""
         target = EngineTarget.of(self.options)
@@ -177,7 +174,8 @@ class SweepGrid:
         return json.dumps([*calibration, group.silu, *libraries, *settings])
 
     def names(self, group: Group) -> list[str]:
-        return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.suppressions]
+        keeps = (None,) if group.rule is None else self.options.keeps
+        return [self.name(group, keep, nms) for keep in keeps for nms in self.suppressions]
 
     def waiting(self, names: frozenset[str]) -> list[Group]:
         """Groups with a row that is missing in ``names``."""
@@ -282,7 +280,7 @@ def _foresee(grid: SweepGrid, measured: frozenset[str]) -> forecasts.Forecast:
     for group in waiting:
         keeps = [
             keep
-            for keep in grid.keeps(group)
+            for keep in ((None,) if group.rule is None else options.keeps)
             if not measured.issuperset(grid.name(group, keep, nms) for nms in grid.suppressions)
         ]
         rows += forecasts.corrected_parts(group.corrections, images, run)

@@ -84,18 +84,14 @@ class Tuning:
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """A plan before it is measured; for its fields see :class:`Variant`."""
+    """A plan before it is measured; for its fields see :class:`Variant`. ``name`` identifies a plan of a model."""
 
+    name: str
     titles: tuple[str, ...]
     kept: tuple[str, ...]
     plan: PrecisionPlan
     error: float
     estimated: float | None
-
-    @property
-    def name(self) -> str:
-        """Identifies a plan of a model."""
-        return hashlib.sha256("\n".join(self.kept).encode()).hexdigest()[:16]
 
 
 def tune(
@@ -343,6 +339,7 @@ class _Measuring:
             picks = {name: "fp16" if name in kept else "int8" for name in problem.choices}
             candidates.append(
                 CandidatePlan(
+                    hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16],
                     titles=title,
                     kept=kept,
                     plan=plan_with(prepared, kept, default, progress=self._progress),

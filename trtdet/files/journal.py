@@ -70,22 +70,21 @@ def rows_in(path: Path, key: str, valid: Callable[[Mapping[str, Any]], bool]) ->
     """The rows by name that :class:`Rows` would resume, with its errors; nothing is written."""
     with writing(path):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    if lines and _parsed(lines[0]).get("key") != key:
+    values = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        values.append(value if isinstance(value, dict) else {})
+    if values and values[0].get("key") != key:
         raise ConfigError(
             f"'{path}' holds results of another model, other images or other options; give another -o, or "
             "remove it to begin anew"
         )
     rows: dict[str, dict[str, Any]] = {}
-    for row in map(_parsed, lines[1:]):  # the last line may have been cut
-        value = row.get("name")
-        if isinstance(value, str) and value not in rows and valid(row):
-            rows[value] = row
+    for row in values[1:]:  # the last line may have been cut
+        name = row.get("name")
+        if isinstance(name, str) and name not in rows and valid(row):
+            rows[name] = row
     return rows
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

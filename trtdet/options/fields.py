@@ -375,10 +375,6 @@ class EngineOptions(OptionSet, section="engine", group="engine", beside_variant=
         **CORRECTIONS_KEY,
     )
 
-    @property
-    def workspace_bytes(self) -> int | None:
-        return None if self.workspace is None else int(self.workspace * 2**20)
-
 
 @dataclass(frozen=True)
 class BuildOptions(OptionSet, group="engine"):
@@ -476,11 +472,6 @@ class BuildOptions(OptionSet, group="engine"):
     def calibrated(self) -> bool:
         """Whether INT8 ranges are computed, not read from a calibration cache."""
         return self.int8 and self.calibration.cache is None
-
-    @property
-    def runs_images(self) -> bool:
-        """Whether calibration images are run: for INT8 ranges, or to find values that exceed FP16."""
-        return self.calibrated or self.precision == "fp16"
 
     @property
     def corrections(self) -> tuple[str, ...]:
