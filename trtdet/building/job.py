@@ -115,9 +115,7 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
     progress("rewriting the graph", 0, 1)
     graph = build_graph(job.model, job.config, options, backend=backend)
     previous = previous_bundle(job.output, job.model, sha256_file(job.model), force=options.force)
-    # Images run for INT8 ranges, or to find values that exceed FP16.
-    runs_images = options.calibrated or options.precision == "fp16"
-    selected = select_images(options.calibration) if runs_images else Selection()
+    selected = select_images(options.calibration) if options.runs_images else Selection()
     dataset = bounding_images(options.plan, graph.config, selected.paths)
 
     def keys(build: BuildOptions) -> dict[Stage, str]:

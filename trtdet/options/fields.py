@@ -474,6 +474,11 @@ class BuildOptions(OptionSet, group="engine"):
         return self.int8 and self.calibration.cache is None
 
     @property
+    def runs_images(self) -> bool:
+        """Whether calibration images are run: for INT8 ranges, or to find values that exceed FP16."""
+        return self.calibrated or self.precision == "fp16"
+
+    @property
     def corrections(self) -> tuple[str, ...]:
         """The corrections that may be used."""
         return corrections_of(self.effort)
