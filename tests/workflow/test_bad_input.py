@@ -52,14 +52,9 @@ def build(run, model, images, place, *more):
 
 
 def test_a_source_without_images_is_refused(run, model, tmp_path):
-    for folder in ("empty", "notes"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "notes" / "a.txt").write_text("no image")
-    (tmp_path / "notes" / "b.csv").write_text("1,2")
     (tmp_path / "list.txt").write_text("one.jpg\ntwo.jpg\n")
-    sources = {"empty": ["empty"], "notes": [".txt", ".csv"], "nowhere": ["nowhere"], "list.txt": ["one.jpg"]}
-    for source, words in sources.items():
-        build(run, model, tmp_path / source, tmp_path / "b").refused(*words)
+    for source, word in {"nowhere": "nowhere", "list.txt": "one.jpg"}.items():
+        build(run, model, tmp_path / source, tmp_path / "b").refused(word)
     run("build", model, *CONFIG, "--backend", "onnxruntime", "-o", tmp_path / "b").refused("--images")
     # A missing model is told before missing images.
     run("build", tmp_path / "no.onnx", *CONFIG, "-o", tmp_path / "b").refused(
