@@ -35,18 +35,17 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answers each request; a bad image fails only its own request."""
-        answers = []
-        for request in requests:
-            try:
-                images = pb_utils.get_input_tensor_by_name(request, "image").as_numpy()
-                network, placements = self._prepared(images)
-            except DataError as error:
-                refusal = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
-                answers.append(pb_utils.InferenceResponse(error=refusal))
-            else:
-                tensors = [pb_utils.Tensor("network_input", network), pb_utils.Tensor("placement", placements)]
-                answers.append(pb_utils.InferenceResponse(tensors))
-        return answers
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            images = pb_utils.get_input_tensor_by_name(request, "image").as_numpy()
+            network, placements = self._prepared(images)
+        except DataError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("network_input", network), pb_utils.Tensor("placement", placements)]
+        )
 
     def _prepared(self, images: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
         count = len(images)
