@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -82,6 +83,16 @@ def shared_data():
     if not (folder / "coco").is_dir():
         pytest.skip("needs ../shared/data (COCO images and trained models), which is absent here")
     return folder
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Once it is called, nothing more can be flushed to disk."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda: monkeypatch.setattr(os, "fsync", fail)
 
 
 @pytest.fixture

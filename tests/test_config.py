@@ -257,58 +257,44 @@ def test_every_problem_is_told_at_once(write):
     assert all(part in text for part in ("'input.siez'", "'input.size' is missing", "'head.decode' is missing"))
 
 
-@pytest.mark.parametrize(
-    ("change", "path"),
-    [
-        ({"name": 7}, "name"),
-        ({"classes": "coconut"}, "classes"),
-        ({"classes": [1, 2]}, "classes.0"),
-        ({"classes": ["yes", True]}, "classes.1"),
-        ({"input": None}, "input"),
-        ({"input": [1]}, "input"),
-        ({"input": {"size": 640}}, "input.size"),
-        ({"input": {"size": [64.0, 64]}}, "input.size.0"),
-        ({"input": {"size": [64, "64"]}}, "input.size.1"),
-        ({"input": {"size": [64, 0]}}, "input.size.1"),
-        ({"input": {"size": [-64, 64]}}, "input.size.0"),
-        ({"input": {"size": [64, 64, 3]}}, "input.size"),
-        ({"input": {"resize": "letterbox"}}, "input.resize"),
-        ({"input": {"color": "RGB"}}, "input.color"),
-        ({"input": {"pad_value": 256}}, "input.pad_value"),
-        ({"input": {"pad_value": -1}}, "input.pad_value"),
-        ({"input": {"pad_value": True}}, "input.pad_value"),
-        ({"input": {"scale": 0}}, "input.scale"),
-        ({"input": {"scale": "1/255"}}, "input.scale"),
-        ({"input": {"scale": math.nan}}, "input.scale"),
-        ({"input": {"scale": math.inf}}, "input.scale"),
-        ({"input": {"mean": [0, math.nan, 0]}}, "input.mean.1"),
-        ({"input": {"std": [1, 1, -math.inf]}}, "input.std.2"),
-        ({"input": {"std": [1, 1, 0]}}, "input.std"),
-        ({"input": {"std": [1, -1, 1]}}, "input.std"),
-        ({"head": {"decode": "yolo"}}, "head.decode"),
-        ({"head": {"strides": [8, 0]}}, "head.strides.1"),
-        ({"head": {"strides": []}}, "head.strides"),
-        ({"head": {"strides": 8}}, "head.strides"),
-        ({"head": {"bins": 1}}, "head.bins"),
-        ({"head": {"cell_offset": 1.5}}, "head.cell_offset"),
-        ({"head": {"cell_offset": math.nan}}, "head.cell_offset"),
-        ({"head": {"outputs": "output"}}, "head.outputs"),
-        ({"head": {"outputs": []}}, "head.outputs"),
-        ({"head": {"scores": "sigmoid"}}, "head.scores"),
-        ({"nms": {"score_threshold": 1.01}}, "nms.score_threshold"),
-        ({"nms": {"score_threshold": -0.1}}, "nms.score_threshold"),
-        ({"nms": {"score_threshold": math.nan}}, "nms.score_threshold"),
-        ({"nms": {"iou_threshold": 0}}, "nms.iou_threshold"),
-        ({"nms": {"iou_threshold": math.nan}}, "nms.iou_threshold"),
-        ({"nms": {"iou_threshold": math.inf}}, "nms.iou_threshold"),
-        ({"nms": {"max_detections": 0}}, "nms.max_detections"),
-        ({"nms": {"pre_nms_topk": 1.5}}, "nms.pre_nms_topk"),
-        ({"nms": {"class_agnostic": "yes please"}}, "nms.class_agnostic"),
-        ({"nms": {"candidates": "best"}}, "nms.candidates"),
-    ],
-)
-def test_a_value_of_the_wrong_type_or_range_is_named_by_its_path(write, change, path):
-    text = message(write(changed(**change)))
+WRONG: dict[str, list[Any]] = {
+    "name": [7],
+    "classes": ["coconut"],
+    "classes.0": [[1, 2]],
+    "classes.1": [["yes", True]],
+    "input": [None, [1]],
+    "input.size": [640, [64, 64, 3]],
+    "input.size.0": [[64.0, 64], [-64, 64]],
+    "input.size.1": [[64, "64"], [64, 0]],
+    "input.resize": ["letterbox"],
+    "input.color": ["RGB"],
+    "input.pad_value": [256, -1, True],
+    "input.scale": [0, "1/255", math.nan, math.inf],
+    "input.mean.1": [[0, math.nan, 0]],
+    "input.std.2": [[1, 1, -math.inf]],
+    "input.std": [[1, 1, 0], [1, -1, 1]],
+    "head.decode": ["yolo"],
+    "head.strides.1": [[8, 0]],
+    "head.strides": [[], 8],
+    "head.bins": [1],
+    "head.cell_offset": [1.5, math.nan],
+    "head.outputs": ["output", []],
+    "head.scores": ["sigmoid"],
+    "nms.score_threshold": [1.01, -0.1, math.nan],
+    "nms.iou_threshold": [0, math.nan, math.inf],
+    "nms.max_detections": [0],
+    "nms.pre_nms_topk": [1.5],
+    "nms.class_agnostic": ["yes please"],
+    "nms.candidates": ["best"],
+}
+"""Values by the path that an error names."""
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in WRONG.items() for value in values])
+def test_a_value_of_the_wrong_type_or_range_is_named_by_its_path(write, path, value):
+    section, key = [*path.split("."), ""][:2]
+    nested = section in ("input", "head", "nms") and key
+    text = message(write(changed(**{section: {key: value} if nested else value})))
     assert f"key '{path}'" in text
     assert "got" in text
 
@@ -324,10 +310,8 @@ def test_a_size_that_is_no_multiple_of_a_stride_is_an_error_for_yolox_only(write
 def test_with_nms_replaces_what_is_given_and_keeps_the_rest():
     config = load_config("yolox")
     other = config.with_nms(score_threshold=0.5, max_detections=None, class_agnostic=False)
-    assert other.nms.score_threshold == 0.5
-    assert other.nms.max_detections == 300
-    assert other.nms.candidates == "best-class"
-    assert other.input == config.input
+    assert (other.nms.score_threshold, other.nms.max_detections) == (0.5, 300)
+    assert (other.nms.candidates, other.input) == ("best-class", config.input)
     assert config.nms.score_threshold == 0.001
     assert config.with_nms(score_threshold=None) is config
 

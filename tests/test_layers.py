@@ -164,10 +164,7 @@ def test_the_package_itself_imports_nothing_of_its_own_when_it_is_imported():
     ("vendors", "homes"),
     [
         # Corrections ask for gradients.
-        (
-            {"torch", "torchvision"},
-            {"trtdet.exporter", "trtdet.quantization.gradients"},
-        ),
+        ({"torch", "torchvision"}, {"trtdet.exporter", "trtdet.quantization.gradients"}),
         ({"tensorrt", "tensorrt_rtx", "cuda", "pycuda"}, {"trtdet.backends"}),
         ({"ctypes"}, {"trtdet.backends", "trtdet.files"}),
     ],

@@ -64,7 +64,7 @@ def test_verbose_says_how_long_each_stage_took_and_what_libraries_say(capsys, cl
             warnings.simplefilter("always")
             warnings.warn("of a library", UserWarning, stacklevel=1)
     assert capsys.readouterr().err.splitlines() == [
-        *("calibrating: 10.0 s", "building: 2.0 s", "some.library: read 7 layers", "UserWarning: of a library"),
+        *("calibrating: 10.0 s", "building: 2.0 s", "some.library: read 7 layers", "UserWarning: of a library")
     ]
     assert (root.level, root.handlers) == before
 

@@ -54,12 +54,8 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 Text = Annotated[str, AfterValidator(_encodable)]
-Listed = BeforeValidator(_as_tuple)
+Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Validator of a tuple: YAML and JSON give it as a list."""
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -228,20 +224,14 @@ class Config(_Section):
     """Configuration of a detector."""
 
     name: Text
-    classes: tuple[Text, ...]
+    classes: Annotated[
+        tuple[Text, ...], BeforeValidator(lambda value: COCO_CLASSES if value == "coco" else value), Listed
+    ]
     input: InputConfig
     head: HeadConfig
-    nms: NmsConfig = NmsConfig()
-
-    @field_validator("classes", mode="before")
-    @classmethod
-    def _classes(cls, value: Any) -> Any:
-        return COCO_CLASSES if value == "coco" else _as_tuple(value)
-
-    @field_validator("nms", mode="before")
-    @classmethod
-    def _without(cls, value: Any) -> Any:
-        return {"iou_threshold": 1.0} if value == "none" else value
+    nms: Annotated[NmsConfig, BeforeValidator(lambda value: {"iou_threshold": 1.0} if value == "none" else value)] = (
+        NmsConfig()
+    )
 
     @field_validator("classes")
     @classmethod
@@ -282,11 +272,8 @@ class Config(_Section):
         return _validate(data, f"--size {size[0]}x{size[1]}")
 
     def with_nms(self, **changes: Any) -> Config:
-        """This configuration with some NMS keys replaced; None leaves a key as it is.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
+        """This configuration with some NMS keys replaced; None leaves a key as it is. Raises ConfigError: a value is
+        out of range."""
         values = {key: value for key, value in changes.items() if value is not None}
         if not values:
             return self

@@ -115,7 +115,9 @@ class Console:
         # By default Python shows a warning once per code line; two skipped images need two warnings.
         warnings.simplefilter("always", category=TrtdetWarning)
         self._until_end.callback(setattr, threading, "excepthook", threading.excepthook)
-        threading.excepthook = self._thread_failed
+        threading.excepthook = lambda failure: self.warn(
+            f"a thread failed: {failure.exc_type.__name__}: {failure.exc_value}"
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -237,9 +239,6 @@ class Console:
             self.warn(message)
         elif self._verbose:
             self.line(f"{category.__name__}: {one_line(message, _MESSAGE)}")
-
-    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
-        self.warn(f"a thread failed: {failure.exc_type.__name__}: {failure.exc_value}")
 
 
 @contextmanager

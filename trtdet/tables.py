@@ -36,11 +36,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings, with a title above and notes below.
-
-    Raises:
-        ValueError: a row has more or fewer cells than there are columns.
-    """
+    """Rows under headings, with a title above and notes below. Raises ValueError: a row has more or fewer cells than
+    there are columns."""
 
     columns: Sequence[Column | str]
     rows: Sequence[Sequence[Cell]]
@@ -110,12 +107,11 @@ class Table:
 
     def markdown(self) -> str:
         """A GitHub Markdown table, with the title above and the notes below."""
-        lines = [
-            _markdown_row([_printable(column.title) for column in self._columns]),
-            "|" + "|".join("---:" if align == "right" else "---" for align in self._aligned) + "|",
-            *map(_markdown_row, self._cells),
-        ]
-        parts = [_printable(self.title), "\n".join(lines), *map(_printable, self.notes)]
+        rows = [[_printable(column.title) for column in self._columns], *self._cells]
+        escaped = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in row] for row in rows]
+        head, *lines = ("| " + " | ".join(row) + " |" for row in escaped)
+        rule = "|" + "|".join("---:" if align == "right" else "---" for align in self._aligned) + "|"
+        parts = [_printable(self.title), "\n".join([head, rule, *lines]), *map(_printable, self.notes)]
         return "\n\n".join(part for part in parts if part)
 
     def as_dicts(self) -> list[dict[str, Cell]]:
@@ -158,7 +154,3 @@ class Tables:
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else one_line(text, limit=max(len(text), 3))
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"

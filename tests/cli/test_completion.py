@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from trtdet.cli import COMMANDS, main
-from trtdet.cli.completion_command import SHELLS
+from trtdet.cli.setup_commands import SHELLS
 
 
 @pytest.fixture(scope="module")

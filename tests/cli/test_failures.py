@@ -33,7 +33,7 @@ def acting(monkeypatch, tmp_path):
     monkeypatch.delenv(RAISE, raising=False)
 
     def install(act: Act) -> None:
-        monkeypatch.setattr(trtdet.cli, "COMMANDS", (Command("act", "acts", lambda parser: None, act),))
+        monkeypatch.setattr(trtdet.cli, "COMMANDS", (Command("act", "acts", act),))
 
     return install
 
@@ -95,8 +95,7 @@ def test_an_unforeseen_exception_is_one_line_or_object_and_a_file(acting, capsys
     assert main(["act", "--json"]) == 1
     done = capsys.readouterr()
     error = json.loads(done.out)["error"]
-    assert set(error) == {"type", "message", "details"}
-    assert error["type"] == kind
+    assert (set(error), error["type"]) == ({"type", "message", "details"}, kind)
     assert said in error["message"]
     assert Path(error["details"]).is_file()
     assert done.err == f"trtdet: error: {error['message']}\n"
@@ -180,8 +179,7 @@ def test_text_that_the_terminal_cannot_encode_is_printed_escaped(acting):
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         check=True,
     )
-    assert done.stdout == b"a\\udcff \\xe9\n"
-    assert done.stderr == b""
+    assert (done.stdout, done.stderr) == (b"a\\udcff \\xe9\n", b"")
 
 
 # Standard output that cannot be written
@@ -195,7 +193,7 @@ def act(options, console):
     exec(sys.argv[1])
     return {}
 
-cli.COMMANDS = (Command("act", "acts", lambda parser: None, act),)
+cli.COMMANDS = (Command("act", "acts", act),)
 sys.exit(cli.main(["act", *sys.argv[2:]]))
 """
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import trtdet.data.stream
-from trtdet.config import COCO_CLASSES, InputConfig
+from trtdet.config import COCO_CLASSES, InputConfig, shipped
 from trtdet.data import CocoDataset, ImageStream, content_hash, evenly, find_images
 from trtdet.data.images import preprocess, read_image
 from trtdet.errors import DataError, TrtdetWarning
@@ -101,8 +101,7 @@ def test_list_errors(tmp_path):
 
 
 def test_shipped_calibration_list(shared_data):
-    pinned = Path(__file__).resolve().parents[2] / "calib" / "coco-train2017-128.txt"
-    found = find_images(pinned, shared_data / "coco" / "train2017")
+    found = find_images(shipped("calib")["coco-train2017-128"], shared_data / "coco" / "train2017")
     assert found == find_images(shared_data / "coco" / "train2017")
     assert len(found) == 128
 

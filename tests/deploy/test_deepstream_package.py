@@ -46,8 +46,7 @@ def test_nvinfer_is_told_what_the_manifest_says(made, remade, tmp_path):
     assert (keys["batch-size"], keys["network-mode"], keys["infer-dims"]) == ("8", "1", "3;256;256")
     assert keys["output-blob-names"] == "boxes;scores" and "enable-dla" not in keys
     assert (keys["cluster-mode"], keys["parse-bbox-func-name"]) == ("4", "NvDsInferParseTrtdet")
-    assert keys["custom-lib-path"] == "libnvdsinfer_trtdet.so"
-    assert keys["num-detected-classes"] == "10"
+    assert (keys["custom-lib-path"], keys["num-detected-classes"]) == ("libnvdsinfer_trtdet.so", "10")
     assert (folder / "labels.txt").read_text().splitlines() == list(made.manifest.model.classes)
     assert float(parser["class-attrs-all"]["pre-cluster-threshold"]) == made.manifest.nms.score_threshold
     assert {path.name for path in folder.iterdir()} >= {"nvdsinfer_trtdet.cpp", "CMakeLists.txt", "README.md"}

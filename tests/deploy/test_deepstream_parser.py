@@ -186,8 +186,7 @@ def test_a_score_must_exceed_the_threshold(made, tmp_path, candidates):
     scores = np.zeros((2, 10), np.float32)
     scores[0, 3], scores[1, 4] = threshold, np.nextafter(threshold, np.float32(1))
     parsed = parser({"boxes": boxes, "scores": scores}, 10)
-    assert parsed.classes.tolist() == [4]
-    assert parsed.boxes.tolist() == [[50, 50, 20, 20]]
+    assert (parsed.classes.tolist(), parsed.boxes.tolist()) == ([4], [[50, 50, 20, 20]])
 
 
 def suppressed(seed: int, count: int, room: int = 30) -> dict[str, NDArray[Any]]:

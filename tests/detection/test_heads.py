@@ -155,11 +155,7 @@ def test_dfl_single_and_pairs_in_any_order(offset):
     distance = (weights / weights.sum(axis=1, keepdims=True) @ np.arange(4)) * 64
     point = np.array([(1 + offset) * 64, offset * 64] * 2)
     np.testing.assert_allclose(boxes[1, -1], point + distance * [-1, -1, 1, 1], rtol=1e-5)
-    for order in (
-        scores + sides,
-        sides + scores,
-        [sides[1], scores[0], scores[2], sides[2], scores[1], sides[0]],
-    ):
+    for order in (scores + sides, sides + scores, [sides[1], scores[0], scores[2], sides[2], scores[1], sides[0]]):
         other_boxes, other = decode({f"o{i}": array for i, array in enumerate(order)}, config)
         np.testing.assert_array_equal(other_boxes, boxes)
         np.testing.assert_array_equal(other, found)

@@ -91,8 +91,7 @@ def test_result_is_padded_with_zeros_and_each_image_is_its_own():
     found = non_max_suppression(boxes, scores, NmsConfig(max_detections=5))
     assert isinstance(found, Detections) and len(found) == 2
     dtypes = [array.dtype for array in (found.num_dets, found.boxes, found.scores, found.classes)]
-    assert dtypes == [np.int32, np.float32, np.float32, np.int32]
-    assert found.num_dets.tolist() == [[2], [1]]
+    assert (dtypes, found.num_dets.tolist()) == ([np.int32, np.float32, np.float32, np.int32], [[2], [1]])
     assert found.boxes.shape == (2, 5, 4) and found.scores.shape == found.classes.shape == (2, 5)
     np.testing.assert_array_equal(found.scores, np.array([[0.9, 0.5, 0, 0, 0], [0.8, 0, 0, 0, 0]], np.float32))
     assert not found.boxes[1, 1:].any()

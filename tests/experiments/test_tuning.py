@@ -94,11 +94,9 @@ def test_the_plans_that_have_a_title_and_some_between_are_points(front):
 
 def test_what_a_point_costs_and_what_is_predicted_of_it(front):
     costs = [front.cost(point) for point in front.variants]
-    assert costs == sorted(costs)
-    assert front.unit == "million multiply-adds, FP16 twice"
+    assert (costs, front.unit) == (sorted(costs), "million multiply-adds, FP16 twice")
     half, whole = titled(front, "all FP16"), titled(front, "all INT8")
-    assert half.multiply_adds == pytest.approx(2 * whole.multiply_adds)
-    assert half.weights == 2 * whole.weights
+    assert (half.multiply_adds, half.weights) == (pytest.approx(2 * whole.multiply_adds), 2 * whole.weights)
     assert half.error == 0 < whole.error
     # No program's plan has less error than another at the same or a lower cost.
     chosen = sorted((front.cost(point), point.error) for point in front.variants if point.titles == ("optimiser",))
@@ -306,8 +304,7 @@ def test_a_point_is_built_with_what_it_was_measured_with(front, small_model, opt
     done = build(small_model, CONFIG, tmp_path / "b", asked, lambda stage, *_: stages.append(stage))
     assert not [stage for stage in stages if stage.startswith(("correcting", "calibrating", "ranking"))]
     plan = PrecisionPlan.load(done.bundle.file("plan.json"))
-    assert plan.names("fp16") == point.kept
-    assert plan.counts() == point.counts
+    assert (plan.names("fp16"), plan.counts()) == (point.kept, point.counts)
     assert {plan.entries[name].cause.value for name in point.kept} <= {
         *("kept-tuned", "depthwise", "few-channels", "head-output")
     }

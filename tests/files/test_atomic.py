@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from pathlib import Path
@@ -15,14 +14,6 @@ from trtdet.files.journal import Rows
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture
-def full_disk(monkeypatch):
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    return lambda: monkeypatch.setattr(os, "fsync", fail)
 
 
 def test_a_file_is_written_with_its_folders(tmp_path):

@@ -71,9 +71,7 @@ def test_every_point_is_drawn_with_its_facts_and_the_best_are_joined():
     made = front(*POINTS)
     best, dominated = Page(experiment_page(made)).traces
     assert best["mode"] == "lines+markers+text" and dominated["mode"] == "markers+text"
-    assert best["x"] == [0.2, 0.25, 0.3, 0.4]
-    assert dominated["x"] == [0.35]
-    assert dominated["y"] == pytest.approx([-2.0])
+    assert (best["x"], dominated["x"], dominated["y"]) == ([0.2, 0.25, 0.3, 0.4], [0.35], pytest.approx([-2.0]))
     assert dominated["error_y"]["array"] == pytest.approx([0.2]) == dominated["error_y"]["arrayminus"]
     (tip,) = dominated["hovertext"]
     facts = "3 convolutions INT8, 1 FP16, 0 FP32<br>0.35 ms (estimate within 1.3x, L4, batch 1)<br>"

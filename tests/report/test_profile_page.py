@@ -57,11 +57,8 @@ def test_parts_have_bars_of_their_own_where_names_tell_them():
 def test_bars_after_the_sixteenth_are_one_and_colours_after_the_eighth_are_grey():
     found = page(made(*(layer(f"l{index}", f"Op{index:02}", 20.0 - index) for index in range(18))))
     bars, *columns = found.traces
-    assert bars["y"][:2] == ["Op00", "Op01"]
-    assert bars["y"][16] == "2 more"
-    assert bars["x"][0] == pytest.approx(20.0)
-    assert bars["text"][16] == "7.000 ms, 3.4%, 2x"
-    assert bars["marker"]["color"] == [*COLOURS, *[GREY] * 9]
+    assert (bars["y"][:2], bars["y"][16], bars["x"][0]) == (["Op00", "Op01"], "2 more", pytest.approx(20.0))
+    assert (bars["text"][16], bars["marker"]["color"]) == ("7.000 ms, 3.4%, 2x", [*COLOURS, *[GREY] * 9])
     assert [column["marker"]["color"] for column in columns] == [*COLOURS, *[GREY] * 10]
 
 

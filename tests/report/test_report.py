@@ -19,7 +19,7 @@ from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 from trtdet.report import page, report
 from trtdet.report.document import Chart
-from trtdet.report.sections.ranking import sensitivity_section
+from trtdet.report.sections.layers import sensitivity_section
 from trtdet.report.sections.verdicts import _next_steps
 
 

@@ -15,9 +15,8 @@ from trtdet.quantization import Entry, PrecisionPlan
 from trtdet.report import Report, page
 from trtdet.report.sections.fronts import experiment_section
 from trtdet.report.sections.graph import Node, graph_section
-from trtdet.report.sections.layers import plan_section
+from trtdet.report.sections.layers import plan_section, sensitivity_section
 from trtdet.report.sections.ranges import ranges_section
-from trtdet.report.sections.ranking import sensitivity_section
 
 
 def large(convolutions: int, variants: int) -> str:

@@ -48,8 +48,7 @@ def same(got: Callable[[str], NDArray[Any]], expected: Detections) -> None:
     for name, tolerance in zip(OUTPUTS, (0, 0.01, 1e-4, 0), strict=True):
         wanted = getattr(expected, name)
         value = got(name)
-        assert value.dtype == wanted.dtype
-        assert value.shape == wanted.shape
+        assert (value.dtype, value.shape) == (wanted.dtype, wanted.shape)
         for index, row in enumerate(wanted):
             rows = int(expected.num_dets[index, 0]) if name != "num_dets" else 1
             np.testing.assert_allclose(value[index, :rows], row[:rows], rtol=0, atol=tolerance)
@@ -151,8 +150,7 @@ def test_lists_may_be_nested_as_the_shape_is(server, case):
     for data in (batch.tolist(), batch.ravel().tolist()):
         tensor = {"name": declared["name"], "shape": batch.shape, "datatype": "FP32", "data": data}
         answer = infer(server, name, {"inputs": [tensor]})
-        assert answer.status == 200
-        assert answer.headers["content-type"] == "application/json"
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
         outputs = {one["name"]: one for one in answer.json["outputs"]}
 
         def value(output: str, found: Any = outputs) -> NDArray[Any]:
@@ -162,6 +160,5 @@ def test_lists_may_be_nested_as_the_shape_is(server, case):
 
         same(value, expected)
     metrics = server.metrics()
-    assert metrics["trtdet_images_total"] == 4
-    assert metrics["trtdet_decode_seconds_count"] == 0
+    assert (metrics["trtdet_images_total"], metrics["trtdet_decode_seconds_count"]) == (4, 0)
     assert metrics["trtdet_detect_seconds_count"] == 2

@@ -13,18 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serving import (
-    ONNXRUNTIME,
-    PATIENCE,
-    call,
-    check,
-    failed_start,
-    form,
-    post,
-    read_answer,
-    total,
-    until,
-)
+from serving import ONNXRUNTIME, PATIENCE, call, check, failed_start, form, post, read_answer, total, until
 
 PROBE = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -15,20 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import (
-    PATIENCE,
-    Case,
-    Server,
-    call,
-    check,
-    failed_start,
-    finished,
-    form,
-    post,
-    read_answer,
-    total,
-    until,
-)
+from serving import PATIENCE, Case, Server, call, check, failed_start, finished, form, post, read_answer, total, until
 
 from trtdet.bundle import MANIFEST, Bundle, BundleWriter
 
@@ -225,18 +212,14 @@ def test_a_bundle_is_replaced_under_load(serve, case, place):
             before = clients.answered()
             until(lambda before=before: clients.answered() > before + 20, server.alive)
             replace(place, case.bundles[other])
-            until(
-                lambda loaded=loaded: reloads(server, "loaded") >= loaded,
-                server.alive,
-            )
+            until(lambda loaded=loaded: reloads(server, "loaded") >= loaded, server.alive)
             assert server.call("GET", "/v1/model").json["content_hash"] == case.hashes[other]
             # Who asks from now on is answered by the new one.
             fresh = server.detect(case.pictures[0].data)
             assert fresh.json["model"]["content_hash"] == case.hashes[other]
             check(fresh.json["images"][0], case.pictures[0], case.hashes[other])
         clients.end()
-        assert set(clients.statuses) == {200}
-        assert set(clients.bundles) == set(case.hashes)
+        assert (set(clients.statuses), set(clients.bundles)) == ({200}, set(case.hashes))
         metrics = server.metrics()
         assert total(metrics, "trtdet_reloads_total", 'result="refused"') == 0
         assert total(metrics, "trtdet_bundle_info") == 1
@@ -332,9 +315,7 @@ def test_a_signal_reloads_where_nothing_looks(serve, case, place):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [("--queue", 2, "--lanes", 1, "--max-batch", 1), ("--max-requests", 3)],
-    ids=["queue", "requests"],
+    "options", [("--queue", 2, "--lanes", 1, "--max-batch", 1), ("--max-requests", 3)], ids=["queue", "requests"]
 )
 def test_too_much_is_refused_at_once(serve, case, options):
     picture = case.pictures[0]
@@ -346,8 +327,7 @@ def test_too_much_is_refused_at_once(serve, case, options):
         assert set(statuses) == {200, 503}
         for answer in answers:
             if answer.status == 503:
-                assert answer.error == "overloaded"
-                assert answer.headers["retry-after"] == "1"
+                assert (answer.error, answer.headers["retry-after"]) == ("overloaded", "1")
             else:
                 check(answer.json["images"][0], picture, case.hashes[0])
         # A form whose images do not all find room is refused as a whole.

@@ -42,8 +42,7 @@ def test_every_form_is_built_says_so_and_detects_the_same(run, trained, calibrat
     count = had.count("Sigmoid") - wrote.count("Sigmoid")
     assert keep["rewritten"] == 0
     assert swish["rewritten"] == plugin["rewritten"] == count == wrote.count("Swish") == placed.count("TRT_SiLU") > 80
-    assert other == pytest.approx(score, abs=0.005)
-    assert third == pytest.approx(score, abs=0.04)
+    assert (other, third) == (pytest.approx(score, abs=0.005), pytest.approx(score, abs=0.04))
     # Of the shapes detector most activations lie between two convolutions.
     assert plugin["read_int8"] > 0.3 * count
     assert plugin["write_int8"] > 0.6 * count

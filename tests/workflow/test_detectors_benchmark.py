@@ -104,5 +104,4 @@ def test_a_row_that_is_there_is_not_measured_again(
     assert "trtdet plain" in first.err
     detectors.main()
     second = capsys.readouterr()
-    assert second.out == first.out
-    assert second.err == ""
+    assert (second.out, second.err) == (first.out, "")

@@ -28,11 +28,7 @@ INT8 = [("yolox_nano", 64, 5.0, 0.270), ("yolov5n", 16, 1.5, 0.277), ("picodet_s
 a point or so below FP32, where a threshold rule alone scores 0.12, 0.28 and 0.01. From one CPU to another the score
 moves by some tenths of a point."""
 
-DEFAULT = [
-    ("yolox_nano", "best-class", 0.270),
-    ("yolov5n", "all-classes", 0.280),
-    ("picodet_s", "all-classes", 0.327),
-]
+DEFAULT = [("yolox_nano", "best-class", 0.270), ("yolov5n", "all-classes", 0.280), ("picodet_s", "all-classes", 0.327)]
 """The mAP that the default keeps at least, less what the score moves by from one CPU to another."""
 
 
@@ -130,12 +126,3 @@ def test_no_default_is_estimated_to_be_slower_than_fp16_and_all_keep_the_score(
     if manifest.shipped == "int8":
         assert done.worth is not None and done.worth.speedup is not None and done.worth.speedup >= 1
     assert evaluate(Detector.open(done.bundle.path), dataset(shared_data, config)).result.map >= least
-
-
-def test_the_pinned_list_names_the_calibration_images(shared_data):
-    from trtdet.config import shipped
-    from trtdet.data import find_images
-
-    listed = find_images(shipped("calib")["coco-train2017-128"], shared_data / "coco" / "train2017")
-    assert listed == find_images(shared_data / "coco" / "train2017")
-    assert len(listed) == 128

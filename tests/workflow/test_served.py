@@ -34,7 +34,6 @@ from standin.machine import FOLDER
 from trtdet import PackageOptions, TritonOptions, build, load_config, package
 from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
-from trtdet.config import load_config as load
 from trtdet.data.images import preprocess, read_image
 from trtdet.options import BuildOptions, changed
 from trtdet.runtime.detector import Detector
@@ -402,7 +401,7 @@ def real_model(shared_data: Path, place: Path, **options: Any) -> tuple[Bundle, 
     """A published model on photographs, each of another size."""
     bundle = build(
         shared_data / "models" / "yolox_nano.onnx",
-        load("yolox"),
+        load_config("yolox"),
         place,
         changed(BuildOptions(), **options, precision="fp32", backend="onnxruntime"),
     ).bundle

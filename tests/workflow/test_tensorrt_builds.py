@@ -65,8 +65,7 @@ def implicit(machine, model, calibration_images, tmp_path_factory):
 def test_an_implicit_bundle_holds_a_float_model_and_ranges_beside_it(implicit):
     manifest = implicit.manifest
     assert (manifest.quantization.mode, manifest.quantization.source) == ("implicit", "trtdet")
-    assert manifest.quantization.calibrator == "percentile"
-    assert manifest.precision.int8 == CONVOLUTIONS
+    assert (manifest.quantization.calibrator, manifest.precision.int8) == ("percentile", CONVOLUTIONS)
     graph = onnx.load(str(implicit.model)).graph
     assert implicit.model.name == "float.onnx"
     assert not [node.op_type for node in graph.node if "Quantize" in node.op_type]
@@ -200,8 +199,7 @@ def test_a_builder_is_told_of_limits_and_compatibility(machine, calibration_imag
     arguments += [f"engine.plugins={library}", "engine.embed_plugins=true"]
     made = make("b", *arguments, version="10.9.0", sm=86)
     facts = told(made)
-    assert facts["pools"]["WORKSPACE"] == 64 << 20
-    assert facts["hardware"] == "AMPERE_PLUS"
+    assert (facts["pools"]["WORKSPACE"], facts["hardware"]) == (64 << 20, "AMPERE_PLUS")
     assert "VERSION_COMPATIBLE" in facts["flags"]
     assert facts["embedded"] == ["TRT_HardSwish", "TRT_SiLU"]
     backend = made.manifest.backend
@@ -356,8 +354,7 @@ def weighed(machine, model, calibration_images, validation, tmp_path):
 
 def test_an_int8_engine_is_weighed_against_fp16(weighed):
     found, bundle = weighed("tensorrt")
-    assert found["against"] == "fp16"
-    assert found["ran_on"] == "TensorRT 10.9.0 (Stand-in GPU)"
+    assert (found["against"], found["ran_on"]) == ("fp16", "TensorRT 10.9.0 (Stand-in GPU)")
     low, ratio, high = (found["latency"][key] for key in ("low", "value", "high"))
     assert 0 < low <= ratio <= high
     difference = found["comparison"]["difference"]

@@ -332,11 +332,8 @@ class Bundle:
 
     @property
     def config(self) -> Config:
-        """The configuration of the build, with the thresholds of the command line.
-
-        Raises:
-            BundleError: this version cannot read it.
-        """
+        """The configuration of the build, with the thresholds of the command line. Raises BundleError: this version
+        cannot read it."""
         try:
             return Config.model_validate(self.manifest.command.get("config"))
         except ValidationError:
@@ -356,11 +353,8 @@ class Bundle:
 
 
 class BundleWriter(FolderWriter):
-    """Writes a bundle into a temporary folder and moves it to ``path`` in one step.
-
-    Raises:
-        OutputError: ``path`` is not a bundle, it cannot be written, or the disk is full.
-    """
+    """Writes a bundle into a temporary folder and moves it to ``path`` in one step. Raises OutputError: ``path`` is not
+    a bundle, it cannot be written, or the disk is full."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, MANIFEST, "a bundle")

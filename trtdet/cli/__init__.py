@@ -9,23 +9,14 @@ from collections.abc import Sequence
 
 from trtdet import __version__
 from trtdet.cli import (
-    audit_command,
-    build_command,
-    calibrate_command,
+    build_commands,
     candidate_commands,
-    compare_command,
-    completion_command,
-    demo_command,
-    doctor_command,
-    eval_command,
+    detector_commands,
     experiment_commands,
-    export_command,
-    infer_command,
-    init_command,
     measure_commands,
-    package_command,
-    report_command,
-    sensitivity_command,
+    model_commands,
+    report_commands,
+    setup_commands,
 )
 from trtdet.cli.command import Command, Parser
 from trtdet.cli.failures import RAISE, describe, interrupted, write_details
@@ -34,26 +25,26 @@ from trtdet.options.rows import nearest
 from trtdet.progress import Console, OutputClosed
 
 COMMANDS: tuple[Command, ...] = (
-    doctor_command.COMMAND,
-    export_command.COMMAND,
-    init_command.COMMAND,
-    calibrate_command.COMMAND,
-    build_command.COMMAND,
+    setup_commands.DOCTOR,
+    model_commands.EXPORT,
+    model_commands.INIT,
+    build_commands.CALIBRATE,
+    build_commands.BUILD,
     candidate_commands.PREPARE,
     candidate_commands.FINISH,
-    eval_command.COMMAND,
-    audit_command.COMMAND,
-    sensitivity_command.COMMAND,
+    detector_commands.EVAL,
+    measure_commands.AUDIT,
+    build_commands.SENSITIVITY,
     experiment_commands.SWEEP,
     experiment_commands.TUNE,
     measure_commands.BENCH,
     measure_commands.PROFILE,
-    infer_command.COMMAND,
-    report_command.COMMAND,
-    compare_command.COMMAND,
-    package_command.COMMAND,
-    demo_command.COMMAND,
-    completion_command.COMMAND,
+    detector_commands.INFER,
+    report_commands.REPORT,
+    report_commands.COMPARE,
+    report_commands.PACKAGE,
+    setup_commands.DEMO,
+    setup_commands.COMPLETION,
 )
 """In the order of ``trtdet --help``."""
 
@@ -112,7 +103,11 @@ def parsers(*names: str) -> tuple[Parser, dict[str, Parser]]:
     )
     for command in COMMANDS:
         usage = f"trtdet {command.name} {command.usage}" if command.usage else None
-        parser = group.add_parser(command.name, help=command.summary, description=command.description, usage=usage)
+        lines = [command.summary[:1].upper() + command.summary[1:] + "."]
+        if command.examples:
+            width = max(len(arguments) for arguments, _ in command.examples)
+            lines += ["", *(f"  {command.name} {arguments:{width}}  {what}" for arguments, what in command.examples)]
+        parser = group.add_parser(command.name, help=command.summary, description="\n".join(lines), usage=usage)
         parser.set_defaults(run=command.run)
         if command.name in names:
             command.add_options(parser)

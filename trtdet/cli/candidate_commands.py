@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def _add_finish(parser: ArgumentParser) -> None:
 PREPARE = Command(
     "prepare",
     summary="write candidate networks with their accuracy, for an engine that another machine builds",
-    add_options=model_options("PREPARED", "folder that is written", PrepareOptions),
+    add_options=partial(model_options, metavar="PREPARED", output="folder that is written", rows=PrepareOptions),
     run=_prepare,
     usage="MODEL --config CONFIG --images DIR --for LIBRARY-VERSION -o PREPARED [options]",
     examples=(

@@ -20,26 +20,18 @@ class Command:
 
     Attributes:
         summary: its line in ``trtdet --help``.
-        add_options: declares its options on a parser.
         run: does the work, prints the results and returns the object for ``--json``.
+        add_options: declares its options on a parser; by default there are none.
         usage: its arguments in short; empty to list every option.
         examples: pairs of the arguments of a command and its meaning.
     """
 
     name: str
     summary: str
-    add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Console], dict[str, Any]]
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     usage: str = ""
     examples: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def description(self) -> str:
-        lines = [self.summary[:1].upper() + self.summary[1:] + "."]
-        if self.examples:
-            width = max(len(arguments) for arguments, _ in self.examples)
-            lines += ["", *(f"  {self.name} {arguments:{width}}  {what}" for arguments, what in self.examples)]
-        return "\n".join(lines)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -3,48 +3,31 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, Literal
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import model_options, options_of
 from trtdet.options import SweepOptions, TuneOptions
 from trtdet.progress import Console
 
-if TYPE_CHECKING:
-    from trtdet.building.forecasts import Forecast
-    from trtdet.experiments.experiment import Experiment
 
-
-def _sweep(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.experiments.grid import foresee_sweep, sweep
-
-    return _measure(options, console, options_of(options, SweepOptions), foresee=foresee_sweep, measure=sweep)
-
-
-def _tune(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.experiments.search import foresee_tune, tune
-
-    return _measure(options, console, options_of(options, TuneOptions), foresee=foresee_tune, measure=tune)
-
-
-def _measure(
-    options: Namespace,
-    console: Console,
-    request: Any,
-    foresee: Callable[..., Forecast],
-    measure: Callable[..., Experiment],
-) -> dict[str, Any]:
+def _measure(kind: Literal["sweep", "tune"], options: Namespace, console: Console) -> dict[str, Any]:
     """Runs an experiment, prints its variants and writes a page into its folder; with --dry-run prints a forecast."""
     from trtdet.config import load_config
+    from trtdet.experiments.grid import foresee_sweep, sweep
+    from trtdet.experiments.search import foresee_tune, tune
     from trtdet.files import write_atomically
     from trtdet.report import experiment_page
 
     config = load_config(options.config)
+    request: Any = options_of(options, SweepOptions if kind == "sweep" else TuneOptions)
     if options.dry_run:
+        foresee: Any = foresee_sweep if kind == "sweep" else foresee_tune
         forecast = foresee(options.model, config, options.output, options=request)
         console.say(forecast.table())
         return {"dry_run": True, "folder": str(options.output), **forecast.as_dict()}
+    measure: Any = sweep if kind == "sweep" else tune
     experiment = measure(
         options.model, config, options.output, options=request, progress=console.progress, expect=console.expect
     )
@@ -60,27 +43,33 @@ def _measure(
         f"{folder / 'experiment.json'}"
     )
     console.say(f"trtdet build {options.model} --config {options.config} --from {folder}:N -o BUNDLE")
-    return experiment.as_dict()
+    result: dict[str, Any] = experiment.as_dict()
+    return result
 
 
 SWEEP = Command(
     "sweep",
     summary="build and score every combination of the given options",
-    add_options=model_options(
-        "DIR", "folder of the rows and the table; rows of an earlier sweep in it are kept", SweepOptions, dry_run=True
+    add_options=partial(
+        model_options,
+        metavar="DIR",
+        output="folder of the rows and the table; rows of an earlier sweep in it are kept",
+        rows=SweepOptions,
+        dry_run=True,
     ),
-    run=_sweep,
+    run=partial(_measure, "sweep"),
     usage="MODEL --config CONFIG --images DIR --val-images DIR --annotations JSON -o DIR [options]",
 )
 TUNE = Command(
     "tune",
     summary="measure speed and accuracy of plans of INT8 and FP16 layers; 'build --from DIR:N' builds one",
-    add_options=model_options(
-        "DIR",
-        "folder of the variants; what an earlier tune of the model measured in it is kept",
-        TuneOptions,
+    add_options=partial(
+        model_options,
+        metavar="DIR",
+        output="folder of the variants; what an earlier tune of the model measured in it is kept",
+        rows=TuneOptions,
         dry_run=True,
     ),
-    run=_tune,
+    run=partial(_measure, "tune"),
     usage="MODEL --config CONFIG --images DIR -o DIR [options]",
 )

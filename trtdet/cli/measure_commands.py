@@ -1,15 +1,111 @@
-"""``trtdet bench`` and ``trtdet profile``: latency, throughput, and time by layer."""
+"""``trtdet audit``, ``bench`` and ``profile``: precision of each convolution as built, latency, and time by layer."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import add_output, add_target, argument, check_suffix, config_if_given
+from trtdet.errors import ConfigError
 from trtdet.progress import Console
+
+if TYPE_CHECKING:
+    from trtdet.bundle import Bundle
+
+
+def _audit_options(parser: ArgumentParser) -> None:
+    argument(parser, "bundle BUNDLE", "a bundle with an engine", type=Path)
+    argument(parser, "--all", "list every finding (default: the costliest three of each kind)")
+    what = "measured times of its layers, as trtexec --exportProfile writes them (default: estimated traffic)"
+    argument(parser, "--times JSON", what, type=Path)
+    what = (
+        "write the model that the engine was built from, each node with its precision, bytes, time (measured with "
+        "--times or --measure, else estimated) and error, for viewers such as Netron"
+    )
+    argument(parser, "--onnx FILE", what, type=Path)
+    argument(parser, "--measure", "measure the times here, where the engine can run")
+    group = parser.add_argument_group("estimate")
+    argument(group, "--gpu NAME", "estimate its time on this GPU from published rates; 'list' names those known")
+    argument(group, "--batch N", "images at once of the estimate (default: 1 32)", type=int, nargs="+")
+    group = parser.add_argument_group("layer-by-layer comparison")
+    argument(group, "--compare", "name the first layer whose output departs from onnxruntime's")
+    argument(group, "--images DIR|LIST", "images to compare on; required for --compare", type=Path)
+    argument(group, "--num-images N", "use N of them, evenly spaced", default=4)
+    what = "signal-to-noise ratio below which a layer departs (default: by the engine's precision)"
+    argument(group, "--limit DB", what, type=float)
+
+
+def _audit(options: Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.audit import Audit, load_times
+    from trtdet.audit.agreement import compare_layers
+    from trtdet.audit.gpus import gpu_named
+    from trtdet.audit.roofline import estimate, estimate_tables, flow_of
+    from trtdet.bundle import Bundle
+    from trtdet.performance import layer_means
+
+    if options.compare != (options.images is not None):
+        raise ConfigError("--compare and --images belong together: give both")
+    if options.measure and options.times is not None:
+        raise ConfigError("--measure and --times both give the times of layers: choose one of them")
+    if options.batch is not None and options.gpu is None:
+        raise ConfigError("--batch is of the estimate", "give --gpu as well")
+    check_suffix(options.onnx, ".onnx")
+    gpu = None if options.gpu is None else gpu_named(options.gpu)
+    bundle = Bundle(options.bundle)
+    audit = Audit.load(bundle.file("audit.json"))
+    times = None
+    if options.times is not None:
+        times = load_times(options.times)
+    elif options.measure:
+        times = layer_means(options.bundle, console.progress)
+    audit = audit if times is None else audit.timed(times)
+    console.say(audit.summary)
+    console.say(audit.report(options.all))
+    plain = audit.as_dict()
+    if gpu is not None:
+        flow, batches = flow_of(bundle), options.batch or (1, 32)
+        estimates = [estimate(flow, gpu, batch) for batch in batches]
+        without_graph = [estimate(flow, gpu, n, graph=False) for n in batches]
+        console.say("")
+        console.say(estimate_tables(estimates, without_graph, options.all))
+        plain["estimate"] = [each.as_dict() for each in estimates]
+    if options.onnx is not None:
+        plain["onnx"] = _annotate(options, bundle, times, console=console)
+    if not options.compare:
+        return plain
+    result = compare_layers(bundle, options.images, options.num_images, limit=options.limit, progress=console.progress)
+    console.say(result.table())
+    console.say(result)
+    return {**plain, "compare": result.as_dict()}
+
+
+def _annotate(options: Namespace, bundle: Bundle, times: Mapping[str, float] | None, console: Console) -> str:
+    """Writes the annotated model and returns its path."""
+    from trtdet.audit.roofline import estimate, flow_of
+    from trtdet.building.costs import gpu_of
+    from trtdet.files import write_atomically
+    from trtdet.report.annotation import Times, annotated
+    from trtdet.report.runs import Run
+
+    if times is not None:
+        layer_times = Times(times, "measured")
+    else:
+        gpu = gpu_of(options.gpu, bundle.manifest.backend.sms)
+        batch = options.batch[0] if options.batch else 1
+        layers = estimate(flow_of(bundle), gpu, batch).layers
+        layer_times = Times({layer.name: layer.ms for layer in layers}, f"estimated for {gpu.name}, batch {batch}")
+    model = annotated(Run(options.bundle, bundle=bundle), layer_times)
+    write_atomically(options.onnx, model.SerializeToString(deterministic=True))
+    count = sum(bool(node.metadata_props) for node in model.graph.node)
+    console.say(
+        f"\nwrote {options.onnx}: {count} of {len(model.graph.node)} nodes annotated, times {layer_times.basis}"
+    )
+    return str(options.onnx)
+
 
 _BATCH = "images at once (default: the fixed batch size, or 1)"
 _IMAGES = "images to run: a folder or a .txt list (default: noise)"
@@ -97,6 +193,12 @@ def _finish(options: Namespace, console: Console, measured: Any, text: str = "")
     return result
 
 
+AUDIT = Command(
+    "audit",
+    summary="show the precision of each convolution as built, and what prevents INT8",
+    add_options=_audit_options,
+    run=_audit,
+)
 BENCH = Command(
     "bench",
     summary="measure latency and throughput of several targets side by side",

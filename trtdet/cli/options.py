@@ -10,11 +10,10 @@ import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtdet.errors import ConfigError
 from trtdet.options import OptionSet, Row, offered, rows_of, setting, with_values
-from trtdet.options.fields import Runtime
 
 if TYPE_CHECKING:
     from trtdet.config import Config
@@ -142,19 +141,15 @@ def options_of(parsed: Namespace, options: type[_Options]) -> _Options:
 
 
 def model_options(
-    metavar: str, output: str, rows: type[OptionSet], dry_run: bool = False
-) -> Callable[[ArgumentParser], None]:
-    """A function that declares a command's options: a float model, its configuration, ``-o`` and ``rows``."""
-
-    def declare(parser: ArgumentParser) -> None:
-        argument(parser, "model MODEL", "float ONNX model", type=Path)
-        parser.add_argument("--config", required=True, help="YAML file, or a shipped name such as yolox")
-        add_output(parser, metavar, output)
-        add_rows(parser, rows)
-        if dry_run:
-            argument(parser, "--dry-run", "list stages, times and memory; write nothing")
-
-    return declare
+    parser: ArgumentParser, metavar: str, output: str, rows: type[OptionSet], dry_run: bool = False
+) -> None:
+    """Declares a command's options: a float model, its configuration, ``-o`` and ``rows``."""
+    argument(parser, "model MODEL", "float ONNX model", type=Path)
+    parser.add_argument("--config", required=True, help="YAML file, or a shipped name such as yolox")
+    add_output(parser, metavar, output)
+    add_rows(parser, rows)
+    if dry_run:
+        argument(parser, "--dry-run", "list stages, times and memory; write nothing")
 
 
 def add_target(parser: ArgumentParser, several: bool = False) -> None:
@@ -168,11 +163,6 @@ def add_target(parser: ArgumentParser, several: bool = False) -> None:
 
 def add_output(parser: ArgumentParser, metavar: str, what: str, required: bool = True) -> None:
     argument(parser, f"-o --output {metavar}", what, type=Path, required=required)
-
-
-def add_runtime(parser: ArgumentParser) -> None:
-    what = "what is run of a bundle: its engine where possible and else its ONNX model (auto), or one of the two alone"
-    argument(parser, "--runtime", what, default="auto", choices=get_args(Runtime))
 
 
 def config_if_given(options: Namespace) -> Config | None:

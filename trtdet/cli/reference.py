@@ -9,7 +9,6 @@ from typing import Any
 
 from trtdet.cli import COMMANDS, parsers
 from trtdet.cli.options import default_text, settings_of
-from trtdet.options import Row
 
 
 def reference() -> str:
@@ -27,7 +26,9 @@ def reference() -> str:
         holder: Any = parser.options().get("--help-settings")
         if holder is not None:
             lines += ["", "| setting | default | meaning |", "|---|---|---|"]
-            lines += [_setting(row) for row in settings_of(holder.rows)]
+            for row in settings_of(holder.rows):
+                default = "" if row.default in (None, ()) else _code(default_text(row))
+                lines.append(f"| {_code(f'{row.name}={row.placeholder}')} | {default} | {_cell(row.help)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -42,11 +43,6 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
         words = [*action.option_strings[-1:], str(value)] if action.option_strings else [str(value)]
         help = str(action.help) % {**vars(action), "prog": parser.prog}
         yield f"| {_code(' '.join(filter(None, words)))} | {_cell(help)} |"
-
-
-def _setting(row: Row) -> str:
-    default = "" if row.default in (None, ()) else _code(default_text(row))
-    return f"| {_code(f'{row.name}={row.placeholder}')} | {default} | {_cell(row.help)} |"
 
 
 def _cell(text: str) -> str:

@@ -132,11 +132,8 @@ class CocoDataset:
         return self.of(evenly(self.images, count))
 
     def of(self, images: Sequence[CocoImage]) -> CocoDataset:
-        """The data set of these images and their boxes.
-
-        Raises:
-            DataError: none of them has a box, but other images have.
-        """
+        """The data set of these images and their boxes. Raises DataError: none of them has a box, but other images
+        have."""
         kept = np.isin(self.truth.image_ids, [image.id for image in images])
         if self.annotated and not kept.any():
             raise DataError(f"none of {len(images)} images of '{self.annotations}' has a box: score more of them")

@@ -77,11 +77,8 @@ def read_image(path: Path | str) -> NDArray[np.uint8]:
 
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
-    """Decodes the content of an image file as :func:`read_image` does.
-
-    Raises:
-        DataError: the bytes are not an image, truncated, damaged, or over Pillow's limit of decoded pixels.
-    """
+    """Decodes the content of an image file as :func:`read_image` does. Raises DataError: the bytes are not an image,
+    truncated, damaged, or over Pillow's limit of decoded pixels."""
     return _decoded(io.BytesIO(data), "the image", "send a whole image file")
 
 

@@ -174,15 +174,11 @@ class ImageStream:
         self.workers = workers
         self.on_bad = on_bad
         self.cache = cache
-        self._reset()
-
-    def _reset(self) -> None:
         self.skipped: tuple[tuple[Path, str], ...] = ()
         """Images that the latest pass has skipped so far, each with the reason."""
         self.constant: tuple[Path, ...] = ()
         """Images read so far in the latest pass whose pixels are all equal."""
-        self._read = 0
-        self._low, self._high = 255, 0
+        self._read, self._low, self._high = 0, 255, 0
 
     @property
     def pixel_range(self) -> tuple[int, int]:
@@ -192,11 +188,8 @@ class ImageStream:
         return self._low, self._high
 
     def check_pixels(self) -> None:
-        """Checks after a pass that the images look like pictures; warns if some are constant.
-
-        Raises:
-            DataError: every image is constant, no pixel exceeds 1 (as if values 0..1 were saved), or nothing was read.
-        """
+        """Checks after a pass that the images look like pictures; warns if some are constant. Raises DataError: every
+        image is constant, no pixel exceeds 1 (as if values 0..1 were saved), or nothing was read."""
         low, high = self.pixel_range
         constant = [path.name for path in self.constant]
         if len(self.constant) == self._read:
@@ -218,7 +211,8 @@ class ImageStream:
             )
 
     def __iter__(self) -> Iterator[ImageBatch]:
-        self._reset()
+        self.skipped, self.constant = (), ()
+        self._read, self._low, self._high = 0, 255, 0
         ahead: deque[tuple[int, Future[ResizedImage] | ResizedImage]] = deque()
         upcoming = iter(enumerate(self.paths))
         read = ResizedImage.read if self.cache is None else self.cache.read

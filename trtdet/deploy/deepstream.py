@@ -13,8 +13,6 @@ published sources of the plugin and libnvds_infer (channel order of ``offsets``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from trtdet import __version__
@@ -126,16 +124,11 @@ def _config_file(bundle: Bundle, table: bool) -> str:
         "parse-bbox-func-name": "NvDsInferParseTrtdet",
         "custom-lib-path": f"lib{_PARSER}.so",
     }
-    thresholds = {
-        "pre-cluster-threshold": f"{manifest.nms.score_threshold:.9g}",
-        "topk": manifest.nms.max_detections,
-    }
-
-    def group(title: str, keys: Mapping[str, object]) -> str:
-        return f"[{title}]\n" + "".join(f"{key}={value}\n" for key, value in keys.items())
-
-    head = f"# Gst-nvinfer, made by trtdet {__version__}. Relative paths are relative to this file.\n"
-    return head + group("property", properties) + "\n" + group("class-attrs-all", thresholds)
+    thresholds = {"pre-cluster-threshold": f"{manifest.nms.score_threshold:.9g}", "topk": manifest.nms.max_detections}
+    lines = [f"# Gst-nvinfer, made by trtdet {__version__}. Relative paths are relative to this file.", "[property]"]
+    lines += [f"{key}={value}" for key, value in properties.items()]
+    lines += ["", "[class-attrs-all]", *(f"{key}={value}" for key, value in thresholds.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _parser_header(manifest: Manifest) -> str:

@@ -200,11 +200,7 @@ def greedy(
 
 
 def _overlaps(
-    boxes: Float,
-    groups: NDArray[np.intp],
-    threshold: np.float32,
-    rows: NDArray[np.intp],
-    columns: NDArray[np.intp],
+    boxes: Float, groups: NDArray[np.intp], threshold: np.float32, rows: NDArray[np.intp], columns: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
     """bool (rows, columns): pairs of one group with a float32 IoU above the threshold."""
     ax1, ay1, ax2, ay2 = boxes[rows].T[:, :, None]

@@ -194,13 +194,6 @@ class Experiment:
         return f"Variants are compared by {self.unit}; {images}{formats}"
 
     @property
-    def accuracy(self) -> str:
-        """The accuracy measure and its images."""
-        others = f"{self.reported} images" + (" that chose nothing" if self.kind == "tune" else "")
-        measure = "mAP against FP32" if self.annotated else "agreement with FP32's detections against 1"
-        return f"{measure}, on {others}"
-
-    @property
     def repeated(self) -> str:
         """One line about variants with an earlier variant's network; empty without such variants."""
         titles = [variant.same_as for variant in self.variants if variant.same_as]
@@ -304,9 +297,5 @@ class Experiment:
 
     @staticmethod
     def load(path: Path | str) -> Experiment:
-        """Reads ``experiment.json``.
-
-        Raises:
-            ConfigError: it cannot be read, or holds no experiment.
-        """
+        """Reads ``experiment.json``. Raises ConfigError: it cannot be read, or holds no experiment."""
         return read_result(Path(path), Experiment, "repeat the 'trtdet sweep' or 'trtdet tune'")

@@ -23,7 +23,7 @@ from trtdet.config import Config
 from trtdet.experiments.experiment import Variant
 from trtdet.files import cluster, sha256_file, write_atomically, writing
 from trtdet.files.documents import read_result
-from trtdet.files.journal import Rows, names_in
+from trtdet.files.journal import Rows, rows_in
 from trtdet.options import PlanOptions
 from trtdet.plans.measuring import row_check
 from trtdet.progress import Progress
@@ -44,7 +44,7 @@ def opened_rows(folder: Path, key: str) -> Iterator[Rows]:
 
 def row_names(folder: Path, key: str) -> frozenset[str]:
     """Names of the rows in a folder; writes nothing."""
-    return names_in(folder / ROWS, key, "name", valid=row_check(Variant, folder / ROWS))
+    return frozenset(rows_in(folder / ROWS, key, row_check(Variant, folder / ROWS)))
 
 
 def completed(

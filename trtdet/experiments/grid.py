@@ -21,19 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from trtdet.backends import Backend, EngineFacts, EngineTarget, Runner, choose, open_engine
+from trtdet.building import forecasts
 from trtdet.building.corrections import Prepared, prepared, prepared_beside
 from trtdet.building.costs import weight_bytes, weighted_macs
 from trtdet.building.engine import BuildNetwork, best_engine, explicit_networks, float_network, runs_on
-from trtdet.building.forecasts import (
-    Forecast,
-    Part,
-    calibrated_part,
-    corrected_parts,
-    engine_part,
-    ranked_part,
-    run_seconds,
-    scored_part,
-)
 from trtdet.building.graph import FORMS, PlacedGraph, host_graph, model_bytes, silu_form, warn_of_left
 from trtdet.building.plan import choose_plan, ranking, warn_of_nothing
 from trtdet.building.ranges import HISTOGRAMS, Selection, calibrated, select_images
@@ -69,7 +60,6 @@ from trtdet.options import BuildOptions, CalibrationOptions, EngineOptions, Keep
 from trtdet.performance import BenchOptions, measure
 from trtdet.performance import Target as Timed
 from trtdet.plans.planning import check_count
-from trtdet.plans.scores import Sensitivity
 from trtdet.progress import Expect, Progress, silent, unheard
 from trtdet.quantization import Precision
 from trtdet.runtime.detector import Detector
@@ -166,9 +156,6 @@ class SweepGrid:
         numbers = "-".join("all" if limit is None else str(limit) for limit in limits)
         return self.folder / (f"histograms-{numbers}.npz" if self.limited else HISTOGRAMS)
 
-    def keeps(self, group: Group) -> tuple[Keep | None, ...]:
-        return (None,) if group.rule is None else self.options.keeps
-
     def name(self, group: Group, keep: Keep | None, nms: NmsConfig) -> str:
         """Identifies a row."""
         target = EngineTarget.of(self.options)
@@ -187,7 +174,8 @@ class SweepGrid:
         return json.dumps([*calibration, group.silu, *libraries, *settings])
 
     def names(self, group: Group) -> list[str]:
-        return [self.name(group, keep, nms) for keep in self.keeps(group) for nms in self.suppressions]
+        keeps = (None,) if group.rule is None else self.options.keeps
+        return [self.name(group, keep, nms) for keep in keeps for nms in self.suppressions]
 
     def waiting(self, names: frozenset[str]) -> list[Group]:
         """Groups with a row that is missing in ``names``."""
@@ -274,38 +262,40 @@ def sweep(
     return experiment
 
 
-def foresee_sweep(model: Path, config: Config, output: Path, options: SweepOptions) -> Forecast:
+def foresee_sweep(model: Path, config: Config, output: Path, options: SweepOptions) -> forecasts.Forecast:
     """The stages of :func:`sweep`. Raises the TrtdetError that the sweep raises before it decodes an image."""
     grid = _checked(model, config, output, options=options)
     return _foresee(grid, row_names(output, grid.key()))
 
 
-def _foresee(grid: SweepGrid, measured: frozenset[str]) -> Forecast:
+def _foresee(grid: SweepGrid, measured: frozenset[str]) -> forecasts.Forecast:
     waiting, options = grid.waiting(measured), grid.options
     if not waiting:
-        return Forecast(())
+        return forecasts.Forecast(())
     graph, backend, images = grid.graph(grid.reference.limits), choose(options.backend), len(grid.selected.paths)
-    run, engine = run_seconds(graph), options.on == "engine"
+    run, engine = forecasts.run_seconds(graph), options.on == "engine"
     files = [grid.histograms(limits) for limits in grid.limits]
-    parts = [calibrated_part(images, run, str(path) if path.exists() else "") for path in files]
-    rows: list[Part] = []
+    parts = [forecasts.calibrated_part(images, run, str(path) if path.exists() else "") for path in files]
+    rows: list[forecasts.Part] = []
     for group in waiting:
         keeps = [
             keep
-            for keep in grid.keeps(group)
+            for keep in ((None,) if group.rule is None else options.keeps)
             if not measured.issuperset(grid.name(group, keep, nms) for nms in grid.suppressions)
         ]
-        rows += corrected_parts(group.corrections, images, run)
+        rows += forecasts.corrected_parts(group.corrections, images, run)
         first_ranked = next((keep for keep in keeps if isinstance(keep, int) and keep), math.nan)
         for keep in keeps:
             if keep == first_ranked:
-                rows.append(ranked_part(graph, PlanOptions(), images, run=run))
-            rows += [engine_part(graph, backend)] if engine or group.rule else []
+                rows.append(forecasts.ranked_part(graph, PlanOptions(), images, run=run))
+            rows += [forecasts.engine_part(graph, backend)] if engine or group.rule else []
             rows.append(
-                scored_part(group.stage(keep), len(grid.dataset.images), run, engine=engine, quantized=bool(group.rule))
+                forecasts.scored_part(
+                    group.stage(keep), len(grid.dataset.images), run, engine=engine, quantized=bool(group.rule)
+                )
             )
     count = sum(name not in measured for group in waiting for name in grid.names(group))
-    return Forecast((*parts, *ray_parts(options.plan, "sweep", f"{count} rows", parts=rows)))
+    return forecasts.Forecast((*parts, *ray_parts(options.plan, "sweep", f"{count} rows", parts=rows)))
 
 
 def _checked(model: Path, config: Config, output: Path, options: SweepOptions) -> SweepGrid:
@@ -389,7 +379,11 @@ class _Measuring:
             yield from self._rows(group, None, network, scored=scored, measured=measured)
             return
         corrected = self._prepared(group)
-        ranked = cache(lambda: self._ranking(group, corrected))
+        words = [group.silu, str(group.rule), "-".join(group.corrections) or "none"]
+        words += [name.removeprefix("--") for name in self._options.plan.formats]
+        words += [str(limit or "all") for limit in group.limits] if self._grid.limited else []
+        rows = self._grid.folder / f"ranking-{'-'.join(words)}.jsonl"
+        ranked = cache(lambda: ranking(corrected, PlanOptions(), rows=rows, progress=self._progress))
         for keep in self._options.keeps:
             names = [self._grid.name(group, keep, nms) for nms in self._grid.suppressions]
             if not measured.issuperset(names):
@@ -484,13 +478,6 @@ class _Measuring:
         corrected = prepared(ranged, calibration, group.corrections, progress=self._progress)
         self._corrected.setdefault(key, corrected)
         return corrected
-
-    def _ranking(self, group: Group, corrected: Prepared) -> Sensitivity:
-        words = [group.silu, str(group.rule), "-".join(group.corrections) or "none"]
-        words += [name.removeprefix("--") for name in self._options.plan.formats]
-        words += [str(limit or "all") for limit in group.limits] if self._grid.limited else []
-        rows = self._grid.folder / f"ranking-{'-'.join(words)}.jsonl"
-        return ranking(corrected, PlanOptions(), rows=rows, progress=self._progress)
 
     def _score(self, network: BuildNetwork, group: Group, keep: Keep | None = None) -> _Scored:
         """Scores a network for each NMS setting; reuses the score of an earlier variant's equal network."""

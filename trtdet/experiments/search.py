@@ -18,38 +18,17 @@ from typing import Any, Literal
 
 from trtdet.audit.neighbours import Costs
 from trtdet.backends import Capabilities, EngineFacts, EngineTarget, open_engine
+from trtdet.building import forecasts, variants
 from trtdet.building.assembly import prepared_of
 from trtdet.building.corrections import Prepared
 from trtdet.building.costs import batch_of, plan_times, run_ms, size_costs, weight_bytes, weighted_macs
 from trtdet.building.default_plan import decided_by_time, fastest_plan
 from trtdet.building.engine import BuildNetwork, Engine, best_engine, explicit_networks, float_network, runs_on
-from trtdet.building.forecasts import (
-    Forecast,
-    Part,
-    calibrated_part,
-    corrected_parts,
-    engine_part,
-    looked_parts,
-    ranked_part,
-    run_seconds,
-    scored_part,
-)
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.job import CheckedBuild, Job, checked_build
 from trtdet.building.plan import RANKING, plan_problem, ranking
 from trtdet.building.ranges import HISTOGRAMS, calibration_images, check_detections
 from trtdet.building.validation import check_tune, scored_images
-from trtdet.building.variants import (
-    CORRECTED,
-    EXPERIMENT,
-    PLANS,
-    RANKING_ROWS,
-    ROWS,
-    has_corrected,
-    load_prepared,
-    save_options,
-    save_prepared,
-)
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import DataError, TrtdetError, TrtdetWarning
@@ -71,7 +50,7 @@ from trtdet.experiments.folder import (
 from trtdet.files import sha256_file, writing
 from trtdet.options import DEFAULT_IMAGES, PlanOptions, Stage, TuneOptions, changed
 from trtdet.plans.front import Score
-from trtdet.plans.optimiser import Problem, front
+from trtdet.plans.optimiser import front
 from trtdet.plans.ranking import check_rankable
 from trtdet.plans.scores import Sensitivity
 from trtdet.progress import Expect, Progress, silent, unheard
@@ -80,10 +59,6 @@ from trtdet.quantization.macs import multiply_adds
 from trtdet.runtime.detector import Detector
 
 _FLOAT = "measuring the float model"
-
-
-def _stage(number: int) -> str:
-    return f"measuring plan {number}"
 
 
 @dataclass(frozen=True)
@@ -109,18 +84,14 @@ class Tuning:
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """A plan before it is measured; for its fields see :class:`Variant`."""
+    """A plan before it is measured; for its fields see :class:`Variant`. ``name`` identifies a plan of a model."""
 
+    name: str
     titles: tuple[str, ...]
     kept: tuple[str, ...]
     plan: PrecisionPlan
     error: float
     estimated: float | None
-
-    @property
-    def name(self) -> str:
-        """Identifies a plan of a model."""
-        return hashlib.sha256("\n".join(self.kept).encode()).hexdigest()[:16]
 
 
 def tune(
@@ -144,7 +115,7 @@ def tune(
     with opened_rows(output, tuning.key) as rows:
         expect(_foresee(tuning, build, len(dataset.images), measured=frozenset(rows.found)).steps)
         requested, options = options, tuning.options
-        save_options(output, sha256_file(model), build.keys[Stage.CORRECTIONS], options=options.build)
+        variants.save_options(output, sha256_file(model), build.keys[Stage.CORRECTIONS], options=options.build)
         run = CommandRun.now(build.backend.capabilities, EngineTarget.of(options.build), requested)
         provenance = Provenance.of(
             run, model, config, graph=build.graph, selected=build.selected, histograms=HISTOGRAMS
@@ -179,51 +150,58 @@ def tune(
     ).numbered()
     # While the experiment's file is missing no variant can be built: plans and numbers change together.
     with writing(output):
-        (output / EXPERIMENT).unlink(missing_ok=True)
-        for path in (output / PLANS).glob("*.json"):
+        (output / variants.EXPERIMENT).unlink(missing_ok=True)
+        for path in (output / variants.PLANS).glob("*.json"):
             path.unlink()
     by_kept = {plan.kept: plan.plan for plan in plans}
     for variant in experiment.variants:
-        by_kept[variant.kept].save(output / PLANS / f"{variant.number}.json")
+        by_kept[variant.kept].save(output / variants.PLANS / f"{variant.number}.json")
     experiment.save()
     return experiment
 
 
-def foresee_tune(model: Path, config: Config, output: Path, options: TuneOptions) -> Forecast:
+def foresee_tune(model: Path, config: Config, output: Path, options: TuneOptions) -> forecasts.Forecast:
     """The stages of :func:`tune`. Raises the TrtdetError that the tune raises before it decodes an image."""
     tuning, build, dataset, _ = _checked(model, config, output=output, options=options, progress=silent)
     return _foresee(tuning, build, len(dataset.images), measured=row_names(output, tuning.key))
 
 
-def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozenset[str]) -> Forecast:
+def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozenset[str]) -> forecasts.Forecast:
     options, folder, graph, backend = tuning.options, tuning.folder, build.graph, build.backend
-    run, count, caps = run_seconds(graph), len(build.selected.paths), backend.capabilities
+    run, count, caps = forecasts.run_seconds(graph), len(build.selected.paths), backend.capabilities
     engine = tuning.runs_on(caps) == "engine"
-    corrected_file = str(folder / CORRECTED) if has_corrected(folder, build.keys[Stage.CORRECTIONS]) else ""
-    parts = [*looked_parts(build, run), calibrated_part(count, run, corrected_file)]
-    ranked = ranked_part(graph, options.build.plan, count, run=run)
+    corrected_file = (
+        str(folder / variants.CORRECTED) if variants.has_corrected(folder, build.keys[Stage.CORRECTIONS]) else ""
+    )
+    parts = [*forecasts.looked_parts(build, run), forecasts.calibrated_part(count, run, corrected_file)]
+    ranked = forecasts.ranked_part(graph, options.build.plan, count, run=run)
     if corrected_file:
-        parts.append(Part("correcting", what="kept in the folder", seconds=0.0, there=corrected_file))
-        rows = folder / RANKING_ROWS
+        parts.append(forecasts.Part("correcting", what="kept in the folder", seconds=0.0, there=corrected_file))
+        rows = folder / variants.RANKING_ROWS
         # One line more for the header, and one for the group of depthwise convolutions.
         if rows.exists() and rows.read_bytes().count(b"\n") > len(graph.plan.names("int8")):
             ranked = replace(ranked, seconds=0.0, there=str(rows))
     else:
-        parts += corrected_parts(options.build.corrections, count, run)
+        parts += forecasts.corrected_parts(options.build.corrections, count, run)
     parts.append(ranked)
-    built = [engine_part(graph, backend, len(caps.data_flow.weights))] if caps.makes_engine else []
+    built = [forecasts.engine_part(graph, backend, len(caps.data_flow.weights))] if caps.makes_engine else []
     if measured:
-        parts.append(Part("measuring plans", f"{len(measured)} plans", seconds=0.0, there=str(folder / ROWS)))
+        parts.append(
+            forecasts.Part("measuring plans", f"{len(measured)} plans", seconds=0.0, there=str(folder / variants.ROWS))
+        )
     # The optimiser may find fewer plans, or some of those that have a title.
     plans = len(titled_plans(graph, graph.plan.names("int8"), default_plan(graph.model, graph.placement)))
     plans += options.points
-    plan_parts: list[Part] = []
+    plan_parts: list[forecasts.Part] = []
     for number in range(1, max(0, plans - len(measured)) + 1):
-        plan_parts += [*built, scored_part(_stage(number), images, run, engine=engine, quantized=True)]
+        plan_parts += [
+            *built,
+            forecasts.scored_part(f"measuring plan {number}", images, run, engine=engine, quantized=True),
+        ]
         if number == 1:
             plan_parts += built if engine else []
-            plan_parts.append(scored_part(_FLOAT, images, run, engine=engine, quantized=False))
-    return Forecast((*parts, *ray_parts(options.build.plan, "tune", "plans", parts=plan_parts)))
+            plan_parts.append(forecasts.scored_part(_FLOAT, images, run, engine=engine, quantized=False))
+    return forecasts.Forecast((*parts, *ray_parts(options.build.plan, "tune", "plans", parts=plan_parts)))
 
 
 def _checked(
@@ -283,11 +261,8 @@ def measuring_images(plan: PlanOptions, build: CheckedBuild) -> tuple[CocoDatase
 
 
 def score_against(evaluation: Evaluation, reference: Evaluation, dataset: CocoDataset) -> Score:
-    """A network's score against the float model's on the same images: mAP if annotated, else agreement.
-
-    Raises:
-        DataError: the float model detects too little for an agreement.
-    """
+    """A network's score against the float model's on the same images: mAP if annotated, else agreement. Raises
+    DataError: the float model detects too little for an agreement."""
     images = len(dataset.images)
     if dataset.annotated:
         gap = compare(evaluation, reference)
@@ -343,8 +318,13 @@ class _Measuring:
 
     def candidates(self) -> list[CandidatePlan]:
         """All plans to measure: those with a title, then those of the optimiser."""
-        prepared, problem, graph = self.prepared, self._problem, self._checked.graph
-        default = self._default
+        prepared, graph, options = self.prepared, self._checked.graph, changed(self._options, int8_all=False)
+        costs = size_costs(prepared) if options.plan.objective == "size" else self.times
+        problem = plan_problem(prepared, costs, self.ranking)
+        chosen = None  # by a build without options of its plan
+        if decided_by_time(options, self._backend.capabilities, graph.flow):
+            chosen = fastest_plan(graph, self._backend, options, progress=self._progress)
+        default = default_plan(graph.model, graph.placement) if chosen is None else chosen.plan
         titles = titled_plans(graph, prepared.plan.names("int8"), default)
         plans = front(problem, self._points)
         for plan in plans:
@@ -359,6 +339,7 @@ class _Measuring:
             picks = {name: "fp16" if name in kept else "int8" for name in problem.choices}
             candidates.append(
                 CandidatePlan(
+                    hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16],
                     titles=title,
                     kept=kept,
                     plan=plan_with(prepared, kept, default, progress=self._progress),
@@ -370,7 +351,7 @@ class _Measuring:
 
     def variant(self, plan: CandidatePlan, number: int = 1) -> Variant:
         """Builds a plan if the backend makes engines, runs it, and compares it with the float model."""
-        prepared, caps = self.prepared, self._backend.capabilities
+        prepared, caps, stage = self.prepared, self._backend.capabilities, f"measuring plan {number}"
         networks = explicit_networks(prepared, plan.plan, caps)
         network = networks[0]
         facts: dict[str, Any] = {"counts": plan.plan.counts()}
@@ -381,10 +362,10 @@ class _Measuring:
             if engine.audit is not None:
                 facts["counts"] = engine.audit.counts()
             if self._on == "engine":
-                evaluation, timed = self._run(engine, _stage(number))
+                evaluation, timed = self._run(engine, stage)
                 facts.update(timed)
         if evaluation is None:
-            evaluation = self._scored(network.model, _stage(number))
+            evaluation = self._scored(network.model, stage)
         reference = self._reference
         score = score_against(evaluation, reference, self._dataset)
         facts.update(difference=score.difference, low=score.low, high=score.high)
@@ -406,40 +387,26 @@ class _Measuring:
         """The corrected model, from the folder if it is there."""
         build, folder = self._checked, self._folder
         key = build.keys[Stage.CORRECTIONS]
-        if (folder / CORRECTED).exists():
+        if (folder / variants.CORRECTED).exists():
             try:
-                return load_prepared(
+                return variants.load_prepared(
                     folder, key, build.graph, options=self._options, selected=build.selected, progress=self._progress
                 )
             except TrtdetError as error:
                 warnings.warn(f"{error.problem}: it is made again", TrtdetWarning, stacklevel=2)
         prepared = prepared_of(build, self._progress)
-        save_prepared(folder, key, prepared)
+        variants.save_prepared(folder, key, prepared)
         return prepared
 
     @cached_property
     def ranking(self) -> Sensitivity:
-        rows = self._folder / RANKING_ROWS
+        rows = self._folder / variants.RANKING_ROWS
         return ranking(self.prepared, self._options.plan, rows=rows, progress=self._progress)
 
     @cached_property
     def times(self) -> Costs | None:
         """Estimated milliseconds of every plan; None if no engine lists its layers."""
         return plan_times(self.prepared, self._backend, self._options, progress=self._progress)
-
-    @cached_property
-    def _default(self) -> PrecisionPlan:
-        """The plan of a build without options of its plan."""
-        graph, options = self._checked.graph, changed(self._options, int8_all=False)
-        chosen = None
-        if decided_by_time(options, self._backend.capabilities, graph.flow):
-            chosen = fastest_plan(graph, self._backend, options, progress=self._progress)
-        return default_plan(graph.model, graph.placement) if chosen is None else chosen.plan
-
-    @cached_property
-    def _problem(self) -> Problem:
-        by_size = self._options.plan.objective == "size"
-        return plan_problem(self.prepared, size_costs(self.prepared) if by_size else self.times, self.ranking)
 
     @cached_property
     def _reference(self) -> Evaluation:

@@ -105,10 +105,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 @contextmanager
 def writing_atomically(path: Path) -> Iterator[BinaryIO]:
     """As :func:`write_atomically`, for data in pieces: ``path`` is replaced when the block ends without an error.
-
-    Raises:
-        OutputError: as :func:`write_atomically`.
-    """
+    Raises OutputError: as :func:`write_atomically`."""
     prepare_target(path)
     with writing(path):
         remove_stale(path)
@@ -171,7 +168,10 @@ class FolderWriter:
             self._check_place()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._temporary = Temporary(self.path, folder=True)
-            self._temporary.path.chmod(0o755)
+            self._folder = self._temporary.path
+            # Temporary place of the old folder if the two cannot be exchanged.
+            self._old = self._folder.with_name(self._folder.name + OLD)
+            self._folder.chmod(0o755)
         return self
 
     def __exit__(
@@ -195,16 +195,6 @@ class FolderWriter:
                 raise OutputError(
                     f"'{self.path}' exists and is not {self._kind}; choose another place with -o or remove it"
                 )
-
-    @property
-    def _folder(self) -> Path:
-        assert self._temporary is not None
-        return self._temporary.path
-
-    @property
-    def _old(self) -> Path:
-        """Temporary place of the old folder if the two cannot be exchanged."""
-        return self._folder.with_name(self._folder.name + OLD)
 
     def add(self, name: str, data: bytes) -> None:
         """Writes one file and records its hash; ``name`` may contain folders."""
@@ -252,12 +242,8 @@ class FolderWriter:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Exchanges the names of two folders in one step.
-
-    Raises:
-        OSError: a folder does not exist (ENOENT), the system cannot exchange names (ENOSYS, EINVAL, ...), or the kernel
-            refused for another reason. Nothing was changed.
-    """
+    """Exchanges the names of two folders in one step. Raises OSError: a folder does not exist (ENOENT), the system
+    cannot exchange names (ENOSYS, EINVAL, ...), or the kernel refused for another reason. Nothing was changed."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

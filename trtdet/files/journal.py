@@ -18,28 +18,20 @@ class Rows:
 
     Args:
         key: identifies the work; a file with another key is not changed.
-        name: text field that identifies a row.
         valid: whether a row of a resumed file can be used; other rows and damaged lines are dropped.
 
     Attributes:
-        found: rows by name, including those of the resumed file.
+        found: rows by their field ``name``, a text, including those of the resumed file.
 
     Raises:
         ConfigError: the file has another key, or no header line.
         OutputError: it cannot be read or written, or is not a regular file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        key: str,
-        name: str = "name",
-        valid: Callable[[Mapping[str, Any]], bool] = lambda row: True,
-    ) -> None:
+    def __init__(self, path: Path, key: str, valid: Callable[[Mapping[str, Any]], bool] = lambda row: True) -> None:
         self.path = path
-        self._name = name
         prepare_target(path)
-        self.found = _rows(path, key, name, valid=valid)
+        self.found = rows_in(path, key, valid)
         lines = [json.dumps(row) for row in ({"key": key}, *self.found.values())]
         write_atomically(path, ("\n".join(lines) + "\n").encode())
         with writing(path):
@@ -48,12 +40,9 @@ class Rows:
             self._length = self._file.tell()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Adds a row, which is on disk when this returns; a row with the name of an earlier one is not added.
-
-        Raises:
-            OutputError: it cannot be written; the file keeps the earlier rows.
-        """
-        if row[self._name] in self.found:
+        """Adds a row, which is on disk when this returns; a row with the name of an earlier one is not added. Raises
+        OutputError: it cannot be written; the file keeps the earlier rows."""
+        if row["name"] in self.found:
             return
         line = (json.dumps(row) + "\n").encode()
         with writing(self.path):
@@ -66,7 +55,7 @@ class Rows:
                 os.ftruncate(self._file.fileno(), self._length)
                 raise
         self._length += len(line)
-        self.found[row[self._name]] = row
+        self.found[row["name"]] = row
 
     def __enter__(self) -> Rows:
         return self
@@ -77,35 +66,25 @@ class Rows:
         self._file.close()
 
 
-def names_in(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]) -> frozenset[str]:
-    """The names of the rows that :class:`Rows` would resume; nothing is written.
-
-    Raises:
-        ConfigError, OutputError: as :class:`Rows`.
-    """
-    return frozenset(_rows(path, key, name, valid=valid))
-
-
-def _rows(path: Path, key: str, name: str, valid: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:
-    """The valid rows of an existing file by name."""
+def rows_in(path: Path, key: str, valid: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:
+    """The rows by name that :class:`Rows` would resume, with its errors; nothing is written."""
     with writing(path):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    if lines and _parsed(lines[0]).get("key") != key:
+    values = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        values.append(value if isinstance(value, dict) else {})
+    if values and values[0].get("key") != key:
         raise ConfigError(
             f"'{path}' holds results of another model, other images or other options; give another -o, or "
             "remove it to begin anew"
         )
     rows: dict[str, dict[str, Any]] = {}
-    for row in map(_parsed, lines[1:]):  # the last line may have been cut
-        value = row.get(name)
-        if isinstance(value, str) and value not in rows and valid(row):
-            rows[value] = row
+    for row in values[1:]:  # the last line may have been cut
+        name = row.get("name")
+        if isinstance(name, str) and name not in rows and valid(row):
+            rows[name] = row
     return rows
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -59,11 +59,8 @@ def rule_percentile(rule: str) -> float:
 
 
 def corrections_of(effort: str) -> tuple[str, ...]:
-    """The corrections of a level of effort, or of a list of names, in the order of their use.
-
-    Raises:
-        ValueError: a name is unknown.
-    """
+    """The corrections of a level of effort, or of a list of names, in the order of their use. Raises ValueError: a name
+    is unknown."""
     if effort in EFFORTS:
         return EFFORTS[effort]
     names = effort.split(",")
@@ -229,12 +226,7 @@ class PlanOptions(OptionSet, section="plan", group="precision", **PLAN):
         None, "the cheapest plan that loses at most X mAP points", "--max-map-drop X", low=0, high=100
     )
     val_images: Path | None = option(
-        None,
-        "images to measure accuracy on",
-        "--val-images DIR",
-        group="images",
-        fact="annotated",
-        beside_variant=True,
+        None, "images to measure accuracy on", "--val-images DIR", group="images", fact="annotated", beside_variant=True
     )
     annotations: Path | None = option(
         None, "their COCO instances file", "--annotations JSON", group="images", fact="annotated", beside_variant=True
@@ -382,10 +374,6 @@ class EngineOptions(OptionSet, section="engine", group="engine", beside_variant=
         fact="estimated",
         **CORRECTIONS_KEY,
     )
-
-    @property
-    def workspace_bytes(self) -> int | None:
-        return None if self.workspace is None else int(self.workspace * 2**20)
 
 
 @dataclass(frozen=True)

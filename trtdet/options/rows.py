@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
@@ -299,11 +300,8 @@ def changed(options: _Changed, **values: Any) -> _Changed:
 
 
 def setting(options: type, text: str) -> tuple[Row, Any]:
-    """``nms.max_detections=100`` -> the row and its value.
-
-    Raises:
-        ValueError: the value cannot be read, or there is no such setting; the message names the most similar one.
-    """
+    """``nms.max_detections=100`` -> the row and its value. Raises ValueError: the value cannot be read, or there is no
+    such setting; the message names the most similar one."""
     name, equals, value = text.partition("=")
     settings = {row.name: row for row in offered(options) if row.is_setting}
     if name not in settings:
@@ -370,15 +368,9 @@ def stage_keys(options: Any, facts: Mapping[str, Any], int8: bool) -> dict[Stage
     entering[Stage.GRAPH].update({name: value for name, value in facts.items() if name not in named})
     keys, before = {}, ""
     for stage in Stage:
-        text = json.dumps([before, entering[stage]], sort_keys=True, default=_path_text)
+        text = json.dumps([before, entering[stage]], sort_keys=True, default=os.fspath)
         keys[stage] = before = hashlib.sha256(text.encode()).hexdigest()
     return keys
-
-
-def _path_text(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{value!r} has no place in a key")
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:

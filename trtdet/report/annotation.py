@@ -49,10 +49,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
     model.CopyFrom(run.model)
     notes: dict[str, dict[str, str]] = defaultdict(dict)
     for name, entry in run.plan.entries.items():
-        notes[name] = {
-            "planned": entry.number_format,
-            "reason": entry.reason,
-        }
+        notes[name] = {"planned": entry.number_format, "reason": entry.reason}
         if entry.corrections:
             notes[name]["corrected"] = "; ".join(step.name for step in entry.corrections)
     if run.audit is not None:
@@ -100,18 +97,10 @@ def _add_origins(notes: dict[str, dict[str, str]], model: onnx.ModelProto) -> No
     """Notes each inserted node's origin, and the nearest original layers after it, or else before it."""
     origins = {name: origin for name, origin in origin_of(model).items() if not origin.replaces}
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
-    makers: dict[str, onnx.NodeProto] = {}
     for node in model.graph.node:
         for tensor in node.input:
             readers[tensor].append(node)
-        for tensor in node.output:
-            makers[tensor] = node
-
-    def after(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        return [reader for tensor in node.output for reader in readers[tensor]]
-
-    def before(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        return [makers[tensor] for tensor in node.input if tensor in makers]
+    makers = {tensor: node for node in model.graph.node for tensor in node.output}
 
     def nearest(node: onnx.NodeProto, step: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> list[str]:
         layer_names: dict[str, None] = {}
@@ -132,4 +121,6 @@ def _add_origins(notes: dict[str, dict[str, str]], model: onnx.ModelProto) -> No
             notes[node.name]["origin"] = origin.value
         # Only these rewrites insert nodes that serve a layer of the model.
         if origin in (Origin.QDQ, Origin.CHANNEL_MAP, Origin.FP16, Origin.REQUANTIZE):
-            notes[node.name]["for"] = listed(nearest(node, after) or nearest(node, before))
+            after = nearest(node, lambda node: [reader for tensor in node.output for reader in readers[tensor]])
+            before = nearest(node, lambda node: [makers[tensor] for tensor in node.input if tensor in makers])
+            notes[node.name]["for"] = listed(after or before)

@@ -15,21 +15,17 @@ from trtdet.report.document import Missing, Report, Section
 from trtdet.report.runs import Run, read_run
 from trtdet.report.sections.fronts import experiment_section, experiment_verdict
 from trtdet.report.sections.graph import engine_nodes, graph_section, model_nodes
-from trtdet.report.sections.layers import audit_section, plan_section
+from trtdet.report.sections.layers import audit_section, plan_section, sensitivity_section
 from trtdet.report.sections.profiles import profile_section
 from trtdet.report.sections.ranges import inputs_of, ranges_section
-from trtdet.report.sections.ranking import sensitivity_section
 from trtdet.report.sections.reproduce import provenance_section, reproduce_section
 from trtdet.report.sections.scores import AGAINST, scores_section, shift_section
 from trtdet.report.sections.verdicts import accuracy_sentence, bundle_verdict, figures_section
 
 
 def report(paths: Sequence[Path]) -> Report:
-    """Reports the results of one or more runs, see :func:`trtdet.report.runs.read_run`.
-
-    Raises:
-        TrtdetError: a run cannot be read, or is given twice.
-    """
+    """Reports the results of one or more runs, see :func:`trtdet.report.runs.read_run`. Raises TrtdetError: a run
+    cannot be read, or is given twice."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("a run is given twice; give each once")
     runs = [read_run(path) for path in paths]

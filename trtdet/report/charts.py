@@ -14,11 +14,6 @@ PRECISIONS = {"int8": "#2f6db5", "fp8": "#2f9aa0", "fp16": "#d9822b", "fp32": "#
 """Colour by precision; the empty text stands for layers without a convolution."""
 
 
-def colour(index: int) -> str:
-    """The colour of a kind by its index."""
-    return COLOURS[index] if index < len(COLOURS) else GREY
-
-
 def axes(x: str, y: str, **layout: Any) -> dict[str, Any]:
     """A layout with axis titles."""
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}, **layout}

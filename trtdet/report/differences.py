@@ -38,6 +38,7 @@ class Figure:
         first, second: None where a run does not have the figure.
         unit: empty for counts.
         basis: the source of the figure, such as ``engine``.
+        change: ``second - first``; None where one is None.
     """
 
     name: str
@@ -45,11 +46,7 @@ class Figure:
     second: float | None
     unit: str
     basis: str
-
-    @property
-    def change(self) -> float | None:
-        """``second - first``; None where one is None."""
-        return None if self.first is None or self.second is None else self.second - self.first
+    change: float | None
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class RunDifference:
             "second": self.second,
             "changes": [vars(change) for change in self.changes],
             "same": self.same,
-            "figures": [{**vars(figure), "change": figure.change} for figure in self.figures],
+            "figures": [vars(figure) for figure in self.figures],
             "scores": list(self.scores),
             "variants": self.variants.as_dicts() if self.variants is not None else [],
             "missing": [{"what": figure.what, "how": figure.how} for figure in self.missing],
@@ -210,11 +207,12 @@ def _figures(runs: Sequence[Run]) -> tuple[Figure, ...]:
     bases = {f"estimated for {estimate['gpu']}, batch {estimate['batch']}" for estimate in estimates}
     if len(estimates) == len(runs) and len(bases) == 1:
         rows.append(("time of a run", [estimate["int8"]["ms"] for estimate in estimates], "ms", bases.pop()))
-    return tuple(
-        Figure(name, first=values[0], second=values[1], unit=unit, basis=basis)
-        for name, values, unit, basis in rows
-        if set(values) != {None}
-    )
+    figures = []
+    for name, (first, second), unit, basis in rows:
+        change = None if first is None or second is None else second - first
+        if (first, second) != (None, None):
+            figures.append(Figure(name, first=first, second=second, unit=unit, basis=basis, change=change))
+    return tuple(figures)
 
 
 def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:

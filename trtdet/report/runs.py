@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 
@@ -26,6 +26,7 @@ from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 
 PLAN = "plan.json"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -56,26 +57,22 @@ class Run:
     @cached_property
     def plan(self) -> PrecisionPlan | None:
         """The precision of each convolution."""
-        path = self._file(PLAN)
-        return self.lone_plan if path is None else PrecisionPlan.load(path)
+        return self._read(PLAN, PrecisionPlan.load) or self.lone_plan
 
     @cached_property
     def audit(self) -> Audit | None:
         """The layers of the engine."""
-        path = self._file(AUDIT) if self.bundle is not None else None
-        return None if path is None else Audit.load(path)
+        return self._read(AUDIT, Audit.load) if self.bundle is not None else None
 
     @cached_property
     def worth(self) -> Mapping[str, Any] | None:
         """INT8 compared with FP16, as :meth:`trtdet.building.comparison.Worth.as_dict`."""
-        path = self._file(WORTH)
-        return None if path is None else _json_object(path)
+        return self._read(WORTH, _json_object)
 
     @cached_property
     def ranking(self) -> Sensitivity | None:
         """Sensitivity of the convolutions."""
-        path = self._file(RANKING)
-        return self.lone_ranking if path is None else Sensitivity.load(path)
+        return self._read(RANKING, Sensitivity.load) or self.lone_ranking
 
     @property
     def worst(self) -> tuple[str, ...]:
@@ -85,16 +82,14 @@ class Run:
     @cached_property
     def collection(self) -> Collection | None:
         """The histograms of the calibration."""
-        path = self._file(HISTOGRAMS if self.provenance is None else self.provenance.histograms)
-        return None if path is None else Collection.load(path)
+        return self._read(HISTOGRAMS if self.provenance is None else self.provenance.histograms, Collection.load)
 
     @cached_property
     def ranges(self) -> Ranges | None:
         """The ranges in use."""
         if self.experiment is not None and self.experiment.kind == "tune":
-            return None if self._file(CORRECTED) is None else tuned_ranges(self.path)
-        path = self._file("ranges.json")
-        return None if path is None else Ranges.load(path)
+            return self._read(CORRECTED, lambda _: tuned_ranges(self.path))
+        return self._read("ranges.json", Ranges.load)
 
     @cached_property
     def provenance(self) -> Provenance | None:
@@ -106,12 +101,12 @@ class Run:
         """The model that the engine was built from."""
         return None if self.bundle is None else onnx.load(self.bundle.model, load_external_data=False)
 
-    def _file(self, name: str) -> Path | None:
-        """The path of a file in the bundle or folder; None where it does not exist."""
+    def _read(self, name: str, load: Callable[[Path], _T]) -> _T | None:
+        """Loads a file of the bundle or folder; None where it does not exist."""
         if self.bundle is not None:
-            return self.bundle.file(name) if name in self.bundle.manifest.files else None
+            return load(self.bundle.file(name)) if name in self.bundle.manifest.files else None
         path = self.path / name
-        return path if self.path.is_dir() and path.is_file() else None
+        return load(path) if self.path.is_dir() and path.is_file() else None
 
 
 def read_run(path: Path) -> Run:

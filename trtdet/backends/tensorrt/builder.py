@@ -239,7 +239,7 @@ def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tup
         "compiled_plugins": compiled,
         "implicit": calibration,
         "options": {
-            "workspace": request.options.workspace_bytes,
+            "workspace": None if request.options.workspace is None else int(request.options.workspace * 2**20),
             **{name: getattr(request.options, name) for name in options},
         },
         "keep_timings": caps.keeps_timing_cache,

@@ -70,11 +70,8 @@ def detections_per_image(manifest: Manifest) -> int:
 
 
 class ModelConfigs:
-    """The configurations of a bundle's four models; ``name`` is the ensemble's.
-
-    Raises:
-        BundleError: Triton has no backend for the bundle, or a tensor has a type that cannot be served.
-    """
+    """The configurations of a bundle's four models; ``name`` is the ensemble's. Raises BundleError: Triton has no
+    backend for the bundle, or a tensor has a type that cannot be served."""
 
     def __init__(self, manifest: Manifest, name: str, options: TritonOptions) -> None:
         self._manifest, self._name, self._options = manifest, name, options
@@ -114,7 +111,7 @@ class ModelConfigs:
             if config.get("backend") == "python":
                 config["instance_group"] = [{"count": self._options.cpu_instances, "kind": _Word("KIND_CPU")}]
             configs[name] = {"name": name, **kind, **versions, **config}
-        return {name: message(config) for name, config in configs.items()}
+        return {name: ("\n".join(_lines(config)) + "\n").encode() for name, config in configs.items()}
 
     def _of_client(self, name: str, kind: str, *dims: int) -> dict[str, Any]:
         """A tensor with one row per image of a request."""
@@ -200,12 +197,8 @@ class ModelConfigs:
         }
 
 
-def message(fields: Mapping[str, object]) -> bytes:
-    """A protocol buffer message in text format (https://protobuf.dev/reference/protobuf/textformat-spec/)."""
-    return ("\n".join(_lines(fields)) + "\n").encode()
-
-
 def _lines(fields: Mapping[str, object], indent: str = "") -> Iterable[str]:
+    """A protocol buffer message in text format (https://protobuf.dev/reference/protobuf/textformat-spec/)."""
     for key, value in fields.items():
         if isinstance(value, list) and all(isinstance(item, int) for item in value):
             yield f"{indent}{key}: [ {', '.join(map(str, value))} ]"

@@ -98,7 +98,9 @@ def _trade_offs(experiment: Experiment) -> Chart:
     layout = axes(experiment.unit, "points of mAP" if experiment.annotated else "points of agreement")
     layout["yaxis"]["range"] = [min(values) - room, max(values) + room]
     note = "Whiskers are 90 % intervals. Names and numbers are those of the table."
-    title = f"{experiment.accuracy}, by {experiment.unit}"
+    measure = "mAP against FP32" if experiment.annotated else "agreement with FP32's detections against 1"
+    others = f"{experiment.reported} images" + (" that chose nothing" if experiment.kind == "tune" else "")
+    title = f"{measure}, on {others}, by {experiment.unit}"
     return Chart(title, traces, {**layout, "hovermode": "closest"}, note=note, height=460)
 
 

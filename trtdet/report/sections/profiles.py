@@ -7,7 +7,7 @@ from typing import Any
 
 from trtdet.performance.profiles import Share, share_table, shortened
 from trtdet.performance.profiling import Profiling
-from trtdet.report.charts import GREY, axes, bars_in_row, colour
+from trtdet.report.charts import COLOURS, GREY, axes, bars_in_row
 from trtdet.report.document import Chart, Grid, Part, Section, Text
 from trtdet.tables import Column, Table
 
@@ -24,7 +24,7 @@ def profile_section(plain: Mapping[str, Any]) -> Section:
         f"ms; without the profiler a run takes {latency['mean']:.3f} ms (stddev {latency['stddev']:.3f}): "
         f"{plain['overhead']:+.1%} with it."
     )
-    colours = {share.name: colour(place) for place, share in enumerate(types)}
+    colours = {share.name: COLOURS[place] if place < len(COLOURS) else GREY for place, share in enumerate(types)}
     bars = [
         (
             layer["type"],
@@ -34,10 +34,7 @@ def profile_section(plain: Mapping[str, Any]) -> Section:
         for number, layer in enumerate(layers, 1)
     ]
     in_order = Chart(
-        "Layers in the order of execution",
-        bars_in_row(bars, colours),
-        axes("layer", "ms", barmode="stack"),
-        height=340,
+        "Layers in the order of execution", bars_in_row(bars, colours), axes("layer", "ms", barmode="stack"), height=340
     )
     columns = (
         *("#", Column("layer", align="left"), Column("op type", align="left"), Column("mean ms", ".4f")),

@@ -1,4 +1,4 @@
-"""``trtdet eval``: COCO mAP, and how two detectors differ."""
+"""``trtdet eval`` and ``trtdet infer``: COCO mAP, how two detectors differ, and pictures with boxes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import (
-    add_output,
-    add_rows,
-    add_runtime,
-    add_target,
-    argument,
-    check_suffix,
-    config_if_given,
-    options_of,
-)
+from trtdet.cli.options import add_output, add_rows, add_target, argument, check_suffix, config_if_given, options_of
 from trtdet.errors import ConfigError, DataError
 from trtdet.options import EvalOptions
+from trtdet.options.fields import Runtime
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
@@ -30,8 +22,10 @@ if TYPE_CHECKING:
     from trtdet.evaluation.scoring import Evaluation
     from trtdet.runtime.detector import Detector
 
+_RUNTIME = "what is run of a bundle: its engine where possible and else its ONNX model (auto), or one of the two alone"
 
-def _options(parser: ArgumentParser) -> None:
+
+def _eval_options(parser: ArgumentParser) -> None:
     add_target(parser)
     what = "the folder of the annotated images; without --annotations, a folder or a .txt list of file names"
     argument(parser, "--images DIR", what, type=Path, required=True)
@@ -43,11 +37,11 @@ def _options(parser: ArgumentParser) -> None:
     argument(parser, "--agreement-threshold S", what, default=0.25)
     argument(parser, "--resamples N", "bootstrap resamples of the images, for --against", default=1000)
     add_output(parser, "eval.json", "write the figures into this file, which 'trtdet report' reads", required=False)
-    add_runtime(parser)
+    argument(parser, "--runtime", _RUNTIME, default="auto", choices=get_args(Runtime))
     add_rows(parser, EvalOptions)
 
 
-def _run(options: Namespace, console: Console) -> dict[str, Any]:
+def _eval(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.evaluation.agreement import AgreementOptions
     from trtdet.evaluation.comparison import open_pair
     from trtdet.evaluation.plausibility import examine_target
@@ -152,9 +146,42 @@ def _compared(
     return {**evaluation.as_dict(), "against": {**against, **figures}}
 
 
-COMMAND = Command(
+def _infer_options(parser: ArgumentParser) -> None:
+    add_target(parser)
+    argument(parser, "images IMAGE|DIR|LIST", "image files, folders, or .txt lists of names", type=Path, nargs="+")
+    add_output(parser, "DIR", "the folder of the pictures and of detections.json")
+    argument(parser, "--score-threshold S", "detections below it are neither drawn nor listed, 0 to 1", default=0.3)
+    argument(parser, "--runtime", _RUNTIME, default="auto", choices=get_args(Runtime))
+
+
+def _infer(options: Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.data import find_images
+    from trtdet.runtime.detector import Detector
+    from trtdet.runtime.pictures import infer
+
+    images: list[Path] = []
+    for source in options.images:
+        images += find_images(source) if source.is_dir() or source.suffix.lower() == ".txt" else [source]
+    detector = Detector.open(options.target, config_if_given(options), runtime=options.runtime)
+    pictures = infer(
+        detector,
+        images,
+        options.output,
+        score_threshold=options.score_threshold,
+        progress=partial(console.progress, "detecting"),
+    )
+    total = sum(len(row["detections"]) for row in pictures.detections)
+    ran_on = str(detector.runner.run_info)
+    console.say(
+        f"{total} detections in {len(pictures.pictures)} images on {ran_on}; wrote {pictures.folder}, {pictures.json}"
+    )
+    return {"folder": str(pictures.folder), "images": list(pictures.detections), "ran_on": ran_on}
+
+
+EVAL = Command(
     "eval",
     summary="score a bundle or a model with COCO mAP, and compare it with another",
-    add_options=_options,
-    run=_run,
+    add_options=_eval_options,
+    run=_eval,
 )
+INFER = Command("infer", summary="draw boxes on images, and write them as JSON", add_options=_infer_options, run=_infer)

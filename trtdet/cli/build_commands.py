@@ -1,21 +1,74 @@
-"""``trtdet build``: a bundle with an engine."""
+"""``trtdet calibrate``, ``build`` and ``sensitivity``: ranges, a bundle with an engine, what INT8 costs by layer."""
 
 from __future__ import annotations
 
 import json
 from argparse import Namespace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import model_options, options_of
-from trtdet.options import BuildOptions, spelled, words
+from trtdet.cli.options import check_suffix, model_options, options_of
+from trtdet.errors import ConfigError
+from trtdet.options import BuildOptions, CalibrateOptions, SensitivityOptions, spelled, words
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
     from trtdet.bundle import Bundle
 
 
-def _run(options: Namespace, console: Console) -> dict[str, Any]:
+def _calibrate(options: Namespace, console: Console) -> dict[str, Any]:
+    import resource
+    import time
+
+    from trtdet.building import calibrate
+    from trtdet.calibration.cache import version_number
+    from trtdet.config import load_config
+    from trtdet.files import prepare_target, write_atomically
+
+    if options.output.suffix in (".npz", ".cache"):
+        raise ConfigError(f"-o {options.output} names the ranges; the histograms and the cache are written beside it")
+    prepare_target(options.output)
+    started = time.perf_counter()
+    calibrate_options = options_of(options, CalibrateOptions)
+    version = version_number(calibrate_options.tensorrt)
+    calibrated = calibrate(
+        options.model,
+        load_config(options.config),
+        calibrate_options.calibration,
+        progress=console.progress,
+        quantization=calibrate_options.quantization,
+        attention=calibrate_options.plan.int8_attention,
+    )
+    histograms = calibrate_options.calibration.histograms or options.output.with_suffix(".npz")
+    cache = options.output.with_suffix(".cache")
+    paths = [options.output, cache] if calibrated.reused else [options.output, histograms, cache]
+    if not calibrated.reused:
+        calibrated.collection.save(histograms)
+    write_atomically(cache, calibrated.ranges.to_calibration_cache(version).encode())
+    calibrated.ranges.save(options.output)
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    tensors = len(calibrated.ranges.tensors)
+    source = f"from {histograms}" if calibrated.reused else f"{calibrated.collection.images} images"
+    console.say(f"{tensors} ranges by {calibrated.ranges.rule}, {source}, {seconds:.1f} s, peak memory {peak:.0f} MB")
+    console.say(f"wrote {', '.join(map(str, paths))}")
+    return {
+        "images": calibrated.collection.images,
+        "skipped": list(calibrated.collection.skipped),
+        "tensors": tensors,
+        "rule": calibrated.ranges.rule,
+        "reused": calibrated.reused,
+        "seconds": round(seconds, 3),
+        "peak_rss_mb": round(peak, 1),
+        "ranges": str(options.output),
+        "histograms": str(histograms),
+        "calibration_cache": str(cache),
+        "input_check": calibrated.seen.as_dict() if calibrated.seen is not None else None,
+    }
+
+
+def _build(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.building.comparison import WORTH
     from trtdet.building.forecasts import foresee_build
     from trtdet.candidates import build, times_table
@@ -97,11 +150,42 @@ def _summary(bundle: Bundle, options: BuildOptions, up_to_date: bool) -> str:
     )
 
 
-COMMAND = Command(
+def _sensitivity(options: Namespace, console: Console) -> dict[str, Any]:
+    from trtdet.building import sensitivity
+    from trtdet.config import load_config
+    from trtdet.files import prepare_target
+
+    check_suffix(options.output, ".json")
+    prepare_target(options.output)
+    ranking_options = options_of(options, SensitivityOptions)
+    rows = options.output.with_suffix(".jsonl")
+    config = load_config(options.config)
+    ranking = sensitivity(options.model, config, ranking_options, rows=rows, progress=console.progress)
+    ranking.save(options.output)
+    console.say(ranking.table())
+    console.say(f"{ranking.inferences} model runs, {ranking.seconds:.1f} s; wrote {options.output}, {rows}")
+    return ranking.as_dict()
+
+
+CALIBRATE = Command(
+    "calibrate",
+    summary="collect histograms of activations on images, and choose ranges",
+    add_options=partial(
+        model_options,
+        metavar="ranges.json",
+        output="where the ranges are written; the histograms and TensorRT's cache get its name",
+        rows=CalibrateOptions,
+    ),
+    run=_calibrate,
+    usage="MODEL --config CONFIG --images DIR -o ranges.json [options]",
+)
+BUILD = Command(
     "build",
     summary="build a bundle with an engine from a float ONNX model; INT8 by default",
-    add_options=model_options("BUNDLE", "folder that is written", BuildOptions, dry_run=True),
-    run=_run,
+    add_options=partial(
+        model_options, metavar="BUNDLE", output="folder that is written", rows=BuildOptions, dry_run=True
+    ),
+    run=_build,
     usage="MODEL --config CONFIG -o BUNDLE [options]",
     examples=(
         ("m.onnx --config c.yaml --images photos -o b", "INT8 in layers that gain"),
@@ -110,4 +194,16 @@ COMMAND = Command(
         ("m.onnx --config c.yaml --images photos --guard 1.02 -o b", "FP16 unless faster"),
         ("m.onnx --config c.yaml --from tuned:3 -o b", "a measured plan"),
     ),
+)
+SENSITIVITY = Command(
+    "sensitivity",
+    summary="rank the convolutions by the accuracy that INT8 costs",
+    add_options=partial(
+        model_options,
+        metavar="sensitivity.json",
+        output="the ranking; its rows are kept in a .jsonl file beside it and resumed",
+        rows=SensitivityOptions,
+    ),
+    run=_sensitivity,
+    usage="MODEL --config CONFIG --images DIR -o sensitivity.json [options]",
 )
