@@ -161,7 +161,7 @@ def test_the_launch_of_a_run_is_no_part_of_its_computing_time(machine, graphs):
     """An event on an idle stream happens when it is recorded, so that what follows, the launch too, is timed."""
     program = f"""
 from unittest import mock
-from trtdet.backends.tensorrt.engine_context import EngineContext
+from trtdet.backends.tensorrt.engine import EngineContext
 with open_engine(built(conv()), facts, graphs={graphs}) as runner:
     context = runner.new_context(images(1))
     done = []

@@ -19,13 +19,16 @@ from trtdet.demo import shapes
 from trtdet.errors import ImplausibleDetections
 from trtdet.evaluation import plausibility
 from trtdet.evaluation.plausibility import (
+    IMAGENET,
     Plausibility,
+    Reading,
     examine_detector,
     examine_model,
     examine_target,
+    head_readings,
+    input_readings,
     warn_of,
 )
-from trtdet.evaluation.readings import IMAGENET, Reading, head_readings, input_readings
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, raw_outputs
 from trtdet.runtime.detector import Detector

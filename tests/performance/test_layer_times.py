@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from trtdet.backends import OnnxRunner
 from trtdet.backends.base import LayerTime, RunInfo
-from trtdet.backends.onnxruntime_trace import layer_times
-from trtdet.backends.tensorrt.engine_layers import onnx_nodes
+from trtdet.backends.onnxruntime import layer_times
+from trtdet.backends.tensorrt.engine import onnx_nodes
 from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL

@@ -8,11 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx
 
 from trtdet.audit.advice import advise
-from trtdet.audit.findings import find
+from trtdet.audit.findings import INEXACT, find
 from trtdet.audit.layers import BITS, Layer, Tensor, layers_of
 from trtdet.audit.results import Audit, Departure, load_times
 from trtdet.audit.traffic import PRECISIONS, Flow
-from trtdet.audit.traps import INEXACT
 from trtdet.config import SiluForm
 from trtdet.errors import BackendError
 from trtdet.quantization import PrecisionPlan, lint

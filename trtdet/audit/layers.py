@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from trtdet.backends import Built
-from trtdet.backends.tensorrt.engine_layers import onnx_nodes
+from trtdet.backends.tensorrt.engine import onnx_nodes
 from trtdet.errors import BackendError
 
 BITS: Mapping[str, int] = {

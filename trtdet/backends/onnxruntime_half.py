@@ -103,7 +103,15 @@ class _Rounded:
         self._as_half.update({name: name for name in sources & self._pinned})
         for node in graph.node:
             self._write(node)
-        self._finish()
+        for value in graph.output:
+            if value.name in half:
+                # If no node reads the output, this form is not written yet.
+                (self._half_form if value.name in self._pinned else self._float_form)(value.name)
+        values = [value for value in graph.value_info if value.name not in half]
+        del graph.value_info[:], graph.node[:]
+        graph.value_info.extend(values)
+        graph.node.extend(self._nodes)
+        put(self.model, {**origin_of(self.model), **self._origins})
 
     def _write(self, node: onnx.NodeProto) -> None:
         """Appends a node, the casts before it and its roundings."""
@@ -116,7 +124,12 @@ class _Rounded:
             self._nodes.append(new_node)
             self._as_half.update({name: name for name in node.output if name in self._half})
             return
-        unrounded = self._reads_unrounded(node)
+        # Whether the node computes with integers or moves them, so that its FP16 inputs are never rounded.
+        integers = node.input[:2]
+        if node.op_type not in _PRODUCTS:
+            integers = [name for name in node.input if name in self._half and name not in self._constants]
+        unrounded = all(name in self._unrounded for name in integers)
+        unrounded &= node.op_type in _PRODUCTS or (bool(integers) and _exact(node))
         for index, name in enumerate(node.input):
             if name in self._half:
                 new_node.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
@@ -141,13 +154,6 @@ class _Rounded:
             else:
                 new_node.output[index] = self._fresh(f"{name}/unrounded")
                 self._cast(new_node.output[index], name, "half")
-
-    def _reads_unrounded(self, node: onnx.NodeProto) -> bool:
-        """Whether a node computes with integers or moves them, so that its FP16 inputs are never rounded."""
-        inputs = [name for name in node.input if name in self._half and name not in self._constants]
-        if node.op_type in _PRODUCTS:
-            return all(name in self._unrounded for name in node.input[:2])
-        return bool(inputs) and _exact(node) and all(name in self._unrounded for name in inputs)
 
     def _half_form(self, name: str) -> str:
         if name not in self._as_half:
@@ -176,19 +182,6 @@ class _Rounded:
             name += "+"
         self._names.add(name)
         return name
-
-    def _finish(self) -> None:
-        graph = self.model.graph
-        for value in graph.output:
-            if value.name in self._half:
-                # If no node reads the output, this form is not written yet.
-                (self._half_form if value.name in self._pinned else self._float_form)(value.name)
-        values = [value for value in graph.value_info if value.name not in self._half]
-        del graph.value_info[:]
-        graph.value_info.extend(values)
-        del graph.node[:]
-        graph.node.extend(self._nodes)
-        put(self.model, {**origin_of(self.model), **self._origins})
 
 
 def _opaque(node: onnx.NodeProto) -> bool:

@@ -1,6 +1,6 @@
 """Guesses the configuration of an ONNX model from its shapes and output values, and tries it on images.
 
-:mod:`trtdet.exporter.recognition` recognises the head. :mod:`trtdet.evaluation.plausibility` tries pixel settings on
+:mod:`trtdet.exporter.onnx_file` recognises the head. :mod:`trtdet.evaluation.plausibility` tries pixel settings on
 images and their mirror images. Other keys get the usual value for such heads. Each key has a comment with its origin.
 """
 
@@ -17,7 +17,7 @@ import yaml
 from trtdet.config import COCO_CLASSES, Config, InputConfig
 from trtdet.errors import ConfigError, one_line
 from trtdet.evaluation.plausibility import FEWEST_IMAGES, Plausibility, examine_model
-from trtdet.exporter import ExportOptions, onnx_file, recognition
+from trtdet.exporter import ExportOptions, onnx_file
 from trtdet.passes import Options, load_model
 
 _PIXELS = ("resize", "color", "scale", "mean", "std")
@@ -93,7 +93,7 @@ def guess_config(
     origins = {"name": "the file's name", "input.size": "given" if size else "the model's own"}
     origins |= {"input.name": "the model's own"}
     origins |= {f"head.{key}": "from the shapes and values of the outputs" for key in type(config.head).model_fields}
-    config, origins["classes"], unknown = _named(config, classes, recognition.class_names(loaded) is not None)
+    config, origins["classes"], unknown = _named(config, classes, onnx_file.class_names(loaded) is not None)
     if len(files) < FEWEST_IMAGES:
         origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
         return Guess(config, origins=origins, unknown=unknown, looks=None)
@@ -110,7 +110,7 @@ def guess_config(
     return Guess(config, origins=origins, unknown=unknown, looks=looks)
 
 
-def draft(known: recognition.Described, problem: str, classes: Sequence[str] | None = None) -> str:
+def draft(known: onnx_file.Described, problem: str, classes: Sequence[str] | None = None) -> str:
     """A YAML draft for a model whose head was not recognised; keys that the user must fill in are comments.
 
     ``problem`` says why the head was not recognised; ``classes`` None takes the names in the model's metadata.
@@ -184,7 +184,7 @@ def _named(config: Config, names: Sequence[str] | None, described: bool) -> tupl
         return config, "the model's metadata", {}
     if config.classes == COCO_CLASSES:
         return config, f"those of COCO, as there are {count}", {}
-    if config.classes != recognition.placeholders(count):
+    if config.classes != onnx_file.placeholders(count):
         return config, _USUAL, {}
     note = f"{count} names in the order of training: the model does not hold them"
     return config, f"put here {note}", {"classes": note}

@@ -13,9 +13,8 @@ from trtdet.backends.base import LayerTime
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.passes import load_model
-from trtdet.performance.layer_differences import Difference, differences, slower
 from trtdet.performance.options import ProfileOptions
-from trtdet.performance.profiles import OnnxNodes, Profile, Share, joined, shortened
+from trtdet.performance.profiles import Difference, OnnxNodes, Profile, Share, differences, joined, shortened, slower
 from trtdet.performance.targets import Machine, Target, circumstances, open_targets, source_of_pixels, unfair
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector

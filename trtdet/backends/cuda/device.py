@@ -135,13 +135,11 @@ class Stream(_Owned):
 
     def copy_in(self, to: Buffer, array: NDArray[Any]) -> None:
         """Copies a contiguous array to the device; do not change it before ``wait`` returns."""
-        with self._gpu.current():
-            self._gpu.bindings.copy_in(to.address, array, self._raw)
+        self._gpu.call("cuMemcpyHtoDAsync", to.address, array, array.nbytes, self._raw)
 
     def copy_out(self, array: NDArray[Any], start: Buffer) -> None:
         """Fills the contiguous array from the device; read it after ``wait``."""
-        with self._gpu.current():
-            self._gpu.bindings.copy_out(array, start.address, self._raw)
+        self._gpu.call("cuMemcpyDtoHAsync", array, start.address, array.nbytes, self._raw)
 
     def record(self, event: Event) -> None:
         """Marks the time when all work queued so far is done."""
@@ -282,4 +280,4 @@ class CudaDevice:
             if self._nvml is not None:
                 self._nvml[0].nvmlShutdown()
                 self._nvml = None
-            self.bindings.release()
+            self.bindings.call("cuDevicePrimaryCtxRelease", self.bindings.retained)
