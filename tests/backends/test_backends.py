@@ -35,11 +35,7 @@ def test_auto_never_needs_a_library_that_was_not_given(forms, engine, given, ask
 @pytest.mark.parametrize(
     ("forms", "asked", "message"),
     [
-        (
-            ("keep", "plugin"),
-            "plugin",
-            "needs the library.*engine.plugins=LIBRARY.*--silu keep",
-        ),
+        (("keep", "plugin"), "plugin", "needs the library.*engine.plugins=LIBRARY.*--silu keep"),
         (("keep", "swish"), "plugin", "test 1 cannot take --silu plugin: it ends; allowed: auto, keep, swish"),
         (("plugin", "keep"), "swish", "test 1 cannot take --silu swish; allowed: auto, plugin, keep"),
     ],

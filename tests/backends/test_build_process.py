@@ -143,8 +143,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "precisions",
-    [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32", "Assertion_5": "fp32"}],
+    "precisions", [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32", "Assertion_5": "fp32"}]
 )
 def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere, precisions):
     fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"], {"Shape_4": ["int64"], "Assertion_5": []})

@@ -25,8 +25,8 @@ from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.performance import BenchOptions, Target, bench, latency, measure, open_targets
+from trtdet.performance.latency import Slice
 from trtdet.performance.results import ROUNDS, Latency, paired_ratio
-from trtdet.performance.timing import Slice
 from trtdet.tables import Table
 
 CONFIG = load_config("shapes")
@@ -126,10 +126,7 @@ def test_the_ratio_of_times_that_do_not_scatter_is_exact():
     assert str(found) == "0.610 (0.610 .. 0.610)"
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=5, max_size=30),
-    st.floats(0.1, 10),
-)
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=5, max_size=30), st.floats(0.1, 10))
 def test_a_drift_that_hits_both_falls_out_and_the_other_way_round_is_the_inverse(rounds, scale):
     first, second = np.array(rounds).T
     drift = np.geomspace(1, 5, len(rounds))

@@ -24,16 +24,7 @@ from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes.provenance import Origin
-from trtdet.performance import (
-    OnnxNodes,
-    Profile,
-    ProfileOptions,
-    Target,
-    differences,
-    profile,
-    profile_targets,
-    slower,
-)
+from trtdet.performance import OnnxNodes, Profile, ProfileOptions, Target, differences, profile, profile_targets, slower
 from trtdet.performance.profiles import joined, part_of
 from trtdet.runtime.detector import Detector
 from trtdet.tables import Table
@@ -169,8 +160,7 @@ def test_a_convolution_is_compared_with_all_that_runs_between_it_and_the_next():
         layer("conv b", "CaskConvolution", 1.0, ["b"]),
     )
     fp16 = made(
-        layer("conv a + act", "CaskConvolution", 1.2, ["a", "act a"]),
-        layer("conv b", "CaskConvolution", 2.0, ["b"]),
+        layer("conv a + act", "CaskConvolution", 1.2, ["a", "act a"]), layer("conv b", "CaskConvolution", 2.0, ["b"])
     )
     a, b = differences(int8, fp16)
     assert (a.convs, a.first_layers) == (("a",), ("quantise", "conv a", "scale a", "reformat"))

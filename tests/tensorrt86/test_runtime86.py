@@ -24,10 +24,7 @@ from trtdet.options import BuildOptions, NmsOptions
 
 SERVICE = Path(__file__).resolve().parents[2] / "service"
 
-pytestmark = [
-    pytest.mark.tensorrt86,
-    pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device"),
-]
+pytestmark = [pytest.mark.tensorrt86, pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device")]
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,7 @@ from trtdet.backends import choose, cuda
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
 
-pytestmark = [
-    pytest.mark.tensorrt86,
-    pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device"),
-]
+pytestmark = [pytest.mark.tensorrt86, pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device")]
 
 SAID = "TensorRT 8.6.0 builds only on a machine with a CUDA device, and this machine has no CUDA driver"
 

@@ -118,8 +118,7 @@ class Layer:
 def layers_of(built: Built) -> tuple[Layer, ...]:
     """The layers of an engine, from the inspector's text or, without one, from the builder's log.
 
-    Raises:
-        BackendError: neither lists layers, or the inspector's text has an unknown schema.
+    Raises BackendError if neither lists layers, or the inspector's text has an unknown schema.
     """
     layers = parse_inspector(built.layers) if built.layers else parse_layers(built.log)
     if not layers:

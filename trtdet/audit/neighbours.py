@@ -73,11 +73,7 @@ class Costs:
 
 def time_costs(flow: Flow, roofline: Roofline) -> Costs:
     """Estimated milliseconds per run; the flow is of an engine with every allowed convolution in INT8."""
-
-    def price(layers: Sequence[int], fp16: Collection[str]) -> float:
-        return math.fsum(layer.ms for layer in roofline.layers(layers, fp16))
-
-    return split_costs(flow, price)
+    return split_costs(flow, lambda layers, fp16: math.fsum(layer.ms for layer in roofline.layers(layers, fp16)))
 
 
 @dataclass(frozen=True)
@@ -99,10 +95,8 @@ def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[MeasuredPa
     The estimate of a layer is scaled by its measured time over its estimated time, taken from the INT8 or the FP16
     engine by the precision of its convolutions. For both engines the cost is then the measured time. For plans between
     them the estimate gives the cost of precision boundaries. ``flow`` is as in :func:`time_costs`, ``measured`` has all
-    layers of both engines, and ``roofline`` is for the measured GPU or a similar one.
-
-    Raises:
-        BackendError: no measured layer is in the flow.
+    layers of both engines, and ``roofline`` is for the measured GPU or a similar one. Raises BackendError if no
+    measured layer is in the flow.
     """
     convs = _open(flow)
     everything = range(len(flow.layers))

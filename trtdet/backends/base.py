@@ -302,15 +302,13 @@ class Runner(Protocol):
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """Runs a batch, float32 (B, 3, H, W). A smaller batch than the fixed one is padded and its outputs are cut.
 
-        Raises:
-            BackendError: the batch is too large, or the device failed.
+        Raises BackendError if the batch is too large, or the device failed.
         """
 
     def new_context(self, images: NDArray[np.float32]) -> ExecutionContext:
         """A new context for exactly this batch, warmed up once.
 
-        Raises:
-            BackendError: the batch size is not supported, or the device has no memory left.
+        Raises BackendError if the batch size is not supported, or the device has no memory left.
         """
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
@@ -329,6 +327,5 @@ class Backend(Protocol):
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         """Builds the engine; ``progress`` gets the builder's phases, if the builder reports them.
 
-        Raises:
-            BackendError: the backend refused the model or a target; the message quotes it.
+        Raises BackendError if the backend refused the model or a target; the message quotes it.
         """

@@ -27,10 +27,8 @@ def build_remembering(backend: Backend, request: BuildRequest, timings: Path, pr
 def choose(name: str) -> Backend:
     """The backend of that name; ``auto`` takes the first installed library that can build an engine here.
 
-    ``auto`` never takes onnxruntime, which makes no engine.
-
-    Raises:
-        BackendError: no such backend, or it is not usable here; for ``auto``, none is.
+    ``auto`` never takes onnxruntime, which makes no engine. Raises BackendError if there is no such backend, or it is
+    not usable here; for ``auto``, if none is.
     """
     if name != "auto":
         return library_named(name).new_backend()
@@ -55,8 +53,7 @@ class PlannedBackend:
     """A library's version by its name, such as ``tensorrt-10.3`` or ``tensorrt-rtx-1.7``. It need not be installed, and
     has capabilities but no builder.
 
-    Raises:
-        BackendError: no such library, or its version is not supported.
+    Raises BackendError if there is no such library, or its version is not supported.
     """
 
     def __init__(self, target: str) -> None:

@@ -59,8 +59,7 @@ class OnnxRuntime:
 class OnnxRunner:
     """Runs a model on the CPU, in the form of :func:`portable`; ``alone`` uses one thread, for models run in parallel.
 
-    Raises:
-        BackendError: onnxruntime cannot load the model.
+    Raises BackendError if onnxruntime cannot load the model.
     """
 
     def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
@@ -109,8 +108,7 @@ class OnnxRunner:
 
     def new_context(self, images: NDArray[np.float32]) -> OnnxContext:
         """A context that shares the model and its threads with the others."""
-        self._check_batch(images)
-        context = OnnxContext(self._session, {self.input: images})
+        context = OnnxContext(self._session, self._feeds(images))
         context.run()
         return context
 
@@ -118,12 +116,10 @@ class OnnxRunner:
         """Times kernels with onnxruntime's profiler, in a session with the same options.
 
         A kernel's time runs from its start to its end, to the microsecond; a Loop or an If excludes the kernels inside.
-        ``onnx`` is empty for the layout copies that onnxruntime adds.
-
-        Raises:
-            BackendError: the batch size is not the model's, or the profiler stopped before the last run.
+        ``onnx`` is empty for the layout copies that onnxruntime adds. Raises BackendError if the batch size is not the
+        model's, or the profiler stopped before the last run.
         """
-        self._check_batch(images)
+        feeds = self._feeds(images)
         with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
             # Each session orders and names optimised nodes differently, so all profiles run the first session's model.
             if self._optimised is None:
@@ -139,15 +135,16 @@ class OnnxRunner:
             try:
                 with _failures("run"):
                     for _ in range(warm_up + runs):
-                        session.run(None, {self.input: images})
+                        session.run(None, feeds)
             finally:
                 trace = Path(session.end_profiling())
             events = json.loads(trace.read_text(encoding="utf-8"))
         return layer_times(events, self.model, warm_up + runs, warm_up=warm_up)
 
-    def _check_batch(self, images: NDArray[np.float32]) -> None:
+    def _feeds(self, images: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         if self.batch not in (None, len(images)):
             raise BackendError(f"the model takes batches of exactly {self.batch}, got {len(images)} images")
+        return {self.input: images}
 
     def _options(self) -> Any:
         options = onnxruntime.SessionOptions()
@@ -183,8 +180,8 @@ class OnnxRunner:
 class OnnxContext:
     """One batch to run repeatedly; see :class:`trtdet.backends.base.ExecutionContext`."""
 
-    def __init__(self, session: Any, feeds: Mapping[str, NDArray[np.float32]]) -> None:
-        self._session, self._feeds = session, dict(feeds)
+    def __init__(self, session: Any, feeds: dict[str, NDArray[np.float32]]) -> None:
+        self._session, self._feeds = session, feeds
 
     def run(self, transfers: bool = True) -> float:
         """Milliseconds of one run, by the clock; the CPU copies nothing, whatever ``transfers`` says."""
@@ -294,18 +291,14 @@ def layer_times(
     """Layer times from onnxruntime's trace, where ``Session`` events enclose the runs and ``Node`` events are kernels.
 
     ``events`` are in Chrome's format, with times in microseconds. ``runs`` counts all runs, and the first ``warm_up``
-    are dropped.
-
-    Raises:
-        BackendError: the trace lacks runs, as the profiler stops at a million events.
+    are dropped. Raises BackendError if the trace lacks runs, as the profiler stops at a million events.
     """
     frames = sorted(
         float(event["ts"]) for event in events if event["cat"] == "Session" and event["name"] == "model_run"
     )
     if len(frames) != runs:
         raise BackendError(
-            f"onnxruntime's profiler kept {len(frames)} of {runs} runs, as it stops at a million events",
-            "run fewer",
+            f"onnxruntime's profiler kept {len(frames)} of {runs} runs, as it stops at a million events", "run fewer"
         )
     kernels = [event for event in events if event["cat"] == "Node" and str(event["name"]).endswith(_KERNEL)]
     # Of two kernels with the same start, the longer contains the other.

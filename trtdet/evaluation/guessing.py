@@ -62,9 +62,7 @@ class Guess:
         return "\n".join(lines) + "\n"
 
     def _entry(self, key: str, value: Any, section: str = "") -> list[str]:
-        path = f"{section}.{key}" if section else key
-        # Expressions may use those before them, so they keep their order, one a line.
-        return _commented(key, value, self.origins.get(path, _USUAL), width=110)
+        return _commented(key, value, self.origins.get(f"{section}.{key}".lstrip("."), _USUAL), width=110)
 
 
 def guess_config(
@@ -143,7 +141,10 @@ def draft(known: onnx_file.Described, problem: str, classes: Sequence[str] | Non
 
 
 def _commented(key: str, value: Any, note: str, width: int = 10**6) -> list[str]:
-    """Lines of YAML with a comment: after a value of one line, above a longer one."""
+    """Lines of YAML with a comment: after a value of one line, above a longer one.
+
+    Keys keep their order: an expression may use those before it.
+    """
     flow = None if isinstance(value, list) else False
     text = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False, default_flow_style=flow, width=width)
     lines: list[str] = text.splitlines()
@@ -176,8 +177,7 @@ def _named(config: Config, names: Sequence[str] | None, described: bool) -> tupl
     if names is not None:
         if len(names) != count:
             raise ConfigError(
-                f"--classes names {len(names)}, and the model has {count}",
-                "give a name for each, in the model's order",
+                f"--classes names {len(names)}, and the model has {count}", "give a name for each, in the model's order"
             )
         return Config.model_validate(config.model_dump() | {"classes": tuple(names)}), "given", {}
     if described:

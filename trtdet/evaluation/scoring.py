@@ -27,9 +27,7 @@ class Evaluation:
         metric: the detections, so that two evaluations can be compared image by image.
         ms_per_image: wall time of inference and NMS, without decoding the image file, in milliseconds.
         file: engine or ONNX file that ran.
-        run_info: device and library that ran it.
-        nms: where NMS ran.
-        thresholds: NMS thresholds.
+        nms: where NMS ran, with these ``thresholds``.
         masks: mask scores; None if the detector or the annotations have no masks.
     """
 
@@ -85,9 +83,8 @@ def evaluate_each(
         progress: called with the number of images run and their total.
         cache: decoded images, shared by several passes.
 
-    Raises:
-        DataError: an image cannot be read, or, without annotations, over 10 % of them.
-        ConfigError: NMS is in the graph, and other thresholds are given.
+    Raises DataError if an image cannot be read, or, without annotations, over 10 % of them; ConfigError if NMS is in
+    the graph, and other thresholds are given.
     """
     if detector.nms_mode != "host" and tuple(thresholds) != (detector.nms,):
         raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
@@ -152,11 +149,8 @@ def proposal_recall(
 ) -> ProposalRecall:
     """Runs the first stage of a two-stage model on a data set, with onnxruntime without optimisations.
 
-    The model is a result of :func:`trtdet.passes.rewrite`, float or with Q/DQ nodes; it is not changed.
-
-    Raises:
-        ModelError: the model's proposals were not found.
-        DataError: an image cannot be read.
+    The model is a result of :func:`trtdet.passes.rewrite`, float or with Q/DQ nodes; it is not changed. Raises
+    ModelError if the model's proposals were not found; DataError if an image cannot be read.
     """
     part = up_to_proposals(model)
     if part is None:

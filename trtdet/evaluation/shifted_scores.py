@@ -97,7 +97,6 @@ class ScoreShift:
     Attributes:
         overall: for each of :data:`THRESHOLDS`, one equal threshold for all classes.
         per_class: the same for each class on its own.
-        bootstrap: settings of the intervals.
     """
 
     basis: Basis

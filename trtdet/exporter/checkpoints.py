@@ -54,8 +54,7 @@ class Record:
 
     @property
     def modules(self) -> dict[str, Any]:
-        modules = self["_modules"]
-        return modules if isinstance(modules, dict) else {}
+        return self["_modules"] if isinstance(self["_modules"], dict) else {}
 
     def walk(self) -> Iterator[tuple[str, Record]]:
         """This module and all in it, with dotted paths; a ModelError for too many, as if a module contains itself."""
@@ -85,8 +84,7 @@ class Record:
 def read(path: Path, packages: tuple[str, ...], option: str) -> Any:
     """The content of a ``torch.save`` file, with a Record for each object of ``torch.nn`` and of these packages.
 
-    Raises:
-        ModelError: the file is missing, is no checkpoint, or names something that no network needs.
+    Raises ModelError if the file is missing, is no checkpoint, or names something that no network needs.
     """
     prefixes = ("torch.nn.modules.", "numpy.", *(f"{package}." for package in packages))
 
@@ -107,8 +105,7 @@ def read(path: Path, packages: tuple[str, ...], option: str) -> Any:
 def read_state(path: Path | str) -> dict[str, Tensor]:
     """Reads a state dict of tensors, numbers and plain containers, bare or, as in YOLOX, under the key ``model``.
 
-    Raises:
-        ModelError: the file is missing, is no checkpoint, or would run code.
+    Raises ModelError if the file is missing, is no checkpoint, or would run code.
     """
     scalar = np.float64(0).__reduce__()[0]
     # Trainers store their best AP as a NumPy float. NumPy 2 renamed the module of the unpickling function.
@@ -148,8 +145,7 @@ def load_state(
 ) -> None:
     """Loads all parameters and buffers; ``advice`` is for the message if they do not fit.
 
-    Raises:
-        ModelError: a name or a shape differs; the model stays unchanged.
+    Raises ModelError if a name or a shape differs; the model stays unchanged.
     """
     own = model.state_dict()
     # Checkpoints from before this counter existed lack it.
@@ -182,8 +178,7 @@ def network_of(path: Path, content: Any, advice: str) -> Record:
 def family_settings(path: Path, family: str, network: Record, count: Any, arguments: Sequence[Any]) -> dict[str, Any]:
     """A family's shipped configuration as plain values, with the name, classes and input size of a checkpoint.
 
-    Raises:
-        ModelError: the number of its class names is not ``count``, or two names are equal.
+    Raises ModelError if the number of its class names is not ``count``, or two names are equal.
     """
     stored = network["names"]
     names = list(stored.values()) if isinstance(stored, dict) else stored

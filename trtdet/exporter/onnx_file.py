@@ -35,12 +35,9 @@ def convert(
 ) -> tuple[onnx.ModelProto, Config, ParityComparison]:
     """Simplifies a model and, unless the options have a configuration, guesses it.
 
-    Constant expressions are folded, nodes without effect are removed, and the input size is fixed or, if the graph
-    does not depend on it, changed.
-
-    Raises:
-        ConfigError: the size is missing or does not fit the model.
-        ModelError: the model is not valid, its outputs are not recognised, or simplifying changes its results.
+    Constant expressions are folded, nodes without effect are removed, and the input size is fixed or, if the graph does
+    not depend on it, changed. Raises ConfigError if the size is missing or does not fit the model; ModelError if the
+    model is not valid, its outputs are not recognised, or simplifying changes its results.
     """
     path = Path(source)
     original = load_model(path)
@@ -94,12 +91,9 @@ def convert(
 def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[Config, str]:
     """The configuration that fits a float model's input and outputs, and how it was guessed, in words.
 
-    Of the options, ``size`` is for an input of dynamic size, and the outputs on ``images`` are inspected.
-
-    Raises:
-        ConfigError: the model's input is not a single image, or the size is missing or does not fit.
-        ModelError: no supported head fits the outputs, or the model cannot be run.
-        DataError: the images cannot be read.
+    Of the options, ``size`` is for an input of dynamic size, and the outputs on ``images`` are inspected. Raises
+    ConfigError if the model's input is not a single image, or the size is missing or does not fit; ModelError if no
+    supported head fits the outputs, or the model cannot be run; DataError if the images cannot be read.
     """
     inputs = _inputs(model)
     dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []

@@ -65,10 +65,6 @@ class OnnxNodes:
         origins = [self.added(name) for name in layer.onnx]
         return None if None in origins else next(iter(origins), None)
 
-    def own_first(self, names: Sequence[str]) -> list[str]:
-        """Sorts the model's own nodes before the nodes that trtdet added."""
-        return sorted(names, key=lambda name: self.added(name) is not None)
-
 
 @dataclass(frozen=True)
 class Profile:
@@ -162,7 +158,8 @@ class Profile:
             (
                 *(place, layer.name, layer.type),
                 *(statistics.fmean(layer.ms), statistics.stdev(layer.ms), statistics.fmean(layer.ms) / total),
-                shortened(self.nodes.own_first(layer.onnx)),
+                # The model's own nodes come before those that trtdet added.
+                shortened(sorted(layer.onnx, key=lambda name: self.nodes.added(name) is not None)),
                 part_of(layer, self.nodes),
             )
             for place, layer in longest
@@ -284,10 +281,8 @@ def differences(first: Profile, second: Profile) -> list[Difference]:
     second profile, so another execution order moves nothing. Convolutions that one kernel of either profile computes
     together stay together.
 
-    Returns the layers before the first convolution, the convolutions in ONNX order, and the rest.
-
-    Raises:
-        ConfigError: the two have no convolution in common.
+    Returns the layers before the first convolution, the convolutions in ONNX order, and the rest. Raises ConfigError if
+    the two have no convolution in common.
     """
     order = {name: index for index, name in enumerate(dict.fromkeys((*second.nodes.convs, *first.nodes.convs)))}
     kernels = [_kernels(profile.layers, order) for profile in (second, first)]
@@ -337,9 +332,7 @@ def slower(first: Profile, second: Profile) -> list[Difference]:
     """The convolutions that the first runs slower than the second, beyond the scatter of the runs, the worst first.
 
     Move these to the precision of the second. This saves the sum of ``gain_ms``, if their neighbours stay as they are.
-
-    Raises:
-        ConfigError: the two have no convolution in common.
+    Raises ConfigError if the two have no convolution in common.
     """
     losses = [difference for difference in differences(first, second) if difference.convs and difference.low_ms > 0]
     return sorted(losses, key=lambda difference: -difference.gain_ms)

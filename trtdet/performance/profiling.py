@@ -159,12 +159,9 @@ def profile_targets(
     """Profiles one or two targets that are open; ``nodes`` are those of the ONNX model of each.
 
     The runs are cut into parts. In each part every target is profiled and then runs as often without the profiler, so
-    that all series see the same state of the machine.
-
-    Raises:
-        ConfigError: a target does not take the batch.
-        BackendError: a target fails, or its layers change from one part to the next.
-        DataError: an image cannot be read.
+    that all series see the same state of the machine. Raises ConfigError if a target does not take the batch;
+    BackendError if a target fails, or its layers change from one part to the next; DataError if an image cannot be
+    read.
     """
     batch = options.batch or targets[0].runner.batch or 1
     for target in targets:

@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtdet.backends.base import RunInfo
 from trtdet.performance.options import BenchOptions
 from trtdet.performance.targets import Machine, circumstances
-from trtdet.performance.timing import Times, WarmUp
 from trtdet.tables import Cell, Column, Table, Tables
+
+Times = NDArray[np.float64]
 
 CONFIDENCE = 0.9
 """Confidence level of the intervals."""
@@ -53,6 +55,15 @@ def paired_ratio(first: Times, second: Times) -> Ratio:
     beyond = int(np.searchsorted(np.cumsum(choices) / choices.sum(), (1 - CONFIDENCE) / 2, side="right"))
     value, low, high = np.exp([np.median(means), means[beyond - 1], means[-beyond]])
     return Ratio(float(value), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The runs before a measurement: number, seconds, and whether their times had settled."""
+
+    runs: int
+    seconds: float
+    settled: bool
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ _THROTTLE_REASONS = {
 def open_device(index: int = 0) -> CudaDevice:
     """Opens a device by its number in ``devices()``, with the primary context that the process's libraries share.
 
-    Raises:
-        BackendError: no driver, an unsuitable driver, no such device, or neither PyCUDA nor cuda-python is usable.
+    Raises BackendError if the driver is missing or unsuitable, there is no such device, or neither PyCUDA nor
+    cuda-python is usable.
     """
     if reason := absence():
         raise BackendError(reason, "run this on a machine with a CUDA device")
@@ -152,8 +152,7 @@ class Stream(_Owned):
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Records what ``enqueue`` puts into this stream, without running it. Other threads may call CUDA meanwhile.
 
-        Raises:
-            BackendError: the work cannot be captured, or PyCUDA is used; the stream stays usable.
+        Raises BackendError if the work cannot be captured, or PyCUDA is used; the stream stays usable.
         """
         with self._gpu.current():
             return Graph(self._gpu, self._gpu.bindings.capture(self._raw, enqueue))

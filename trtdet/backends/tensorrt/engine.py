@@ -258,9 +258,8 @@ def layer_times(rows: list[list[tuple[str, float]]], report: str) -> tuple[Layer
 def open_engine(serialized: bytes, facts: EngineFacts, *, graphs: bool = True) -> EngineRunner:
     """Loads an engine onto the first device that it was built for; ``graphs`` allows CUDA graphs.
 
-    Raises:
-        BackendError: it cannot run here, was altered or cut short, lacks plugins, or the device has too little memory;
-            the message quotes TensorRT.
+    Raises BackendError if it cannot run here, was altered or cut short, lacks plugins, or the device has too little
+    memory; the message quotes TensorRT.
     """
     if reason := obstacle(facts):
         raise BackendError(f"the engine cannot be run here, as {reason}")

@@ -117,8 +117,7 @@ extern "C" __global__ void __launch_bounds__(trtdet::kThreadsPerBlock)
 def compile_ptx(kernel: Kernel) -> bytes:
     """PTX of the kernel for compute capability 7.5 and later; needs no GPU.
 
-    Raises:
-        BackendError: NVRTC is not installed or refused the source; the message quotes it.
+    Raises BackendError if NVRTC is not installed or refused the source; the message quotes it.
     """
     nvrtc = _import_nvrtc()
     folder = shipped_folder("plugins") / "silu"
@@ -145,10 +144,8 @@ def compile_ptx(kernel: Kernel) -> bytes:
 def check_compiler() -> None:
     """Checks that kernels can be compiled here and read by the driver, before a long calibration.
 
-    A driver reads PTX of its own and earlier CUDA versions (CUDA Compatibility, "Application Considerations").
-
-    Raises:
-        BackendError: NVRTC is not installed, or its CUDA is newer than the driver's.
+    A driver reads PTX of its own and earlier CUDA versions (CUDA Compatibility, "Application Considerations"). Raises
+    BackendError if NVRTC is not installed, or its CUDA is newer than the driver's.
     """
     nvrtc, newest = _import_nvrtc(), cuda.driver_version()
     major, minor = _results(nvrtc, nvrtc.nvrtcVersion())
@@ -163,9 +160,8 @@ def check_compiler() -> None:
 def register(trt: Any) -> None:
     """Registers both ops with the module ``tensorrt``, 10.9 or later; repeated calls do nothing.
 
-    Raises:
-        BackendError: TensorRT-RTX is given or loaded, whose parser ends the process at an op with a registered creator;
-            TensorRT or the driver is too old; or NVRTC is not installed.
+    Raises BackendError if TensorRT-RTX is given or loaded, whose parser ends the process at an op with a registered
+    creator; TensorRT or the driver is too old; or NVRTC is not installed.
     """
     if trt.__name__ == "tensorrt_rtx" or "tensorrt_rtx" in sys.modules:
         raise BackendError(
@@ -187,11 +183,7 @@ def register(trt: Any) -> None:
 
 
 def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
-    types: dict[Any, ElementType] = {
-        trt.DataType.FLOAT: "float",
-        trt.DataType.HALF: "half",
-        trt.DataType.INT8: "int8",
-    }
+    types: dict[Any, ElementType] = {trt.DataType.FLOAT: "float", trt.DataType.HALF: "half", trt.DataType.INT8: "int8"}
 
     def describe(x: Any, output_type: Any, input_scale: Any, factor: Any, offset: Any) -> Any:
         kind = int(output_type[0])
@@ -252,8 +244,7 @@ def channel_table(
 ) -> tuple[tuple[float, float, float], ...]:
     """(input_scale, factor, offset) for each channel, or once; each attribute has length 1 or C.
 
-    Raises:
-        BackendError: the lengths do not match, a value is not finite, or an input_scale is not above 0.
+    Raises BackendError if the lengths do not match, a value is not finite, or an input_scale is not above 0.
     """
     attributes = {"input_scale": input_scale, "factor": factor, "offset": offset}
     count = max(len(values) for values in attributes.values())
