@@ -68,9 +68,6 @@ def fed(calibrator: Any) -> list[list[int]]:
     return found
 
 
-# ranges
-
-
 def test_the_cache_is_given_as_it_is_without_images_and_what_tensorrt_writes_back_is_kept():
     given = CacheCalibration(library(), TEXT)
     assert given.calibrator.made and type(given.calibrator).__mro__[1].__name__ == "IInt8EntropyCalibrator2"
@@ -100,9 +97,6 @@ def test_an_engine_for_which_the_cache_was_never_read_is_an_error():
         given.check(True, [words])
     # Where nothing was built, the builder has a reason of its own.
     given.check(False, [words])
-
-
-# images
 
 
 @pytest.mark.parametrize(("rule", "base"), CALIBRATORS.items())
@@ -214,9 +208,6 @@ def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt):
     fed(made.calibrator)
     with pytest.raises(CalibrationError, match="asked for 2 batches"):  # it wrote no cache
         made.check(True, [])
-
-
-# what is not there
 
 
 def test_a_rule_without_a_calibrator_lists_the_others(trt):

@@ -9,8 +9,6 @@ from engine_programs import PRELUDE, needs_cuda_python
 
 pytestmark = needs_cuda_python
 
-# results
-
 
 @pytest.mark.parametrize("version", ["8.6.0", "10.9.0", "11.1.0"])
 @pytest.mark.parametrize("graphs", [True, False])
@@ -105,9 +103,6 @@ def test_what_takes_no_images_is_refused(machine, text, said):
     out = machine.python(PRELUDE + program).out.splitlines()
     assert said in out[0]
     assert out[1] == "[0, 0, 0, 0, 0, 0]"
-
-
-# contexts
 
 
 @pytest.mark.parametrize("pycuda", [False, True])
@@ -267,9 +262,6 @@ runner.close()
 print(alive())
 """
     assert machine.python(PRELUDE + program).out.splitlines() == ["stopped", "1", "[0, 0, 0, 0, 0, 0]"]
-
-
-# layers
 
 
 @pytest.mark.parametrize("version", ["8.6.0", "10.9.0"])

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from exported import run
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
@@ -82,8 +82,7 @@ def test_decoding_is_that_of_the_package(detection, name, tmp_path):
     report = export(f"torchvision:{name}", tmp_path / "m.onnx", options)
     assert report.detections is not None and report.detections.torch > 0
     x = torch.rand(1, 3, *size)
-    session = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
-    boxes, scores = session.run(["boxes", "scores"], {"images": x.numpy()})
+    boxes, scores = run(tmp_path / "m.onnx", ["boxes", "scores"], images=x.numpy())
     from torchvision.models.detection.image_list import ImageList
 
     with torch.no_grad():
@@ -160,8 +159,7 @@ def test_a_detector_of_two_stages_finds_what_the_package_finds(detection, tmp_pa
     assert report.detections is not None and report.detections.torch > 10 and report.detections.ties == 0
     assert "each stage on the model's own values" in report.notes[-1]
     x = torch.from_numpy(trials.picture(config.input, 7))[None]
-    session = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
-    found = dict(zip(names, session.run(names, {"images": x.numpy()}), strict=True))
+    found = dict(zip(names, run(tmp_path / "m.onnx", names, images=x.numpy()), strict=True))
     # The whole of torchvision's detector, given an image that it neither resizes nor normalises.
     model.transform.min_size, model.transform.max_size = (128,), 160
     model.transform.image_mean, model.transform.image_std = [0.0] * 3, [1.0] * 3
@@ -216,7 +214,6 @@ def test_the_classes_of_coco_are_those_that_it_gave(detection, tmp_path):
     assert (config.nms.score_threshold, config.nms.suppresses, config.nms.max_detections) == (0.05, False, 100)
     rewritten = rewrite(onnx.load(tmp_path / "m.onnx"), Options(config, "native"))
     assert rewritten.model.graph.output[-1].name == "masks" and rewritten.left == ()
-    outputs = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"]).run(
-        ["labels"], {"images": np.random.default_rng(0).random((1, 3, 128, 128), np.float32)}
-    )
-    assert outputs[0].min() >= 1 and outputs[0].max() <= 80
+    image = np.random.default_rng(0).random((1, 3, 128, 128), np.float32)
+    (labels,) = run(tmp_path / "m.onnx", ["labels"], images=image)
+    assert labels.min() >= 1 and labels.max() <= 80

@@ -46,18 +46,8 @@ def layer(name: str, kind: str, ms: float | Sequence[float], onnx: Sequence[str]
 
 
 def made(*layers: LayerTime, convs: Sequence[str] = ("a", "b"), name: str = "net", plain: float = 10.0) -> Profile:
-    return Profile(
-        name,
-        "engine",
-        RunInfo("a device of paper", "a library of paper"),
-        1,
-        layers,
-        OnnxNodes(tuple(convs), ORIGINS),
-        (plain, plain),
-    )
-
-
-# one profile
+    info, nodes = RunInfo("a device of paper", "a library of paper"), OnnxNodes(tuple(convs), ORIGINS)
+    return Profile(name, "engine", info, 1, layers, nodes, (plain, plain))
 
 
 def test_time_by_kind_of_operator():
@@ -126,9 +116,6 @@ def test_profiles_of_one_target_are_joined():
         joined("net", [first, (*second, *second)])
 
 
-# layers of TensorRT
-
-
 @pytest.mark.parametrize(
     ("name", "metadata", "nodes"),
     [
@@ -146,9 +133,6 @@ def test_profiles_of_one_target_are_joined():
 )
 def test_a_layer_of_an_engine_is_traced_to_its_nodes(name, metadata, nodes):
     assert onnx_nodes(name, metadata) == nodes
-
-
-# two profiles
 
 
 def test_a_convolution_is_compared_with_all_that_runs_between_it_and_the_next():
@@ -257,9 +241,6 @@ def test_differences_hold_every_layer_once_and_add_up(first, second):
     assert len(set(convs)) == len(convs)
 
 
-# profiling
-
-
 class Scripted:
     """A runner that notes what it is asked, and whose layers take as long as it has been profiled often."""
 
@@ -269,9 +250,6 @@ class Scripted:
 
     def __init__(self, name: str, log: list[tuple[Any, ...]], batch: int | None = None) -> None:
         self.name, self.log, self.batch = name, log, batch
-
-    def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
 
     def clocks(self) -> None:
         """Not known."""
@@ -338,9 +316,6 @@ def test_a_batch_that_the_other_does_not_take_is_refused_before_anything_runs():
 def test_options_out_of_range(options, said):
     with pytest.raises(ConfigError, match=said):
         ProfileOptions(**options)  # type: ignore[arg-type]
-
-
-# onnxruntime's trace
 
 
 def event(name: str, start: int, duration: int, kind: str = "Conv", category: str = "Node") -> dict[str, Any]:

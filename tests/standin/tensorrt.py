@@ -37,9 +37,6 @@ _PAD = 24 if _RTX else len(_MAGIC)
 """Where the header's length is."""
 
 
-# Enumerations.
-
-
 def _versioned(name, rows):
     """An enumeration of those names that this version has; a row is a name and the first and last major version."""
     return enum.IntEnum(name, {row[0]: value for value, row in enumerate(rows) if row[1] <= _MAJOR <= row[2]})
@@ -59,28 +56,22 @@ if _MAJOR >= 10:
     int64 = DataType.INT64
 
 
-class TensorIOMode(enum.Enum):
-    NONE, INPUT, OUTPUT = range(3)
+TensorIOMode = enum.Enum("TensorIOMode", "NONE INPUT OUTPUT", start=0)
 
 
-class TensorLocation(enum.Enum):
-    DEVICE, HOST = range(2)
+TensorLocation = enum.Enum("TensorLocation", "DEVICE HOST", start=0)
 
 
-class LayerInformationFormat(enum.Enum):
-    ONELINE, JSON = range(2)
+LayerInformationFormat = enum.Enum("LayerInformationFormat", "ONELINE JSON", start=0)
 
 
-class ProfilingVerbosity(enum.Enum):
-    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
+ProfilingVerbosity = enum.Enum("ProfilingVerbosity", "LAYER_NAMES_ONLY NONE DETAILED", start=0)
 
 
-class DeviceType(enum.Enum):
-    GPU, DLA = range(2)
+DeviceType = enum.Enum("DeviceType", "GPU DLA", start=0)
 
 
-class HardwareCompatibilityLevel(enum.Enum):
-    NONE, AMPERE_PLUS = range(2)
+HardwareCompatibilityLevel = enum.Enum("HardwareCompatibilityLevel", "NONE AMPERE_PLUS", start=0)
 
 
 MemoryPoolType = _versioned(
@@ -93,34 +84,20 @@ MemoryPoolType = _versioned(
 )
 
 
-class LayerType(enum.Enum):
-    CONVOLUTION, ACTIVATION, ELEMENTWISE, PLUGIN_V2, QUANTIZE, DEQUANTIZE, SHUFFLE = range(7)
-
-
-class TacticSource(enum.IntEnum):
-    EDGE_MASK_CONVOLUTIONS, JIT_CONVOLUTIONS = 3, 4
-
-
+LayerType = enum.Enum("LayerType", "CONVOLUTION ACTIVATION ELEMENTWISE PLUGIN_V2 QUANTIZE DEQUANTIZE SHUFFLE", start=0)
+TacticSource = enum.IntEnum("TacticSource", "EDGE_MASK_CONVOLUTIONS JIT_CONVOLUTIONS", start=3)
 BuilderFlag = _versioned(
     "BuilderFlag",
     (
-        ("FP16", 8, 10),
-        ("INT8", 8, 10),
-        ("DEBUG", 8, _NEWEST),
-        ("GPU_FALLBACK", 8, _NEWEST),
+        *((name, 8, 10) for name in ("FP16", "INT8")),
+        *((name, 8, _NEWEST) for name in ("DEBUG", "GPU_FALLBACK")),
         ("STRICT_TYPES", 8, 8),
-        ("REFIT", 8, _NEWEST),
-        ("DISABLE_TIMING_CACHE", 8, _NEWEST),
-        ("TF32", 8, _NEWEST),
-        ("SPARSE_WEIGHTS", 8, _NEWEST),
-        ("OBEY_PRECISION_CONSTRAINTS", 8, 10),
-        ("PREFER_PRECISION_CONSTRAINTS", 8, 10),
-        ("DIRECT_IO", 8, _NEWEST),
-        ("VERSION_COMPATIBLE", 8, _NEWEST),
+        *((name, 8, _NEWEST) for name in ("REFIT", "DISABLE_TIMING_CACHE", "TF32", "SPARSE_WEIGHTS")),
+        *((name, 8, 10) for name in ("OBEY_PRECISION_CONSTRAINTS", "PREFER_PRECISION_CONSTRAINTS")),
+        *((name, 8, _NEWEST) for name in ("DIRECT_IO", "VERSION_COMPATIBLE")),
         *((("REQUIRE_USER_ALLOCATION", 8, _NEWEST),) if _RTX else ()),
         ("EXCLUDE_LEAN_RUNTIME", 8, _NEWEST),
-        ("EDITABLE_TIMING_CACHE", 10, _NEWEST),
-        ("ERROR_ON_TIMING_CACHE_MISS", 10, _NEWEST),
+        *((name, 10, _NEWEST) for name in ("EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS")),
     ),
 )
 NetworkDefinitionCreationFlag = _versioned(
@@ -129,9 +106,6 @@ NetworkDefinitionCreationFlag = _versioned(
 PreviewFeature = _versioned(
     "PreviewFeature", (("PROFILE_SHARING_0806", 8, 10), ("ALIASED_PLUGIN_IO_10_03", 10, _NEWEST))
 )
-
-
-# The driver.
 
 
 @functools.cache
@@ -179,7 +153,8 @@ class _DeviceMemory:
             _cuda().cuMemFree_v2(self._address)
 
 
-# Logging and profiling.
+def _abstract(self, *_):
+    raise NotImplementedError("a subclass must override it")
 
 
 class ILogger:
@@ -187,12 +162,7 @@ class ILogger:
         INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
 
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = Severity
-
-    def __init__(self):
-        pass
-
-    def log(self, severity, msg):
-        raise NotImplementedError("ILogger.log must be overridden")
+    log = _abstract
 
 
 class Logger(ILogger):
@@ -206,25 +176,11 @@ class Logger(ILogger):
 
 
 class IProfiler:
-    def __init__(self):
-        pass
-
-    def report_layer_time(self, layer_name, ms):
-        raise NotImplementedError("IProfiler.report_layer_time must be overridden")
+    report_layer_time = _abstract
 
 
 class IProgressMonitor:
-    def __init__(self):
-        pass
-
-    def phase_start(self, phase_name, parent_phase, num_steps):
-        raise NotImplementedError
-
-    def step_complete(self, phase_name, step):
-        raise NotImplementedError
-
-    def phase_finish(self, phase_name):
-        raise NotImplementedError
+    phase_start = step_complete = phase_finish = _abstract
 
 
 _LOGGER = None
@@ -243,8 +199,6 @@ def _take_logger(logger):
         )
     return _LOGGER
 
-
-# Plugins: a library names its creators in standin_creators(), one a line; a real one registers them by itself.
 
 _GLOBAL_CREATORS = set()
 
@@ -297,8 +251,6 @@ def get_plugin_registry():
 
 _PROCESS_REGISTRY = IPluginRegistry()
 
-
-# Networks.
 
 _ONNX_TYPES = {1: float32, 10: float16, 3: int8, 6: int32, 9: bool, 2: uint8}
 if _MAJOR >= 10:
@@ -458,9 +410,6 @@ def _nodes(graph):
                 yield from _nodes(inner)
 
 
-# Building.
-
-
 class Dims(tuple):
     __slots__ = ()
 
@@ -495,22 +444,9 @@ class IHostMemory(bytes):
 
 class IBuilderConfig:
     __slots__ = (
-        "DLA_core",
-        "_cache",
-        "_calibration_profile",
-        "_devices",
-        "_flags",
-        "_pools",
-        "_previews",
-        "_profiles",
-        "_tactics",
-        "builder_optimization_level",
-        "default_device_type",
-        "hardware_compatibility_level",
-        "int8_calibrator",
-        "plugins_to_serialize",
-        "profiling_verbosity",
-        "progress_monitor",
+        *("DLA_core", "_cache", "_calibration_profile", "_devices", "_flags", "_pools", "_previews", "_profiles"),
+        *("_tactics", "builder_optimization_level", "default_device_type", "hardware_compatibility_level"),
+        *("int8_calibrator", "plugins_to_serialize", "profiling_verbosity", "progress_monitor"),
     )
 
     def __init__(self):
@@ -697,36 +633,13 @@ def _watched(monitor, layers):
 
 
 class IInt8Calibrator:
-    def __init__(self):
-        pass
-
-    def get_batch_size(self):
-        raise NotImplementedError
-
-    def get_batch(self, names):
-        raise NotImplementedError
-
-    def read_calibration_cache(self):
-        raise NotImplementedError
-
-    def write_calibration_cache(self, cache):
-        raise NotImplementedError
+    get_batch_size = get_batch = read_calibration_cache = write_calibration_cache = _abstract
 
 
-class IInt8EntropyCalibrator2(IInt8Calibrator):
-    pass
-
-
-class IInt8EntropyCalibrator(IInt8Calibrator):
-    pass
-
-
-class IInt8MinMaxCalibrator(IInt8Calibrator):
-    pass
-
-
-class IInt8LegacyCalibrator(IInt8Calibrator):
-    pass
+IInt8EntropyCalibrator2, IInt8EntropyCalibrator, IInt8MinMaxCalibrator, IInt8LegacyCalibrator = (
+    type(f"IInt8{rule}", (IInt8Calibrator,), {})
+    for rule in ("EntropyCalibrator2", "EntropyCalibrator", "MinMaxCalibrator", "LegacyCalibrator")
+)
 
 
 def _calibrate(calibrator, network, config):
@@ -759,9 +672,6 @@ def _calibrate(calibrator, network, config):
     lines = [f"{name}: {struct.pack('>f', value / 127).hex()}" for name, value in largest.items()]
     calibrator.write_calibration_cache(memoryview("\n".join(["TRT-8600-EntropyCalibration2", *lines, ""]).encode()))
     return means
-
-
-# Running.
 
 
 def read(engine):
@@ -842,15 +752,7 @@ class Runtime:
 
 class ICudaEngine:
     __slots__ = (
-        "__weakref__",
-        "_computed",
-        "_contexts",
-        "_header",
-        "_memory",
-        "_model",
-        "_runner",
-        "_runtime",
-        "_tensors",
+        *("__weakref__", "_computed", "_contexts", "_header", "_memory", "_model", "_runner", "_runtime", "_tensors"),
         "name",
     )
 
@@ -907,12 +809,12 @@ class ICudaEngine:
     _dynamic = property(lambda self: any(-1 in one.shape for one in self._tensors.values() if one.is_network_input))
 
 
-class DynamicShapesKernelSpecializationStrategy(enum.Enum):
-    LAZY, EAGER, NONE = range(3)
+DynamicShapesKernelSpecializationStrategy = enum.Enum(
+    "DynamicShapesKernelSpecializationStrategy", "LAZY EAGER NONE", start=0
+)
 
 
-class CudaGraphStrategy(enum.Enum):
-    DISABLED, WHOLE_GRAPH_CAPTURE = range(2)
+CudaGraphStrategy = enum.Enum("CudaGraphStrategy", "DISABLED WHOLE_GRAPH_CAPTURE", start=0)
 
 
 class IRuntimeConfig:
@@ -925,17 +827,8 @@ class IRuntimeConfig:
 
 class IExecutionContext:
     __slots__ = (
-        "__weakref__",
-        "_active",
-        "_addresses",
-        "_calls",
-        "_config",
-        "_eager",
-        "_memory",
-        "_shapes",
-        "engine",
-        "enqueue_emits_profile",
-        "profiler",
+        *("__weakref__", "_active", "_addresses", "_calls", "_config", "_eager", "_memory", "_shapes"),
+        *("engine", "enqueue_emits_profile", "profiler"),
     )
 
     def __init__(self, engine, config=None):

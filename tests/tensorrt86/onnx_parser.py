@@ -155,13 +155,31 @@ class Parser:
         return said
 
 
+def built(source: Path, folder: Path, *options: str, target: str) -> Path:
+    """Builds a target of CMake with g++ and the headers of TensorRT 8.6, into a folder, which is given back."""
+    headers = Path(os.environ[TENSORRT_HEADERS]) / "8.6" / "include"
+    options = ("-DCMAKE_CXX_COMPILER=g++", f"-DTENSORRT_INCLUDE_DIR={headers}", *options)
+    for command in (
+        ("cmake", "-S", source, "-B", folder, *options),
+        ("cmake", "--build", folder, "--target", target, "--parallel", "2"),
+    ):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
+        assert done.returncode == 0, done.stdout[-4000:]
+    return folder
+
+
+def why_not_built(*tools: str) -> str:
+    """What is missing to build with TensorRT's headers and these tools; empty where nothing is."""
+    if TENSORRT_HEADERS not in os.environ:
+        return f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h"
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    return f"needs {missing[0]} on PATH" if missing else ""
+
+
 def _headers() -> list[Path]:
     """The folders of headers, TensorRT's own first."""
-    for tool in ("g++", "nvcc"):
-        if shutil.which(tool) is None:
-            raise UnavailableError(f"needs {tool} on PATH: the program around the parser is compiled")
-    if TENSORRT_HEADERS not in os.environ:
-        raise UnavailableError(f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h")
+    if reason := why_not_built("g++", "nvcc"):
+        raise UnavailableError(reason)
     own = Path(os.environ[TENSORRT_HEADERS]) / "8.6" / "include"
     given = Path(os.environ.get(PARSER_HEADER, own / "NvOnnxParser.h"))
     for path in (own / "NvInfer.h", given):

@@ -91,8 +91,20 @@ class Flow:
         values = (*graph.value_info, *graph.output)
         self.types: Mapping[str, int] = {value.name: value.type.tensor_type.elem_type for value in values}
         """Type of each tensor with a type in the model, an ``onnx.TensorProto.DataType``."""
+        self.elements: Mapping[str, int] = {
+            value.name: math.prod(max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim)
+            for value in values
+            if value.type.tensor_type.HasField("shape")
+        }
+        """Number of values of each tensor with a shape in the model; a dynamic size counts as 1."""
         self.constants: Mapping[str, tuple[int, ...]] = {one.name: tuple(one.dims) for one in graph.initializer}
         """Shapes of the model's constants, () for a scalar."""
+        self.int8_readers = tuple(
+            (index, read, frozenset(tensor.name for tensor in layer.outputs))
+            for index, layer in reversed(list(enumerate(self.layers)))
+            if (read := frozenset(tensor.name for tensor in layer.inputs if tensor.type == "Int8"))
+        )
+        """Layers that read INT8, the last first: index, INT8 tensors read, all tensors written."""
         self.node_readers = _grouped((name, node) for node in graph.node for name in dict.fromkeys(node.input))
 
     def _run_by(self, names: Collection[str]) -> dict[str, int]:
@@ -174,15 +186,6 @@ class Flow:
         return max(1, next((sizes[0] for sizes in (*dims, declared) if sizes), 1))
 
     @cached_property
-    def elements(self) -> Mapping[str, int]:
-        """Number of values of each tensor with a shape in the model; a dynamic size counts as 1."""
-        return {
-            value.name: math.prod(max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim)
-            for value in (*self.model.graph.value_info, *self.model.graph.output)
-            if value.type.tensor_type.HasField("shape")
-        }
-
-    @cached_property
     def float_bytes(self) -> int:
         """Bytes of a value that is not quantised: 2 if the model dequantises activations to FP16, otherwise 4."""
         dequantised = (self.nodes[name] for name in self.live if self.nodes[name].op_type == "DequantizeLinear")
@@ -214,15 +217,6 @@ class Flow:
             if layer.inputs
             and index not in self.runs
             and {tensor.type for tensor in (*layer.inputs, *layer.outputs)} == {"Int8"}
-        )
-
-    @cached_property
-    def int8_readers(self) -> tuple[tuple[int, frozenset[str], frozenset[str]], ...]:
-        """Layers that read INT8, the last first: index, INT8 tensors read, all tensors written."""
-        return tuple(
-            (index, read, frozenset(tensor.name for tensor in layer.outputs))
-            for index, layer in reversed(list(enumerate(self.layers)))
-            if (read := frozenset(tensor.name for tensor in layer.inputs if tensor.type == "Int8"))
         )
 
     def operators(self, layer: Layer) -> frozenset[str]:

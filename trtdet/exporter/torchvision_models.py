@@ -140,6 +140,11 @@ def _columns_of(model: Any) -> int:
     return int(head.num_columns if hasattr(head, "num_columns") else head.num_classes)
 
 
+def _feature_maps(backbone: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    features = backbone(x)
+    return {"0": features} if isinstance(features, Tensor) else features
+
+
 class _OneStage(nn.Module):
     """Returns ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities."""
 
@@ -156,15 +161,11 @@ class _OneStage(nn.Module):
         image = torch.zeros(1, 3, *size)
         images = importlib.import_module("torchvision.models.detection.image_list").ImageList(image, [size])
         with torch.no_grad():
-            (anchors,) = model.anchor_generator(images, self._features(image))
+            (anchors,) = model.anchor_generator(images, list(_feature_maps(self.backbone, image).values()))
         self.register_buffer("anchors", anchors, persistent=False)
 
-    def _features(self, x: Tensor) -> list[Tensor]:
-        features = self.backbone(x)
-        return [features] if isinstance(features, Tensor) else list(features.values())
-
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        outputs = self.head(self._features(x))
+        outputs = self.head(list(_feature_maps(self.backbone, x).values()))
         logits, numbers = outputs["cls_logits"], outputs["bbox_regression"]
         scores = logits.softmax(-1) if self.softmax else logits.sigmoid()
         if self.distances:
@@ -225,7 +226,7 @@ class TwoStageModel(nn.Module):
         self._own_masks = importlib.import_module("torchvision.models.detection.roi_heads").maskrcnn_inference
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        features = self.features(x)
+        features = _feature_maps(self.backbone, x)
         objectness, deltas, counts = self.scored(features)
         proposals, proposal_scores = self.proposed(x, features, objectness, deltas=deltas, counts=counts)
         logits, regression = self.classified(features, proposals)
@@ -234,10 +235,6 @@ class TwoStageModel(nn.Module):
             outputs["masks"] = self.masks(features, outputs["boxes"], outputs["labels"])
         steps = (objectness, deltas, proposals, proposal_scores, logits, regression)
         return outputs | dict(zip(STEPS, steps, strict=True))
-
-    def features(self, x: Tensor) -> dict[str, Tensor]:
-        features = self.backbone(x)
-        return {"0": features} if isinstance(features, Tensor) else features
 
     def scored(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor, list[int]]:
         """Objectness (a, 1) and offsets (a, 4) of all anchors, and the number of anchors of each level."""
@@ -342,7 +339,7 @@ def compare_stages(
         for batch, written in zip(inputs, outputs, strict=True):
             x = torch.from_numpy(batch)
             tensors = {name: torch.from_numpy(np.array(value)) for name, value in written.items()}
-            features = model.features(x)
+            features = _feature_maps(model.backbone, x)
             objectness, deltas, counts = model.scored(features)
             logits, regression = model.classified(features, tensors["proposals"])
             expected = {"objectness": objectness, "deltas": deltas, "logits": logits, "regression": regression}
@@ -384,7 +381,7 @@ def _whole(
     outputs = reference(x)
     if columns is not None:
         kept = list(columns)
-        logits, regression = model.classified(model.features(x), outputs["proposals"])
+        logits, regression = model.classified(_feature_maps(model.backbone, x), outputs["proposals"])
         offsets = outputs["regression"].unflatten(1, (-1, 4))[:, kept]
         expected = {"scores": outputs["logits"].softmax(1)[:, kept], "regression": offsets}
         fewer = {"scores": logits.softmax(1)[:, 1:], "regression": regression.unflatten(1, (-1, 4))[:, 1:]}

@@ -78,7 +78,7 @@ class CudaPython:
     """The driver through cuda-python for CUDA 12.6 and later; ``through`` names the package and its version.
 
     ``context`` is the primary context of the device. Every call needs it current, except push, pop and release, which
-    takes ``retained``.
+    takes ``retained``. ``device`` is the driver's handle.
     """
 
     graphs = True
@@ -86,9 +86,8 @@ class CudaPython:
     def __init__(self, driver: Any, index: int) -> None:
         self._cu = driver
         self.through = f"cuda-python {_version('cuda-bindings', 'cuda-python')}"
-        self._device = self.call("cuDeviceGet", index)
-        self.context = self.call("cuDevicePrimaryCtxRetain", self._device)
-        self.retained = self._device
+        self.device = self.retained = self.call("cuDeviceGet", index)
+        self.context = self.call("cuDevicePrimaryCtxRetain", self.device)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Calls a driver function with its arguments in the driver's order, a NumPy array for its address.
@@ -108,10 +107,6 @@ class CudaPython:
             words = text.decode(errors="replace") if text else "an unknown error"
             raise _failure(name, f"error {int(code)}, {words}", int(code))
         return results[0] if len(results) == 1 else tuple(results)
-
-    def bus_id(self) -> str:
-        text: bytes = self.call("cuDeviceGetPCIBusId", 32, self._device)
-        return text.split(b"\0")[0].decode()
 
     def allocate_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any]]:
         count = math.prod(shape)
@@ -140,7 +135,6 @@ class CudaPython:
 _METHODS = {
     "cuDevicePrimaryCtxRetain": "retain_primary_context",
     "cuDevicePrimaryCtxRelease": "detach",
-    "cuDeviceGetPCIBusId": "pci_bus_id",
     "cuCtxPushCurrent": "push",
     "cuMemFree": "free",
     "cuMemFreeHost": "free",
@@ -165,6 +159,7 @@ class PyCuda:
         self._functions: dict[str, Callable[..., Any]] = {
             "cuInit": driver.init,
             "cuDeviceGet": driver.Device,
+            "cuDeviceGetPCIBusId": lambda _, device: device.pci_bus_id().encode(),
             # If a thread ends with a context on PyCUDA's own stack, the process ends too.
             "cuCtxPopCurrent": driver.Context.pop,
             "cuMemGetInfo": driver.mem_get_info,
@@ -176,8 +171,8 @@ class PyCuda:
             "cuEventCreate": driver.Event,
         }
         self.call("cuInit")
-        self._device = self.call("cuDeviceGet", index)
-        self.context = self.retained = self.call("cuDevicePrimaryCtxRetain", self._device)
+        self.device = self.call("cuDeviceGet", index)
+        self.context = self.retained = self.call("cuDevicePrimaryCtxRetain", self.device)
 
     def call(self, name: str, *arguments: Any) -> Any:
         if name in _BY_DESTRUCTOR:
@@ -192,9 +187,6 @@ class PyCuda:
             # PyCUDA's errors have the driver's text but not its code.
             text = one_line(error)
             raise _failure(name, text, next((code for code, words in _STICKY.items() if words in text), -1)) from None
-
-    def bus_id(self) -> str:
-        return str(self.call("cuDeviceGetPCIBusId", self._device))
 
     def allocate_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any]]:
         array = self.call("cuMemHostAlloc", shape, dtype)

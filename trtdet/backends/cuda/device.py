@@ -267,7 +267,8 @@ class CudaDevice:
             try:
                 nvml.nvmlInit()
                 with self.current():
-                    self._nvml = nvml, nvml.nvmlDeviceGetHandleByPciBusId(self.bindings.bus_id().encode())
+                    bus = self.bindings.call("cuDeviceGetPCIBusId", 32, self.bindings.device).split(b"\0")[0]
+                    self._nvml = nvml, nvml.nvmlDeviceGetHandleByPciBusId(bus)
             except nvml.NVMLError as error:
                 return f"NVML does not answer: {one_line(error)}"
         return ""

@@ -57,7 +57,8 @@ class EngineContext:
                 if not self._trt_context.set_tensor_address(tensor.name, memory.address):
                     raise loaded.refused(f"taking memory for '{tensor.name}'", mark)
             self._resources = stack.pop_all()
-        self._finish = weakref.finalize(self, _end_context, self._stream, self._resources)
+        self.close = weakref.finalize(self, _end_context, self._stream, self._resources)
+        """Releases everything; a second call does nothing."""
 
     def fill(self, images: NDArray[np.float32]) -> None:
         """Copies a batch into the input buffer."""
@@ -77,7 +78,7 @@ class EngineContext:
         return self.run(False, behind_another=True)
 
     def run(self, transfers: bool = True, behind_another: bool = False) -> float:
-        if not self._finish.alive:
+        if not self.close.alive:
             raise BackendError("the engine was closed")
         loaded, stream = self._loaded, self._stream
         name = loaded.input.name
@@ -120,10 +121,6 @@ class EngineContext:
                 return f"capturing it failed ({one_line(error)})"
         self.captured = True
         return ""
-
-    def close(self) -> None:
-        """Releases everything; a second call does nothing."""
-        self._finish()
 
     @property
     def _trt_context(self) -> Any:

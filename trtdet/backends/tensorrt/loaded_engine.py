@@ -152,16 +152,14 @@ class LoadedEngine:
         except BaseException:
             release(gpu, self._objects)
             raise
-        self._finish = weakref.finalize(self, _give_back, gpu, self._objects)
+        self.close = weakref.finalize(self, _give_back, gpu, self._objects)
+        """Releases the engine, then the device; a second call does nothing."""
 
     @property
     def engine(self) -> Any:
         if len(self._objects) < 2:
             raise BackendError("the engine was closed")
         return self._objects[1]
-
-    def close(self) -> None:
-        self._finish()
 
     @contextmanager
     def doing(self, action: str) -> Iterator[None]:
