@@ -9,8 +9,7 @@ import pytest
 from written_networks import drawn, parsed
 
 from trtdet.audit import Audit, Layer, Tensor, audit, layers_of
-from trtdet.audit.advice import Advice
-from trtdet.audit.findings import Finding
+from trtdet.audit.findings import Advice, Finding
 from trtdet.audit.layers import parse_layers
 from trtdet.audit.results import Departure
 from trtdet.backends import BuildRequest, Built

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 
-from trtdet.audit.advice import advise
-from trtdet.audit.findings import INEXACT, find
+from trtdet.audit.findings import INEXACT, advise, find
 from trtdet.audit.layers import BITS, Layer, Tensor, layers_of
 from trtdet.audit.results import Audit, Departure, load_times
 from trtdet.audit.traffic import PRECISIONS, Flow

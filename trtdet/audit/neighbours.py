@@ -44,14 +44,11 @@ class Joint:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of an engine: ``fixed`` plus a sum of tables.
+    """The cost of an engine: ``fixed``, which does not depend on the plan, plus a sum of tables.
 
     The sum is exact for kernels with at most eight convolutions around them, and else for at most two of these in FP16.
-
-    Attributes:
-        convs: the convolutions that may run in FP16, in the order of the engine.
-        fixed: the cost that does not depend on the plan.
-        gpu: GPU the times refer to; empty for other costs.
+    ``convs`` are the convolutions that may run in FP16, in the order of the engine. ``gpu`` is the GPU that times refer
+    to; empty for other costs.
     """
 
     convs: tuple[str, ...]

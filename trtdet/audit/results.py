@@ -12,8 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from trtdet.audit.advice import Advice
-from trtdet.audit.findings import KINDS, Finding
+from trtdet.audit.findings import KINDS, Advice, Finding
 from trtdet.audit.layers import Layer
 from trtdet.errors import BundleError, ConfigError
 from trtdet.files.documents import DocumentError, parse_document

@@ -123,9 +123,8 @@ class LayerEstimate:
 class Estimate:
     """Estimated time of an engine on a GPU, not a measurement; ``graph`` means launched as a CUDA graph.
 
-    Attributes:
-        layers: the layers that start a kernel, in the order of the builder.
-        cached: the part of ``bytes`` in tensors that fit into the L2 cache; memory time may fall by this share.
+    ``layers`` are those that start a kernel, in the order of the builder. ``cached`` is the part of ``bytes`` in
+    tensors that fit into the L2 cache; memory time may fall by this share.
     """
 
     gpu: Gpu

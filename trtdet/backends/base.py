@@ -113,13 +113,9 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Implicit:
-    """Where the ranges of an implicitly quantised network come from.
-
-    Attributes:
-        calibrator: ``cache``, or one of TensorRT's own calibrators.
-        cache: for ``cache``, the text of a calibration cache for the network's tensors.
-        images: for TensorRT's calibrators, which read them with ``preprocess`` in batches of ``batch``.
-        percentile: for ``percentile``, in percent.
+    """Where the ranges of an implicitly quantised network come from: one of TensorRT's own calibrators, which reads
+    ``images`` with ``preprocess`` in batches of ``batch``, or with the calibrator ``cache`` the text of a calibration
+    cache for the network's tensors. ``percentile`` is that of the calibrator ``percentile``, in percent.
     """
 
     calibrator: OwnCalibrator | Literal["cache"]
@@ -220,13 +216,10 @@ class Built:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """The time of one layer.
+    """The time of one layer; ``ms`` has the milliseconds of each run, summed over its ``count`` executions in that run.
 
-    Attributes:
-        name: as the library calls it.
-        type: the ONNX operator if nothing was fused, else the library's kind of kernel.
-        onnx: names of the ONNX nodes it came from; empty if unknown.
-        ms: milliseconds in each run, summed over the layer's ``count`` executions in that run.
+    ``name`` is as the library calls it, ``type`` the ONNX operator if nothing was fused, else the library's kind of
+    kernel. ``onnx`` has the names of the ONNX nodes it came from; empty if unknown.
     """
 
     name: str
@@ -240,11 +233,8 @@ class LayerTime:
 class RunInfo:
     """Where a model or an engine runs. ``str()`` gives all of it, such as ``TensorRT 8.6.0 (NVIDIA H200)``.
 
-    Attributes:
-        device: ``CPU``, or the driver's name of the GPU.
-        library: with its version.
-        fallback_reason: why the engine does not run; empty if it does or there is none.
-        without_graphs: why no CUDA graph is used; empty if one is, or if the device has none.
+    ``device`` is ``CPU`` or the driver's name of the GPU, ``library`` has its version. ``fallback_reason`` says why the
+    engine does not run, ``without_graphs`` why no CUDA graph is used; each is empty if there is nothing to say.
     """
 
     device: str

@@ -190,9 +190,7 @@ class OnnxContext:
             self._session.run(None, self._feeds)
             return 1000 * (perf_counter() - started)
 
-    def compute(self) -> float:
-        """Same as :meth:`run`, as there is no device to launch work on."""
-        return self.run()
+    compute = run  # there is no device to launch work on
 
 
 @contextmanager

@@ -24,12 +24,10 @@ from trtdet.runtime.detector import Detector, Runtime
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of :func:`compare`; mAP over IoU 0.50:0.95 as fractions, 0..1.
+    """Result of :func:`compare`; mAP of boxes or masks over IoU 0.50:0.95 as fractions, 0..1.
 
-    Attributes:
-        difference: mAP of the evaluation minus that of the reference; below 0 is a loss.
-        low, high: its interval.
-        of: whether the IoU is that of boxes or of masks.
+    ``difference`` is the mAP of the evaluation minus that of the reference, below 0 a loss; ``low`` and ``high`` are
+    its interval.
     """
 
     reference: Evaluation

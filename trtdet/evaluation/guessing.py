@@ -30,10 +30,8 @@ _USUAL = "as usual for such heads"
 class Guess:
     """A guessed configuration.
 
-    Attributes:
-        origins: where the value of each written key is from, by its path such as ``input.color``.
-        unknown: keys that only the user knows, each with a description of its placeholder.
-        looks: plausibility of its detections; None without images.
+    ``origins`` says where the value of each written key is from, by its path such as ``input.color``. ``unknown`` are
+    the keys that only the user knows, each with a description of its placeholder. ``looks`` is None without images.
     """
 
     config: Config
@@ -156,8 +154,7 @@ def settled(
 ) -> tuple[Config, Plausibility, Plausibility]:
     """Replaces the keys of a float model's configuration for which another value is clearly better on the images.
 
-    Returns:
-        The new configuration, the plausibility of the old one, and that of the new one without further suggestions.
+    Returns the new configuration, the plausibility of the old one, and that of the new one without further suggestions.
     """
     first = examine_model(model, Options(config), images)
     if not first.better:

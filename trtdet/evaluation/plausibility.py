@@ -146,16 +146,14 @@ _ROUNDS = 4
 
 @dataclass(frozen=True)
 class Plausibility:
-    """Result of a check.
+    """Result of a check of some images.
 
     Attributes:
-        images: number of images examined.
         empty: number of images without a confident detection.
         boxes: mean number of confident detections per image.
         agreement: share of the scores that is found in the mirror image too, 0..1.
         symptoms: signs of a detector that does not work, each a clause.
-        better: keys and values that give clearly better detections.
-        better_text: ``better`` as written in a configuration.
+        better: keys and values that give clearly better detections; ``better_text`` has them as in a configuration.
         gain: figure with ``better`` divided by that of the given configuration; infinite if that is 0.
         obstacle: error that prevented the check; empty if none did.
     """
@@ -227,10 +225,8 @@ def examine_detector(detector: Detector, config: Config, paths: Sequence[Path]) 
 def examine_target(target: Path, detector: Detector, config: Config | None, paths: Sequence[Path]) -> dict[str, Any]:
     """Checks a bundle's folder, or an ONNX file with its configuration, and returns plain values.
 
-    For a bundle that was checked when it was built, this is the result in its manifest.
-
-    Warns:
-        ImplausibleDetections: the configuration looks wrong.
+    For a bundle that was checked when it was built, this is the result in its manifest. Warns with
+    ImplausibleDetections if the configuration looks wrong.
     """
     if config is None:
         bundle = Bundle(target, verify=False)
@@ -261,11 +257,8 @@ def _guarded(work: Callable[[], Plausibility]) -> Plausibility:
 class _Subject:
     """The model or detector under test.
 
-    Attributes:
-        run: computes all outputs of images float32 (B, 3, H, W), each with B rows.
-        config: the given configuration.
-        batch: best number of images at a time.
-        detector: decodes the head; None if the outputs are raw, so that other heads can be tried.
+    ``run`` computes all outputs of images float32 (B, 3, H, W), each with B rows; ``batch`` images at a time are best.
+    ``detector`` decodes the head; None if the outputs are raw, so that other heads can be tried.
     """
 
     run: Callable[[Float], Mapping[str, NDArray[Any]]]

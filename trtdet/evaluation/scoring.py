@@ -129,10 +129,8 @@ def evaluate_each(
 class ProposalRecall:
     """Recall of the proposals that enter the second stage, against the annotated boxes of any class.
 
-    Attributes:
-        ar100: mean recall over IoU 0.50:0.05:0.95 of the best 100 proposals of each image, 0..1; -1 without boxes.
-        ar1000: the same for the best 1000.
-        proposals: mean number of proposals per image.
+    ``ar100`` and ``ar1000`` are the mean recall over IoU 0.50:0.05:0.95 of the best 100 and 1000 proposals of each
+    image, 0..1; -1 without boxes. ``proposals`` is the mean number of proposals per image.
     """
 
     ar100: float

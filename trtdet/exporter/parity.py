@@ -45,11 +45,9 @@ class OutputCheck:
 class DetectionCheck:
     """Comparison of the final detections with torch's over all images; all but the last two are counts.
 
-    Attributes:
-        matched: pairs of the same class within the tolerance.
-        ties: detections of one side, each within the tolerance of a threshold or of a rival.
-        max_score: largest score difference of a pair.
-        max_box: largest corner difference of a pair, in pixels of the network's input.
+    ``matched`` are pairs of the same class within the tolerance, ``ties`` detections of one side, each within the
+    tolerance of a threshold or of a rival. ``max_score`` and ``max_box`` are the largest differences of a pair, in
+    score and in pixels of the network's input.
     """
 
     images: int

@@ -25,10 +25,8 @@ from trtdet.tables import Column, Table, Tables
 class Share:
     """Time of a type of operator, or of a part of the network.
 
-    Attributes:
-        ms, stddev: of the sum of its layers over the runs (of a sample, n - 1).
-        count: kernels per run.
-        share: of the sum of all layers, 0..1.
+    ``ms`` and ``stddev`` are of the sum of its layers over the runs (of a sample, n - 1), ``share`` is of the sum of
+    all layers, 0..1. ``count`` are kernels per run.
     """
 
     name: str
@@ -40,11 +38,8 @@ class Share:
 
 @dataclass(frozen=True)
 class OnnxNodes:
-    """Nodes of the ONNX model behind the layers.
-
-    Attributes:
-        convs: names of the convolutions, in model order.
-        origins: by node name, the step of trtdet that wrote the node; other nodes are the model's own.
+    """Nodes of the ONNX model behind the layers: the names of the convolutions, in model order, and the ``origins``, by
+    node name, which are the steps of trtdet that wrote the node; other nodes are the model's own.
     """
 
     convs: tuple[str, ...] = ()
@@ -68,15 +63,11 @@ class OnnxNodes:
 
 @dataclass(frozen=True)
 class Profile:
-    """The layers of one target.
+    """The layers of one target, in execution order, each with the milliseconds of every run.
 
-    Attributes:
-        file: the engine or the model.
-        run_info: device and library of the run.
-        batch: images per run.
-        layers: in execution order, each with the milliseconds of every run.
-        nodes: the ONNX model behind them.
-        latency_ms: of every run without the profiler; these alternate with the profiled runs.
+    ``file`` is the engine or the model, ``nodes`` are those of the ONNX model behind the layers, and ``batch`` is the
+    number of images per run. ``latency_ms`` is of every run without the profiler; these alternate with the profiled
+    runs.
     """
 
     name: str

@@ -26,14 +26,10 @@ _TURNS = 5
 
 @dataclass(frozen=True)
 class Profiling:
-    """Result of :func:`profile`.
+    """Result of :func:`profile`, against another target's profile if there is one.
 
-    Attributes:
-        against: profile of the other target; None if there is none.
-        images: source of the images, in words.
-        before, after: state of the machine.
-        warnings: one sentence each.
-        nms_differs: how the NMS of the two differs, in words; empty if it does not.
+    ``images`` is the source of the images, in words; ``before`` and ``after`` are states of the machine. ``warnings``
+    are one sentence each. ``nms_differs`` says how the NMS of the two differs; empty if it does not.
     """
 
     profile: Profile

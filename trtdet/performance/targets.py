@@ -24,15 +24,10 @@ from trtdet.runtime.detector import Detector
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A detector to time.
+    """A detector to time, by its ``name`` in the results; ``file`` is the engine or model that runs.
 
-    Attributes:
-        name: in the results.
-        input: pre-processing of the detector.
-        file: the engine or model that runs.
-        nms: NMS mode; with ``host``, NMS runs after the engine and is not timed.
-        thresholds: of NMS in the graph; None if unknown.
-        tf32: the target has float32 convolutions, which may run in TF32.
+    With the NMS mode ``host``, NMS runs after the engine and is not timed. ``thresholds`` are those of NMS in the
+    graph; None if unknown. ``tf32`` says that the target has float32 convolutions, which may run in TF32.
     """
 
     name: str
@@ -100,10 +95,8 @@ def unfair(name: str, difference: str) -> str:
 class Machine:
     """State of the machine before or after a measurement.
 
-    Attributes:
-        cores, cores_in_all: those that this process may use, and all.
-        load: mean number of running processes over 1, 5 and 15 minutes.
-        clocks: clocks, temperature and throttling of the device; None if unknown.
+    ``cores`` are those that this process may use, ``load`` is the mean number of running processes over 1, 5 and 15
+    minutes. ``clocks`` are clocks, temperature and throttling of the device; None if unknown.
     """
 
     cpu: str

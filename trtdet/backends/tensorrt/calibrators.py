@@ -75,16 +75,11 @@ def _reason(messages: Sequence[str]) -> str:
 
 
 class CacheCalibration:
-    """A calibrator with a cache and without images.
+    """A calibrator with a cache and without images. Raises BackendError if this version has no calibrators.
 
     ``text`` is the cache that :func:`trtdet.calibration.cache.write` gives for this version and
-    ``EntropyCalibration2``.
-
-    Attributes:
-        calibrator: for ``IBuilderConfig.int8_calibrator``; this object must outlive the build.
-        written: the cache that TensorRT wrote; None before that.
-
-    Raises BackendError if this version has no calibrators.
+    ``EntropyCalibration2``. ``calibrator`` is for ``IBuilderConfig.int8_calibrator``; this object must outlive the
+    build. ``written`` is the cache that TensorRT wrote; None before that.
     """
 
     def __init__(self, trt: Any, text: str) -> None:

@@ -164,12 +164,10 @@ def _shapes_problem(node: gs.Node) -> str:
 
 @dataclass(frozen=True)
 class DlaPlacement:
-    """Where the layers of a network run; ``str()`` names what goes to the GPU, and why.
+    """Where the layers of a network that depend on the image run; ``str()`` names what goes to the GPU, and why.
 
-    Attributes:
-        layers: number of layers that depend on the image.
-        on_gpu: reason by name of each layer that the DLA does not take.
-        macs_on_gpu: their share of the multiply-adds, 0..1.
+    ``layers`` is their number. ``on_gpu`` has the reason for each that the DLA does not take, by name, and
+    ``macs_on_gpu`` is the share of these in the multiply-adds, 0..1.
     """
 
     layers: int
@@ -191,11 +189,9 @@ class DlaPlacement:
 
 
 def place_on_dla(model: onnx.ModelProto, in_float32: Collection[str] = ()) -> DlaPlacement:
-    """Divides the layers of a network between DLA and GPU.
+    """Divides the layers of a network, with the shapes of its tensors, between DLA and GPU.
 
-    Args:
-        model: with the shapes of its tensors.
-        in_float32: layers that run in FP32, which the DLA has not.
+    The DLA has no FP32: the layers ``in_float32`` run on the GPU.
     """
     graph = gs.import_onnx(model)
     live = {tensor.name for tensor in graph.inputs}

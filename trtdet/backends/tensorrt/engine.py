@@ -294,7 +294,7 @@ class EngineRunner:
         self.input: str = loaded.input.name
         self.outputs: tuple[str, ...] = tuple(tensor.name for tensor in loaded.outputs)
         self.batch: int | None = None if loaded.dynamic else loaded.batches[1]
-        self.on_device = True
+        self.on_device, self.clocks = True, loaded.gpu.clocks
         self.model = None
         self.largest_batch: int | None = loaded.batches[2]
         self._contexts: weakref.WeakSet[EngineContext] = weakref.WeakSet()
@@ -355,9 +355,6 @@ class EngineRunner:
             if not report:
                 raise BackendError("the engine has no information on its layers", "build it with profiling verbosity")
             return str(report)
-
-    def clocks(self) -> dict[str, Any] | None:
-        return self._loaded.gpu.clocks()
 
     def close(self) -> None:
         """Releases everything on the device, contexts first; a second call does nothing."""

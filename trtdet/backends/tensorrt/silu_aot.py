@@ -66,12 +66,9 @@ _OUTPUT_TYPES = ("FLOAT", "HALF", "INT8")  # by their values in nvinfer1::DataTy
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel with its constants.
+    """One kernel with its constants: (input_scale, factor, offset) for each of its ``channels``, or once for all.
 
-    Attributes:
-        input, output: types of x and y.
-        vector: channels per vector of the layout, 1 for LINEAR.
-        channels: (input_scale, factor, offset) for each channel, or once for all.
+    ``input`` and ``output`` are the types of x and y, ``vector`` the channels per vector of the layout, 1 for LINEAR.
     """
 
     activation: Activation
