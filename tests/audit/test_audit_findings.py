@@ -44,12 +44,8 @@ def float_model(opset: int = 13) -> onnx.ModelProto:
 
 
 def built(backend: Backend, *kept: str, glue: Glue = "float") -> tuple[Audit, Flow]:
-    """The audit of a real engine that keeps some convolutions in FP16.
-
-    Args:
-        backend: builds it.
-        kept: the convolutions.
-        glue: float32 between the kernels; FP16; FP16 and one scale for each convolution's weights.
+    """The audit of a real engine that keeps some convolutions in FP16; between the kernels, and the scales of weights,
+    as ``glue`` says.
     """
     placement = place(float_model())
     entries = {name: Entry("fp16", "test") if name in kept else one for name, one in placement.plan.entries.items()}

@@ -165,16 +165,6 @@ class ILogger:
     log = _abstract
 
 
-class Logger(ILogger):
-    def __init__(self, min_severity=ILogger.Severity.WARNING):
-        super().__init__()
-        self.min_severity = min_severity
-
-    def log(self, severity, msg):
-        if severity.value <= self.min_severity.value:
-            print(f"[TRT] [{severity.name[0]}] {msg}")
-
-
 class IProfiler:
     report_layer_time = _abstract
 
@@ -286,10 +276,6 @@ class ILayer:
         self._stored = {}
 
     @property
-    def num_inputs(self):
-        return len(self._node.input)
-
-    @property
     def num_outputs(self):
         return len(self._outputs)
 
@@ -325,7 +311,6 @@ class INetworkDefinition:
 
     num_layers = property(lambda self: len(self._layers))
     num_inputs = property(lambda self: len(self._inputs))
-    num_outputs = property(lambda self: len(self._outputs))
 
     def get_layer(self, index):
         return self._layers[index]
@@ -408,10 +393,6 @@ def _nodes(graph):
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 yield from _nodes(inner)
-
-
-class Dims(tuple):
-    __slots__ = ()
 
 
 class IOptimizationProfile:
@@ -780,7 +761,7 @@ class ICudaEngine:
         return TensorIOMode.INPUT if self._tensors[name].is_network_input else TensorIOMode.OUTPUT
 
     def get_tensor_shape(self, name):
-        return Dims(self._tensors[name].shape)
+        return self._tensors[name].shape
 
     def get_tensor_dtype(self, name):
         return self._tensors[name].dtype
@@ -789,7 +770,7 @@ class ICudaEngine:
         return TensorLocation.DEVICE if name in self._tensors else TensorLocation.HOST
 
     def get_tensor_profile_shape(self, name, profile_index):
-        return [Dims(one) for one in self._header["profiles"][profile_index][name]]
+        return [tuple(one) for one in self._header["profiles"][profile_index][name]]
 
     def create_execution_context(self, runtime_config=None):
         if runtime_config is not None and not _RTX:
@@ -802,9 +783,6 @@ class ICudaEngine:
 
     def create_engine_inspector(self):
         return EngineInspector(self)
-
-    def serialize(self):
-        raise NotImplementedError("the stand-in keeps no serialised engine")
 
     _dynamic = property(lambda self: any(-1 in one.shape for one in self._tensors.values() if one.is_network_input))
 
@@ -875,9 +853,9 @@ class IExecutionContext:
     def get_tensor_shape(self, name):
         tensor = self.engine._tensors[name]
         if name in self._shapes:
-            return Dims(self._shapes[name])
+            return self._shapes[name]
         batch = next(iter(self._shapes.values()), (-1,))[0]
-        return Dims((batch if tensor.shape[0] < 0 else tensor.shape[0], *tensor.shape[1:]))
+        return (batch if tensor.shape[0] < 0 else tensor.shape[0], *tensor.shape[1:])
 
     def set_tensor_address(self, name, memory):
         if name not in self.engine._tensors:

@@ -37,14 +37,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the network.
+    """A layer of the network, with the parser's name for it and the name of its ``tensorrt.LayerType``.
 
-    Attributes:
-        name: as the parser named it.
-        type: name of its ``tensorrt.LayerType``.
-        inputs: names of tensors, None for one that was left out.
-        outputs: what it makes.
-        plugin: ``type``, ``version``, ``namespace`` and serialised ``state`` of its plugin, where it is one.
+    ``inputs`` are names of tensors, None for one that was left out. Where it is a plugin, ``plugin`` has its ``type``,
+    ``version``, ``namespace`` and serialised ``state``.
     """
 
     name: str
@@ -56,16 +52,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What the parser made of a model.
+    """What the parser made of a model; the network is empty where it refused.
 
-    Attributes:
-        ok: it read all of it.
-        errors: where it did not: ``code``, ``node`` (index), ``function`` and ``words`` of each error; of an exception
-            that it threw the words alone.
-        messages: its warnings and errors as they go to a logger.
-        findings: what the stand-in saw that a builder would not take, such as operands of different types.
-        inputs, outputs, layers: the network; empty where the parser refused.
-        lacks: the function that the stand-in would have needed for this model; else empty.
+    ``errors`` have ``code``, ``node`` (index), ``function`` and ``words``, of an exception that it threw the words
+    alone. ``messages`` are its warnings and errors as they go to a logger. ``findings`` are what the stand-in saw that
+    a builder would not take, such as operands of different types. ``lacks`` is the function that the stand-in would
+    have needed for this model; else empty.
     """
 
     ok: bool
@@ -83,17 +75,10 @@ class UnavailableError(Exception):
 
 
 class Parser:
-    """Reads models, each in a process of its own.
+    """Reads models, each in a process of its own, with a program that is compiled in a folder.
 
-    Args:
-        trt: the module ``tensorrt``.
-        folder: where the program is compiled.
-
-    Attributes:
-        said: what the compiler had to say.
-
-    Raises:
-        UnavailableError: a compiler or a header is missing.
+    ``trt`` is the module ``tensorrt``; ``said`` is what the compiler had to say. Raises UnavailableError if a compiler
+    or a header is missing.
     """
 
     def __init__(self, trt: Any, folder: Path) -> None:

@@ -116,10 +116,8 @@ class Layer:
 
 
 def layers_of(built: Built) -> tuple[Layer, ...]:
-    """The layers of an engine, from the inspector's text or, without one, from the builder's log.
-
-    Raises BackendError if neither lists layers, or the inspector's text has an unknown schema.
-    """
+    """The layers of an engine, from the inspector's text or, without one, from the builder's log. Raises BackendError
+    if neither lists layers, or the inspector's text has an unknown schema."""
     layers = parse_inspector(built.layers) if built.layers else parse_layers(built.log)
     if not layers:
         raise BackendError("the builder listed no layers", "is the logger at VERBOSE and profiling verbosity DETAILED?")

@@ -80,10 +80,8 @@ class Audit:
         )
 
     def timed(self, times: Mapping[str, float]) -> Audit:
-        """This audit with shares of measured time; ``times`` are a profiler's milliseconds by layer name.
-
-        Raises ConfigError if the times belong to another engine.
-        """
+        """This audit with shares of measured time; ``times`` are a profiler's milliseconds by layer name. Raises
+        ConfigError if the times belong to another engine."""
         layers = {layer.name: layer.bytes for layer in self.layers}
         working = [name for name, moved in layers.items() if moved]
         untimed = [name for name in working if name not in times]
@@ -176,10 +174,8 @@ class Audit:
 
 
 def load_times(path: Path) -> dict[str, float]:
-    """Milliseconds per run by layer name, from a JSON object of these or a file of ``trtexec --exportProfile``.
-
-    Raises ConfigError if the file is missing or has another form.
-    """
+    """Milliseconds per run by layer name, from a JSON object of these or a file of ``trtexec --exportProfile``. Raises
+    ConfigError if the file is missing or has another form."""
     try:
         data = path.read_bytes()
         if data.lstrip().startswith(b"["):

@@ -291,15 +291,11 @@ class Runner(Protocol):
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """Runs a batch, float32 (B, 3, H, W). A smaller batch than the fixed one is padded and its outputs are cut.
-
-        Raises BackendError if the batch is too large, or the device failed.
-        """
+        Raises BackendError if the batch is too large, or the device failed."""
 
     def new_context(self, images: NDArray[np.float32]) -> ExecutionContext:
-        """A new context for exactly this batch, warmed up once.
-
-        Raises BackendError if the batch size is not supported, or the device has no memory left.
-        """
+        """A new context for exactly this batch, warmed up once. Raises BackendError if the batch size is not supported,
+        or the device has no memory left."""
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         """Times every layer over ``runs`` runs of a batch, after ``warm_up`` others; in the order of execution."""
@@ -315,7 +311,5 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
-        """Builds the engine; ``progress`` gets the builder's phases, if the builder reports them.
-
-        Raises BackendError if the backend refused the model or a target; the message quotes it.
-        """
+        """Builds the engine; ``progress`` gets the builder's phases, if the builder reports them. Raises BackendError
+        if the backend refused the model or a target; the message quotes it."""

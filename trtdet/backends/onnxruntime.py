@@ -58,9 +58,7 @@ class OnnxRuntime:
 
 class OnnxRunner:
     """Runs a model on the CPU, in the form of :func:`portable`; ``alone`` uses one thread, for models run in parallel.
-
-    Raises BackendError if onnxruntime cannot load the model.
-    """
+    Raises BackendError if onnxruntime cannot load the model."""
 
     def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
         # The session refers to the same bytes, so keeping them for a profile costs nothing.

@@ -106,7 +106,7 @@ class _Rounded:
         for value in graph.output:
             if value.name in half:
                 # If no node reads the output, this form is not written yet.
-                (self._half_form if value.name in self._pinned else self._float_form)(value.name)
+                self._form(value.name, "half" if value.name in self._pinned else "float")
         values = [value for value in graph.value_info if value.name not in half]
         del graph.value_info[:], graph.node[:]
         graph.value_info.extend(values)
@@ -119,8 +119,8 @@ class _Rounded:
         new_node.CopyFrom(node)
         if _opaque(node):
             for name in sorted(self._half.intersection(_captured(node))):
-                self._half_form(name)
-            new_node.input[:] = [self._half_form(name) if name in self._half else name for name in node.input]
+                self._form(name, "half")
+            new_node.input[:] = [self._form(name, "half") if name in self._half else name for name in node.input]
             self._nodes.append(new_node)
             self._as_half.update({name: name for name in node.output if name in self._half})
             return
@@ -132,7 +132,7 @@ class _Rounded:
         unrounded &= node.op_type in _PRODUCTS or (bool(integers) and _exact(node))
         for index, name in enumerate(node.input):
             if name in self._half:
-                new_node.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
+                new_node.input[index] = (unrounded and self._unrounded.get(name)) or self._form(name, "float")
         half_outputs = [index for index, name in enumerate(node.output) if name in self._half]
         self._nodes.append(new_node)
         if node.op_type == "Cast" and half_outputs:
@@ -155,16 +155,14 @@ class _Rounded:
                 new_node.output[index] = self._fresh(f"{name}/unrounded")
                 self._cast(new_node.output[index], name, "half")
 
-    def _half_form(self, name: str) -> str:
-        if name not in self._as_half:
-            self._cast(self._unrounded.get(name) or self._as_float[name], name, "half")
-        return self._as_half[name]
-
-    def _float_form(self, name: str) -> str:
-        """The rounded float32 form; written at its first reader, as some tensors have none."""
-        if name not in self._as_float:
-            self._cast(self._half_form(name), name, "float")
-        return self._as_float[name]
+    def _form(self, name: str, form: str) -> str:
+        """The "half" form or the rounded "float" form, written at its first reader, as some tensors have none."""
+        forms = self._as_half if form == "half" else self._as_float
+        if name not in forms and form == "half":
+            self._cast(self._unrounded.get(name) or self._as_float[name], name, form)
+        elif name not in forms:
+            self._cast(self._form(name, "half"), name, form)
+        return forms[name]
 
     def _cast(self, source: str, name: str, form: str) -> None:
         forms, kind = (self._as_half, _HALF) if form == "half" else (self._as_float, _FLOAT)

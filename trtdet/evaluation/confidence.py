@@ -47,10 +47,8 @@ def images_needed(loss: float, worst: float, images: int, bound: float) -> int |
 
 
 def apart_from(dataset: CocoDataset, chosen: Collection[Path]) -> CocoDataset:
-    """Leaves out the images whose bytes equal those of a ``chosen`` file; names do not matter.
-
-    Raises DataError if no image is left, or only images without a box are left of an annotated set.
-    """
+    """Leaves out the images whose bytes equal those of a ``chosen`` file; names do not matter. Raises DataError if no
+    image is left, or only images without a box are left of an annotated set."""
     same = same_files([image.path for image in dataset.images], chosen)
     kept = tuple(image for image in dataset.images if image.path not in same)
     if not kept:

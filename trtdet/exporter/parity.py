@@ -107,10 +107,8 @@ def compare_selection(
 def compare_outputs(
     source: str, pairs: Sequence[tuple[Outputs, Outputs]], tolerance: float, reference: str = "torch"
 ) -> tuple[OutputCheck, ...]:
-    """Compares each output of torch and of the model over all batches, the first of them with one image.
-
-    Raises ModelError if an output has another shape, is not finite, or differs too much.
-    """
+    """Compares each output of torch and of the model over all batches, the first of them with one image. Raises
+    ModelError if an output has another shape, is not finite, or differs too much."""
     worst: dict[str, OutputCheck] = {}
     for expected, outputs in pairs:
         for name, want in expected.items():

@@ -90,11 +90,11 @@ def load(place: str, options: ExportOptions) -> SourceModel:
     state = checkpoints.read_state(options.weights) if options.weights is not None else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = _built(detection, place, state, options=options)
+        model, total = _built(detection, place, state, options=options)
     if state and options.weights is not None:
         checkpoints.load_state(model, state, Path(options.weights), advice=f"expected weights of torchvision's {place}")
-    config = resized(options.config or _configuration(place, model), options.size)
-    source, total, count = f"torchvision:{place}", _columns_of(model), len(config.classes)
+    config = resized(options.config or _configuration(place, model, total), options.size)
+    source, count = f"torchvision:{place}", len(config.classes)
     # The score columns of the classes, in their order; torchvision trains column 0 as no object.
     if options.config is None or (total == _COLUMNS and config.classes == COCO_CLASSES):
         columns = _COCO_COLUMNS
@@ -112,7 +112,8 @@ def load(place: str, options: ExportOptions) -> SourceModel:
     return two_stage_source(source, model.eval(), config, columns=columns)
 
 
-def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportOptions) -> Any:
+def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportOptions) -> tuple[Any, int]:
+    """The detector without its weights, and its number of score columns."""
     make = getattr(detection, name)
     blank = {"weights": None, "weights_backbone": None}
     columns = len(options.config.classes) + 1 if options.config is not None else _COLUMNS
@@ -130,14 +131,7 @@ def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportO
         for module in model.backbone.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 0.0
-    return model
-
-
-def _columns_of(model: Any) -> int:
-    if hasattr(model, "roi_heads"):
-        return int(model.roi_heads.box_predictor.cls_score.out_features)
-    head = model.head.classification_head
-    return int(head.num_columns if hasattr(head, "num_columns") else head.num_classes)
+    return model, columns
 
 
 def _feature_maps(backbone: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -182,8 +176,7 @@ class _OneStage(nn.Module):
         return {"boxes": boxes, "scores": scores.index_select(2, self.columns)}
 
 
-def _configuration(name: str, model: Any) -> Config:
-    total = _columns_of(model)
+def _configuration(name: str, model: Any, total: int) -> Config:
     if total != _COLUMNS:
         raise ConfigError(
             f"the weights of torchvision:{name} have {total} columns of scores, which have no names",

@@ -279,10 +279,8 @@ def load_by_position(model: YOLOX, path: Path) -> None:
 
 
 def load(source: str, options: ExportOptions) -> SourceModel:
-    """A built-in source: YOLOX of any size, or the shapes detector.
-
-    Raises ConfigError if the input size is not a multiple of 32; ModelError if the weights are unusable.
-    """
+    """A built-in source: YOLOX of any size, or the shapes detector. Raises ConfigError if the input size is not a
+    multiple of 32; ModelError if the weights are unusable."""
     variant = source.removeprefix("yolox-")
     config, size = options.config, options.size
     if config is None:

@@ -60,6 +60,10 @@ class OnnxNodes:
         origins = [self.added(name) for name in layer.onnx]
         return None if None in origins else next(iter(origins), None)
 
+    def own_first(self, names: Sequence[str]) -> list[str]:
+        """Sorts the model's own nodes before the nodes that trtdet added."""
+        return sorted(names, key=lambda name: self.added(name) is not None)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -149,8 +153,7 @@ class Profile:
             (
                 *(place, layer.name, layer.type),
                 *(statistics.fmean(layer.ms), statistics.stdev(layer.ms), statistics.fmean(layer.ms) / total),
-                # The model's own nodes come before those that trtdet added.
-                shortened(sorted(layer.onnx, key=lambda name: self.nodes.added(name) is not None)),
+                shortened(self.nodes.own_first(layer.onnx)),
                 part_of(layer, self.nodes),
             )
             for place, layer in longest

@@ -75,10 +75,8 @@ class Profiling:
         return Tables((*parts, "\n".join(self.circumstances)))
 
     def compared(self, top: int = 20) -> Tables:
-        """The differences by type of operator, and the ``top`` convolutions that the first runs slower.
-
-        Raises ValueError without ``against``.
-        """
+        """The differences by type of operator, and the ``top`` convolutions that the first runs slower. Raises
+        ValueError without ``against``."""
         if self.against is None:
             raise ValueError("one profile alone has nothing to be compared with")
         mine, others = ({share.name: share for share in part.by_type} for part in (self.profile, self.against))
@@ -202,10 +200,8 @@ def profile_targets(
 
 
 def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
-    """Mean milliseconds of each layer of a bundle's engine, by layer name.
-
-    Raises BackendError if the bundle has no engine, or the engine cannot run here.
-    """
+    """Mean milliseconds of each layer of a bundle's engine, by layer name. Raises BackendError if the bundle has no
+    engine, or the engine cannot run here."""
     detector = Detector.open(path, runtime="engine")
     target = Target(
         str(path), runner=detector.runner, input=detector.input, file=str(detector.file), nms=detector.nms_mode

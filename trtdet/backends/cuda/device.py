@@ -151,9 +151,7 @@ class Stream(_Owned):
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Records what ``enqueue`` puts into this stream, without running it. Other threads may call CUDA meanwhile.
-
-        Raises BackendError if the work cannot be captured, or PyCUDA is used; the stream stays usable.
-        """
+        Raises BackendError if the work cannot be captured, or PyCUDA is used; the stream stays usable."""
         with self._gpu.current():
             return Graph(self._gpu, self._gpu.bindings.capture(self._raw, enqueue))
 

@@ -344,10 +344,8 @@ class EngineRunner:
         return layer_times(rows[warm_up:], self.inspect())
 
     def inspect(self) -> str:
-        """The report of TensorRT's inspector, JSON with a list ``Layers``.
-
-        Raises BackendError if it is empty, as the engine was built without profiling information.
-        """
+        """The report of TensorRT's inspector, JSON with a list ``Layers``. Raises BackendError if it is empty, as the
+        engine was built without profiling information."""
         loaded = self._loaded
         with loaded.doing("listing the layers"):
             inspector = loaded.engine.create_engine_inspector()

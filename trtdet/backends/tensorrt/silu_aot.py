@@ -112,10 +112,8 @@ extern "C" __global__ void __launch_bounds__(trtdet::kThreadsPerBlock)
 
 @functools.lru_cache(maxsize=256)
 def compile_ptx(kernel: Kernel) -> bytes:
-    """PTX of the kernel for compute capability 7.5 and later; needs no GPU.
-
-    Raises BackendError if NVRTC is not installed or refused the source; the message quotes it.
-    """
+    """PTX of the kernel for compute capability 7.5 and later; needs no GPU. Raises BackendError if NVRTC is not
+    installed or refused the source; the message quotes it."""
     nvrtc = _import_nvrtc()
     folder = shipped_folder("plugins") / "silu"
     headers = [(folder / name).read_bytes() for name in _HEADERS]
@@ -239,10 +237,8 @@ def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
 def channel_table(
     input_scale: npt.NDArray[np.float32], factor: npt.NDArray[np.float32], offset: npt.NDArray[np.float32]
 ) -> tuple[tuple[float, float, float], ...]:
-    """(input_scale, factor, offset) for each channel, or once; each attribute has length 1 or C.
-
-    Raises BackendError if the lengths do not match, a value is not finite, or an input_scale is not above 0.
-    """
+    """(input_scale, factor, offset) for each channel, or once; each attribute has length 1 or C. Raises BackendError if
+    the lengths do not match, a value is not finite, or an input_scale is not above 0."""
     attributes = {"input_scale": input_scale, "factor": factor, "offset": offset}
     count = max(len(values) for values in attributes.values())
     for name, values in attributes.items():
