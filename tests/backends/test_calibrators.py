@@ -189,18 +189,16 @@ def test_a_device_that_takes_no_batch_is_an_error_with_its_words(trt):
 
     made = ImageCalibration(trt, "minmax", Images("images", (2, 3, 4, 4), [batch()], upload))
     fed(made.calibrator)
-    with pytest.raises(
-        CalibrationError, match="after 0 batches .* MemoryError: CUDA out of memory; free device memory"
-    ):
+    said = "after 0 batches .* MemoryError: CUDA out of memory; free device memory"
+    with pytest.raises(CalibrationError, match=said):
         made.check(True, [])
 
 
 def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt):
     made = ImageCalibration(trt, "minmax", Device().images(batch(), batch()))
     made.check(False, [])
-    with pytest.raises(
-        CalibrationError, match="asked for 0 batches: Calibrator won't be used in explicit precision mode"
-    ):
+    said = "asked for 0 batches: Calibrator won't be used in explicit precision mode"
+    with pytest.raises(CalibrationError, match=said):
         made.check(True, ["Calibrator won't be used in explicit precision mode."])
     made.calibrator.get_batch(["images"])
     with pytest.raises(CalibrationError, match="asked for 1 batches: it gave no reason"):

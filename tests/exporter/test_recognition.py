@@ -51,9 +51,8 @@ def _shipped(family: str) -> Any:
 
 def _guessed(outputs: dict[str, Any], classes: tuple[str, ...] | None = None) -> Any:
     config, said = onnx_file.guessed(outputs, SIZE, "m", "x", classes)
-    assert said.startswith(
-        f"guessed from shapes and values: decode {config.head.decode}, {len(config.classes)} classes"
-    )
+    guess = f"guessed from shapes and values: decode {config.head.decode}, {len(config.classes)} classes"
+    assert said.startswith(guess)
     assert (config.name, config.input.size, config.input.name) == ("m", SIZE, "x")
     return config
 

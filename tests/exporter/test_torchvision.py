@@ -23,9 +23,8 @@ SHAPES_RCNN = Path(__file__).parents[1] / "fixtures" / "shapes_rcnn"
 
 
 def test_sources_that_are_not_allowed(tmp_path):
-    with pytest.raises(
-        ModelError, match=r"torchvision:keypointrcnn_resnet50_fpn is not allowed, allowed are .*maskrcnn"
-    ):
+    said = r"torchvision:keypointrcnn_resnet50_fpn is not allowed, allowed are .*maskrcnn"
+    with pytest.raises(ModelError, match=said):
         export("torchvision:keypointrcnn_resnet50_fpn", tmp_path / "m.onnx")
     with pytest.raises(ConfigError, match=r"torchvision:maskrcnn_resnet50_fpn is exported for one image at a time"):
         export("torchvision:maskrcnn_resnet50_fpn", tmp_path / "m.onnx", ExportOptions(dynamic_batch=True))
@@ -38,9 +37,8 @@ def test_a_package_that_cannot_be_imported(tmp_path, monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(torchvision_models.importlib, "import_module", failing)
-    with pytest.raises(
-        ModelError, match=r"cannot be imported \(operator .*\); install it with: pip install torchvision"
-    ):
+    said = r"cannot be imported \(operator .*\); install it with: pip install torchvision"
+    with pytest.raises(ModelError, match=said):
         torchvision_models.load("ssd300_vgg16", ExportOptions(random_weights=True))
 
 

@@ -100,9 +100,8 @@ def test_a_network_other_than_its_description_is_refused(tmp_path, monkeypatch):
         return content
 
     monkeypatch.setattr(checkpoints, "read", altered)
-    with pytest.raises(
-        ModelError, match=r"model.0.conv.padding is \(2, 2\), in the file \(3, 3\); expected a checkpoint"
-    ):
+    said = r"model.0.conv.padding is \(2, 2\), in the file \(3, 3\); expected a checkpoint"
+    with pytest.raises(ModelError, match=said):
         export(f"yolov5:{CHECKPOINT}", tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -113,7 +112,6 @@ def test_a_checkpoint_of_another_network(tmp_path):
         export(f"yolov5:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")
     for content in ({"state_dict": {}}, {"model": {"w": torch.zeros(1)}}):
         torch.save(content, tmp_path / "c.pt")
-        with pytest.raises(
-            ModelError, match="holds no network under 'ema' or 'model'; expected a checkpoint of YOLOv5"
-        ):
+        said = "holds no network under 'ema' or 'model'; expected a checkpoint of YOLOv5"
+        with pytest.raises(ModelError, match=said):
             export(f"yolov5:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")

@@ -326,8 +326,15 @@ def frame(start: int, duration: int) -> dict[str, Any]:
     return event("model_run", start, duration, "", "Session")
 
 
-def net(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\nnet {text}')
+def kernels(*names: str) -> list[dict[str, Any]]:
+    return [frame(0, 1000), *(event(f"{name}_kernel_time", 10 * i, 5) for i, name in enumerate(names, 1))]
+
+
+def net(text: str, *names: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\nnet {text}')
+    for node, name in zip(model.graph.node, names, strict=False):
+        node.name = name
+    return model
 
 
 def test_a_trace_is_split_into_runs_and_the_warm_up_left_out():
@@ -341,8 +348,7 @@ def test_a_trace_is_split_into_runs_and_the_warm_up_left_out():
             frame(start, 900),
             event("SequentialExecutor::Execute", start + 1, 890, "", "Session"),
         ]
-    model = net("(float[1] x) => (float[1] z) { y = Relu(x)  z = Neg(y) }")
-    model.graph.node[0].name, model.graph.node[1].name = "conv", "relu"
+    model = net("(float[1] x) => (float[1] z) { y = Relu(x)  z = Neg(y) }", "conv", "relu")
     conv, relu = layer_times(events, model, 3, 1)
     assert (conv.name, conv.type, conv.ms, conv.count, conv.onnx) == ("conv", "Conv", (0.2, 0.3), 1, ("conv",))
     assert (relu.name, relu.ms) == ("relu", (0.011, 0.012))
@@ -370,20 +376,10 @@ def test_a_trace_that_was_cut_is_refused():
 
 
 def test_fused_kernels_name_the_nodes_that_went_into_them():
-    model = net(
-        """(float[1,8,4,4] x, float[8,8,1,1] w) => (float[1,8,4,4] out) {
-            q = Neg(w)
-            c = Conv(x, q)
-            s = Sigmoid(c)
-            m = Mul(c, s)
-            r = Relu(m)
-            out = Abs(r)
-        }"""
-    )
-    for node, name in zip(model.graph.node, ("weights", "conv", "sigmoid", "mul", "relu", "abs"), strict=True):
-        node.name = name
-    kernels = ["ReorderInput", "c_nchwc", "mul/QuickGeluFusion/", "r_nchwc", "ReorderOutput", "abs"]
-    events = [frame(0, 1000), *(event(f"{name}_kernel_time", 10 + 10 * i, 5) for i, name in enumerate(kernels))]
+    text = """(float[1,8,4,4] x, float[8,8,1,1] w) => (float[1,8,4,4] out) {
+        q = Neg(w) c = Conv(x, q) s = Sigmoid(c) m = Mul(c, s) r = Relu(m) out = Abs(r) }"""
+    model = net(text, "weights", "conv", "sigmoid", "mul", "relu", "abs")
+    events = kernels("ReorderInput", "c_nchwc", "mul/QuickGeluFusion/", "r_nchwc", "ReorderOutput", "abs")
     found = {one.name: one.onnx for one in layer_times(events, model, 1, 0)}
     assert found == {
         "ReorderInput": (),
@@ -396,14 +392,9 @@ def test_fused_kernels_name_the_nodes_that_went_into_them():
 
 
 def test_an_activation_that_the_convolution_computes_belongs_to_it():
-    model = net("(float[1] x) => (float[1] a, float[1] b) { c = Neg(x)  r = Relu(c)  a = Abs(r)  b = Exp(r) }")
-    for node, name in zip(model.graph.node, ("conv", "relu", "abs", "exp"), strict=True):
-        node.name = name
-    events = [
-        frame(0, 100),
-        *(event(f"{name}_kernel_time", 10 * i, 5) for i, name in enumerate(("conv", "abs", "exp"), 1)),
-    ]
-    assert layer_times(events, model, 1, 0)[0].onnx == ("conv", "relu")
+    text = "(float[1] x) => (float[1] a, float[1] b) { c = Neg(x)  r = Relu(c)  a = Abs(r)  b = Exp(r) }"
+    model = net(text, "conv", "relu", "abs", "exp")
+    assert layer_times(kernels("conv", "abs", "exp"), model, 1, 0)[0].onnx == ("conv", "relu")
 
 
 def test_every_node_of_the_shipped_model_is_in_one_kernel_and_nothing_is_left_behind(shapes, tmp_path, monkeypatch):

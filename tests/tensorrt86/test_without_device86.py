@@ -29,9 +29,8 @@ def test_the_builder_itself_only_raises_a_type_error(trt, log):
 
 
 def test_the_backend_says_what_to_do_instead():
-    with pytest.raises(
-        BackendError, match=f"{SAID}; build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
-    ):
+    said = f"{SAID}; build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
+    with pytest.raises(BackendError, match=said):
         choose("tensorrt")
 
 
