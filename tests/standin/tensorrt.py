@@ -266,18 +266,13 @@ class ILayer:
         self._node = node
         self._outputs = outputs
         self.name = node.name
-        kinds = {
-            "Conv": LayerType.CONVOLUTION,
-            "QuantizeLinear": LayerType.QUANTIZE,
-            "DequantizeLinear": LayerType.DEQUANTIZE,
-        }
-        self.type = kinds.get(node.op_type, LayerType.ELEMENTWISE)
+        kinds = {"Conv": "CONVOLUTION", "QuantizeLinear": "QUANTIZE", "DequantizeLinear": "DEQUANTIZE"}
+        self.type = LayerType[kinds.get(node.op_type, "ELEMENTWISE")]
         self._precision = None
         self._stored = {}
 
-    @property
-    def num_outputs(self):
-        return len(self._outputs)
+    num_outputs = property(lambda self: len(self._outputs))
+    precision_is_set = property(lambda self: self._precision is not None)
 
     def get_output(self, index):
         return self._outputs[index]
@@ -289,10 +284,6 @@ class ILayer:
     @precision.setter
     def precision(self, value):
         self._precision = value
-
-    @property
-    def precision_is_set(self):
-        return self._precision is not None
 
     def set_output_type(self, index, dtype):
         if self._outputs[index].dtype not in (float32, float16):
@@ -373,14 +364,9 @@ class OnnxParser:
             return False
         for index, node in enumerate(_nodes(parsed.graph)):
             if node.domain == "trt.plugins" and not self._network._registry._knows(node.op_type):
-                self._errors.append(
-                    ParserError(
-                        node,
-                        f"Assertion failed: creator: Plugin not found, are the plugin name {node.op_type}, "
-                        "version, and namespace correct?",
-                        index,
-                    )
-                )
+                asked = f"are the plugin name {node.op_type}, version, and namespace correct?"
+                said = f"Assertion failed: creator: Plugin not found, {asked}"
+                self._errors.append(ParserError(node, said, index))
         if self._errors:
             return False
         self._network._take(parsed)
@@ -1037,13 +1023,10 @@ def _plan(engine):
         last = nodes[-1].output[0]
         after = readers.get(last, [])
         quantized = after and all(one.op_type == "QuantizeLinear" for one in after)
+        kind = "PointWiseV2" if name.startswith("PWN") else _KINDS.get(node.op_type, node.op_type)
         layer = {
             "Name": name,
-            "LayerType": "PluginV2"
-            if node.domain == "trt.plugins"
-            else "PointWiseV2"
-            if name.startswith("PWN")
-            else _KINDS.get(node.op_type, node.op_type),
+            "LayerType": "PluginV2" if node.domain == "trt.plugins" else kind,
             "Inputs": inputs,
             "Outputs": [described(last, "Int8" if quantized else floating, node)],
             "TacticName": f"standin_{node.op_type.lower()}",
