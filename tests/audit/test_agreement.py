@@ -102,8 +102,6 @@ def test_without_images_there_is_nothing_to_say():
         agreement(exposed(net()), exposed(net()), watched_tensors(net()), [], 20.0)
 
 
-# whole commands
-
 BUILT = ["build", SMALL_MODEL, "--config", "shapes", "--num-images", 4, "--effort", "none", "--silu", "keep"]
 BUILT += ["--guard", "off", "--int8-all"]
 

@@ -9,11 +9,10 @@ import pytest
 from written_networks import drawn, parsed
 
 from trtdet.audit import Audit, Layer, Tensor, audit, layers_of
-from trtdet.audit.advice import Advice
-from trtdet.audit.findings import Finding
+from trtdet.audit.findings import Advice, Finding
 from trtdet.audit.layers import parse_layers
 from trtdet.audit.results import Departure
-from trtdet.backends import BuildRequest, Built, choose
+from trtdet.backends import BuildRequest, Built
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import BackendError, BundleError
 from trtdet.quantization import Entry, PrecisionPlan, QdqPlacement, insert_qdq, place, to_half
@@ -50,12 +49,6 @@ def plan(precision: Any) -> PrecisionPlan:
 
 
 @pytest.fixture(scope="module")
-def rtx():
-    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
-    return choose("tensorrt-rtx")
-
-
-@pytest.fixture(scope="module")
 def built_int8(rtx):
     return rtx.build(BuildRequest(int8_model()[0], sms=(86,)))
 
@@ -63,9 +56,6 @@ def built_int8(rtx):
 @pytest.fixture(scope="module")
 def built_fp32(rtx):
     return rtx.build(BuildRequest(float_model(), sms=(86,)))
-
-
-# With a real builder
 
 
 @pytest.mark.tensorrt
@@ -120,9 +110,6 @@ def test_a_planned_convolution_that_is_not_in_the_engine_is_a_departure(built_fp
     assert found.fp32 == len(plan("fp32").entries)
 
 
-# With lines as the builder writes them
-
-
 def line(name: str, kind: str, inputs: str, constants: str, outputs: str, *nodes: str, separator: str = "\x1f") -> str:
     def typed(kind: str) -> str:
         shape = "Dimensions: [1,16,32,32], Strides: [16384,1,512,16], StrideOrder: [3,0,2,1]"
@@ -175,8 +162,6 @@ def test_a_log_without_layers_is_an_error():
     with pytest.raises(BackendError, match="the builder listed no layers; is the logger at VERBOSE"):
         audited(built("nothing here"), plan("int8"))
 
-
-# As a file
 
 AUDIT = Audit(
     1,

@@ -17,7 +17,7 @@ from trtdet.audit.gpus import gpu_named
 from trtdet.audit.layers import parse_inspector
 from trtdet.audit.roofline import estimate
 from trtdet.audit.traffic import Flow
-from trtdet.backends import Backend, BuildRequest, choose
+from trtdet.backends import Backend, BuildRequest
 from trtdet.calibration import Range, Ranges
 from trtdet.errors import ConfigError
 from trtdet.passes.opset import HALF_SCALES
@@ -44,12 +44,8 @@ def float_model(opset: int = 13) -> onnx.ModelProto:
 
 
 def built(backend: Backend, *kept: str, glue: Glue = "float") -> tuple[Audit, Flow]:
-    """The audit of a real engine that keeps some convolutions in FP16.
-
-    Args:
-        backend: builds it.
-        kept: the convolutions.
-        glue: float32 between the kernels; FP16; FP16 and one scale for each convolution's weights.
+    """The audit of a real engine that keeps some convolutions in FP16; between the kernels, and the scales of weights,
+    as ``glue`` says.
     """
     placement = place(float_model())
     entries = {name: Entry("fp16", "test") if name in kept else one for name, one in placement.plan.entries.items()}
@@ -64,12 +60,6 @@ def built(backend: Backend, *kept: str, glue: Glue = "float") -> tuple[Audit, Fl
 
 
 @pytest.fixture(scope="module")
-def rtx():
-    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
-    return choose("tensorrt-rtx")
-
-
-@pytest.fixture(scope="module")
 def int8(rtx):
     return built(rtx)
 
@@ -78,9 +68,6 @@ def int8(rtx):
 def half(rtx):
     glues: tuple[Glue, ...] = ("half", "half, a scale a tensor")
     return {glue: built(rtx, glue=glue) for glue in glues}
-
-
-# With a real builder
 
 
 @pytest.mark.tensorrt
@@ -173,8 +160,6 @@ def test_advice_keeps_what_is_in_fp16_already_until_nothing_is_left_to_gain(rtx)
     assert found.advice == ()
     assert not [one for one in found.findings if one.kind == "activation"]
 
-
-# With layers as full TensorRT tells them
 
 WIDE = "Thirty-two wide channel vectorized row major Int8 format"
 LINEAR = "Row major linear FP32"
@@ -418,9 +403,6 @@ def test_an_unknown_data_type_is_a_warning_and_not_counted():
     assert found.bytes == 2 * 128
 
 
-# Measured times
-
-
 def test_measured_times_replace_the_estimated_shares():
     times = {one["Name"]: 0.0 for one in unfused()[:-1]}
     times |= {"QuantizeLinear_0": 0.3, f"w + {FIRST}": 0.1, ACTIVATION: 0.5, "of another thing": 9.0}
@@ -447,9 +429,6 @@ def test_the_time_of_a_layer_is_shared_out_among_its_findings():
 def test_times_of_another_engine_are_an_error(times):
     with pytest.raises(ConfigError, match=r"of another engine: [67] of this one's 7 layers have none, such as"):
         seen(*unfused(), times=times)
-
-
-# The report
 
 
 def test_a_report_shows_three_of_each_kind_unless_all_are_asked_for():

@@ -131,14 +131,8 @@ ELEVEN = {
     "Name": "Conv_44_myl0_10",
     "LayerType": "correlation",
     "Inputs": [
-        {
-            "Name": "before_bias.1",
-            "Dimensions": [1, 64, 208, 208],
-            "Strides": [2768896, 1, 13312, 64],
-            "StrideOrder": [3, 0, 2, 1],
-            "Datatype": "Int8",
-            "Format": "(NHWC) Channel major format",
-        }
+        {"Name": "before_bias.1", "Dimensions": [1, 64, 208, 208], "Strides": [2768896, 1, 13312, 64]}
+        | {"StrideOrder": [3, 0, 2, 1], "Datatype": "Int8", "Format": "(NHWC) Channel major format"}
     ],
     "Constants": [{"Name": "dconst", "Dimensions": [16, 4, 3, 3], "Datatype": "Int8", "Format": "(NHWC)"}],
     "Outputs": [{"Name": "bb1_5", "Dimensions": [1, 16, 104, 104], "Datatype": "Float", "Format": None}],

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -13,7 +9,6 @@ from written_networks import parsed
 
 from trtdet.audit.gpus import gpu_named
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NET = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1,3,32,32] x) => (float[1,32,16,16] y, float[1,16,32,32] z) {
     a = Conv<pads = [1,1,1,1]>(x, w1) s = Sigmoid(a) b = Mul(a, s)
@@ -24,14 +19,6 @@ net (float[1,3,32,32] x) => (float[1,32,16,16] y, float[1,16,32,32] z) {
     f = Exp(d) z = Mul(f, d) }"""
 SHAPES = {"w1": (16, 3, 3, 3), "w2": (16, 16, 3, 3), "w3": (32, 32, 1, 1)}
 FIRST, SECOND, LAST = "Conv_0", "Conv_3", "Conv_8"
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("estimates")
-    for name in ("estimates", "fused_plan"):
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture

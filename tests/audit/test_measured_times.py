@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 
 from trtdet.audit.roofline import TIME_WITHIN, estimate
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ENGINES = Path(__file__).resolve().parents[3] / "shared" / "measured" / "engines"
 if not ENGINES.is_dir():
     pytest.skip("needs the measured engines of ../shared/measured, which are absent here", allow_module_level=True)
@@ -21,15 +18,8 @@ NAMES = sorted(path.name.removesuffix(".graph.json") for path in ENGINES.glob("*
 
 
 @pytest.fixture(scope="module")
-def engines():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        module = importlib.import_module("estimates")
-        return {each.name: each for each in module.engines(ENGINES)}
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-        for name in ("estimates", "fused_plan"):
-            sys.modules.pop(name, None)
+def engines(benchmark):
+    return {each.name: each for each in benchmark.engines(ENGINES)}
 
 
 @pytest.mark.parametrize("name", NAMES)

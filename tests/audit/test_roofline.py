@@ -249,9 +249,6 @@ def test_without_all_eight_layers_are_shown():
     assert (tuple(short.notes), tuple(whole.notes)) == (("4 more; --all shows them",), ())
 
 
-# The table of GPUs
-
-
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
 def test_the_rates_of_a_gpu_fit_one_another(gpu):
     # Tensor cores multiply INT8 twice as fast as FP16 on every GPU here, FP16 at least four times as fast as FP32.

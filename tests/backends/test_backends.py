@@ -35,11 +35,7 @@ def test_auto_never_needs_a_library_that_was_not_given(forms, engine, given, ask
 @pytest.mark.parametrize(
     ("forms", "asked", "message"),
     [
-        (
-            ("keep", "plugin"),
-            "plugin",
-            "needs the library.*engine.plugins=LIBRARY.*--silu keep",
-        ),
+        (("keep", "plugin"), "plugin", "needs the library.*engine.plugins=LIBRARY.*--silu keep"),
         (("keep", "swish"), "plugin", "test 1 cannot take --silu plugin: it ends; allowed: auto, keep, swish"),
         (("plugin", "keep"), "swish", "test 1 cannot take --silu swish; allowed: auto, plugin, keep"),
     ],
@@ -60,9 +56,8 @@ def test_a_kernel_that_the_driver_cannot_read_is_refused_before_anything_is_done
     if given:
         assert silu_form("plugin", (Path("a.so"),), caps) == "plugin"
         return
-    with pytest.raises(
-        BackendError, match="driver reads up to 12.8; update the driver, give .* or choose another --silu"
-    ):
+    said = "driver reads up to 12.8; update the driver, give .* or choose another --silu"
+    with pytest.raises(BackendError, match=said):
         silu_form("plugin", (), caps)
     monkeypatch.setattr(cuda, "driver_version", lambda: "13.9")
     assert silu_form("plugin", (), caps) == "plugin"
@@ -128,8 +123,7 @@ def test_a_suppression_that_would_ignore_a_key_is_not_taken(monkeypatch, version
         return
     left = suppression("auto", caps, None, NmsConfig(class_agnostic=True))
     assert left.mode == "host"
-    assert left.reason.startswith(
-        "with --nms onnx or native the engine could not be launched as a CUDA graph (the data"
-    )
+    said = "with --nms onnx or native the engine could not be launched as a CUDA graph (the data"
+    assert left.reason.startswith(said)
     with pytest.raises(BackendError, match="class_agnostic', which its EfficientNMS ignores; allowed: --nms onnx, nat"):
         suppression("efficient", caps, None, NmsConfig(class_agnostic=True))

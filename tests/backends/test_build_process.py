@@ -43,28 +43,14 @@ class FakeTensorRT:
     float16, float32 = "half", "float"
     __version__ = "8.6.0"
 
-    class ILogger:
-        class Severity:
-            ERROR, INTERNAL_ERROR, INFO = 1, 0, 3
-
-    class ProfilingVerbosity:
-        DETAILED = 2
-
-    class BuilderFlag:
-        INT8, FP16, OBEY_PRECISION_CONSTRAINTS, VERSION_COMPATIBLE = "INT8", "FP16", "OBEY", "VERSION"
-        TF32 = "TF32"
-
-    class NetworkDefinitionCreationFlag:
-        EXPLICIT_BATCH = 0
-
-    class MemoryPoolType:
-        WORKSPACE = "workspace"
-
-    class HardwareCompatibilityLevel:
-        AMPERE_PLUS = "ampere"
-
-    class TacticSource:
-        CUBLAS, CUBLAS_LT, JIT_CONVOLUTIONS = 0, 1, 4
+    ProfilingVerbosity = SimpleNamespace(DETAILED=2)
+    BuilderFlag = SimpleNamespace(
+        INT8="INT8", FP16="FP16", TF32="TF32", OBEY_PRECISION_CONSTRAINTS="OBEY", VERSION_COMPATIBLE="VERSION"
+    )
+    NetworkDefinitionCreationFlag = SimpleNamespace(EXPLICIT_BATCH=0)
+    MemoryPoolType = SimpleNamespace(WORKSPACE="workspace")
+    HardwareCompatibilityLevel = SimpleNamespace(AMPERE_PLUS="ampere")
+    TacticSource = SimpleNamespace(CUBLAS=0, CUBLAS_LT=1, JIT_CONVOLUTIONS=4)
 
     def __init__(self, layers: list[str], others: dict[str, list[str]] | None = None) -> None:
         """``others`` has the types of the outputs of the layers that do not give one float tensor."""
@@ -117,19 +103,11 @@ class FakeTensorRT:
         """What a build by this library gives, with an empty model."""
         Path("model.onnx").write_bytes(b"")
         request = {
-            "network_flags": [],
-            "builder_flags": [],
-            "sms": [],
-            "batch": None,
+            **dict.fromkeys(("network_flags", "builder_flags", "sms", "plugins", "preview_features"), ()),
+            **dict.fromkeys(("batch", "implicit", "compiled_plugins", "keep_timings", "inspect")),
             "precisions": {},
-            "plugins": [],
             "loads_plugins": True,
-            "preview_features": [],
-            "compiled_plugins": False,
-            "implicit": None,
             "options": asdict(EngineOptions()),
-            "keep_timings": False,
-            "inspect": False,
         }
         logger = SimpleNamespace(errors=[], first=lambda: "it gave no reason")
         return build_process.build(self, {**request, **changes}, logger, lambda report: None)
@@ -143,8 +121,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "precisions",
-    [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32", "Assertion_5": "fp32"}],
+    "precisions", [{}, {"Conv_1": "fp16", "Conv_3": "fp32", "gone": "fp16", "Shape_4": "fp32", "Assertion_5": "fp32"}]
 )
 def test_a_weakly_typed_network_is_told_layer_by_layer(elsewhere, precisions):
     fake = FakeTensorRT(["Conv_0", "Conv_1", "Sigmoid_2", "Conv_3"], {"Shape_4": ["int64"], "Assertion_5": []})

@@ -68,9 +68,6 @@ def fed(calibrator: Any) -> list[list[int]]:
     return found
 
 
-# ranges
-
-
 def test_the_cache_is_given_as_it_is_without_images_and_what_tensorrt_writes_back_is_kept():
     given = CacheCalibration(library(), TEXT)
     assert given.calibrator.made and type(given.calibrator).__mro__[1].__name__ == "IInt8EntropyCalibrator2"
@@ -100,9 +97,6 @@ def test_an_engine_for_which_the_cache_was_never_read_is_an_error():
         given.check(True, [words])
     # Where nothing was built, the builder has a reason of its own.
     given.check(False, [words])
-
-
-# images
 
 
 @pytest.mark.parametrize(("rule", "base"), CALIBRATORS.items())
@@ -195,18 +189,16 @@ def test_a_device_that_takes_no_batch_is_an_error_with_its_words(trt):
 
     made = ImageCalibration(trt, "minmax", Images("images", (2, 3, 4, 4), [batch()], upload))
     fed(made.calibrator)
-    with pytest.raises(
-        CalibrationError, match="after 0 batches .* MemoryError: CUDA out of memory; free device memory"
-    ):
+    said = "after 0 batches .* MemoryError: CUDA out of memory; free device memory"
+    with pytest.raises(CalibrationError, match=said):
         made.check(True, [])
 
 
 def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt):
     made = ImageCalibration(trt, "minmax", Device().images(batch(), batch()))
     made.check(False, [])
-    with pytest.raises(
-        CalibrationError, match="asked for 0 batches: Calibrator won't be used in explicit precision mode"
-    ):
+    said = "asked for 0 batches: Calibrator won't be used in explicit precision mode"
+    with pytest.raises(CalibrationError, match=said):
         made.check(True, ["Calibrator won't be used in explicit precision mode."])
     made.calibrator.get_batch(["images"])
     with pytest.raises(CalibrationError, match="asked for 1 batches: it gave no reason"):
@@ -214,9 +206,6 @@ def test_an_engine_that_was_calibrated_on_too_little_is_an_error(trt):
     fed(made.calibrator)
     with pytest.raises(CalibrationError, match="asked for 2 batches"):  # it wrote no cache
         made.check(True, [])
-
-
-# what is not there
 
 
 def test_a_rule_without_a_calibrator_lists_the_others(trt):

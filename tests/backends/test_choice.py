@@ -25,7 +25,8 @@ def test_auto_prefers_tensorrt_with_a_gpu_then_rtx_and_never_onnxruntime(monkeyp
     found: list[cuda.Device] = []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in here else None)
     monkeypatch.setattr(cuda, "devices", lambda: tuple(found))
-    monkeypatch.setattr(Library, "load", lambda library: None)
+    loaded = type("library", (), {"__version__": "1.7.0", "BuilderFlag": None})
+    monkeypatch.setattr(Library, "load", lambda library: loaded)
     with pytest.raises(BackendError, match="--backend onnxruntime"):
         choose("auto")
     here |= {"tensorrt", "tensorrt_rtx"}

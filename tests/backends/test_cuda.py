@@ -23,9 +23,6 @@ with gpu.buffer(16) as memory, gpu.pinned((2, 2), np.float32) as there, gpu.pinn
 """
 
 
-# without a device
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -46,39 +43,61 @@ def test_why_there_is_no_device_is_said(machine, settings, said):
     assert done.out.splitlines() == ["()", said, f"{said}; run this on a machine with a CUDA device"]
 
 
-def test_hidden_devices_are_named(machine):
-    program = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n" + CUDA + "print(cuda.absence())"
-    done = machine.python(program, devices=0)
-    assert done.out == "this machine's CUDA driver shows no device (CUDA_VISIBLE_DEVICES is '')\n"
+CAPTURE = "gpu = cuda.open_device()\nwith gpu.stream() as stream: refused(stream.capture, lambda: None)"
 
 
-def test_a_device_shows_what_it_is(machine):
-    program = CUDA + "print(cuda.devices(), cuda.absence() or 'none', cuda.driver_version())"
-    done = machine.python(program, sm=120, memory=3 << 30)
-    wanted = "(Device(name='Stand-in GPU', sm=120, memory=3221225472, index=0),) none 13.0\n"
-    assert done.out == wanted
-
-
-def test_a_device_that_is_not_there_is_refused(machine):
-    done = machine.python(CUDA + "refused(cuda.open_device, 2)", devices=2)
-    assert done.out == "no CUDA device 2; this machine has 0, 1\n"
-
-
-def test_no_package_to_reach_it_with(machine):
-    program = CUDA + "sys.modules['cuda.bindings.driver'] = None; refused(cuda.open_device)"
-    said = machine.python(program).out
-    assert said.startswith("no package to reach the GPU with (pycuda: No module named 'pycuda'; cuda-python: ")
-    assert said.endswith("); pip install 'trtdet[cuda]' or pip install 'trtdet[pycuda]'\n")
-
-
-def test_a_driver_older_than_cuda_python(machine):
-    program = CUDA + "gpu = cuda.open_device()\nwith gpu.stream() as stream: refused(stream.capture, lambda: None)"
-    said = machine.python(program, old=1).out
-    assert said.startswith("this machine's CUDA driver is older than cuda-python ")
-    assert said.endswith("update the driver, or install the cuda-python of its CUDA version\n")
-
-
-# on one
+@pytest.mark.parametrize(
+    ("program", "settings", "start", "end"),
+    [
+        pytest.param(
+            "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''; print(cuda.absence())",
+            {"devices": 0},
+            *("this machine's CUDA driver shows no device ", "(CUDA_VISIBLE_DEVICES is '')"),
+            id="hidden devices",
+        ),
+        pytest.param(
+            "print(cuda.devices(), cuda.absence() or 'none', cuda.driver_version())",
+            {"sm": 120, "memory": 3 << 30},
+            *("(Device(name='Stand-in GPU', sm=120, memory=3221225472, index=0),)", " none 13.0"),
+            id="a device",
+        ),
+        pytest.param(
+            *("refused(cuda.open_device, 2)", {"devices": 2}, "no CUDA device 2;", " this machine has 0, 1"),
+            id="a device that is not there",
+        ),
+        pytest.param(
+            "sys.modules['cuda.bindings.driver'] = None; refused(cuda.open_device)",
+            {},
+            "no package to reach the GPU with (pycuda: No module named 'pycuda'; cuda-python: ",
+            "); pip install 'trtdet[cuda]' or pip install 'trtdet[pycuda]'",
+            id="no package",
+        ),
+        pytest.param(
+            *(CAPTURE, {"old": 1}, "this machine's CUDA driver is older than cuda-python "),
+            "update the driver, or install the cuda-python of its CUDA version",
+            id="an old driver",
+        ),
+        pytest.param(
+            *(CAPTURE, {"pycuda": True}, "pycuda", " has no CUDA graphs; for them, pip install 'trtdet[cuda]'"),
+            id="no graphs",
+        ),
+        pytest.param(
+            "gpu = cuda.open_device(); print(gpu.clocks(), gpu.no_clocks() or 'none missing')",
+            {},
+            "{'sm_mhz': 1410, 'sm_max_mhz': 1980, 'memory_mhz': 2619, 'memory_max_mhz': 2619, 'temperature_c': 61, ",
+            "'power_w': 312.5, 'throttled': ('power limit', 'thermal limit of the software')} none missing",
+            id="clocks",
+        ),
+        pytest.param(
+            "clocks = cuda.open_device().clocks(); print(clocks['power_w'], clocks['temperature_c'])",
+            *({"no_power": 1}, "None ", "61"),
+            id="no power",
+        ),
+    ],
+)
+def test_what_is_said_of_a_device(machine, program, settings, start, end):
+    said = machine.python(CUDA + program, **settings).out
+    assert (said[: len(start)], said[-len(end) - 1 :]) == (start, f"{end}\n")
 
 
 @pytest.mark.parametrize(("pycuda", "through", "graphs"), [(False, "cuda-python", True), (True, "pycuda", False)])
@@ -149,13 +168,6 @@ print(alive())
     ]
 
 
-def test_pycuda_says_that_it_has_no_graphs(machine):
-    program = CUDA + "gpu = cuda.open_device()\nwith gpu.stream() as stream: refused(stream.capture, lambda: None)"
-    assert machine.python(program, pycuda=True).out.endswith(
-        " has no CUDA graphs; for them, pip install 'trtdet[cuda]'\n"
-    )
-
-
 @pytest.mark.parametrize("pycuda", [False, True])
 def test_full_memory_says_how_much_was_asked_and_is_free(machine, pycuda):
     program = CUDA + "gpu = cuda.open_device()\nheld = gpu.buffer(3 << 20)\nrefused(gpu.buffer, 2 << 20)\nheld.free()"
@@ -182,22 +194,6 @@ memory.free()
     assert said.startswith("the GPU failed at what it ran (cuStreamSynchronize")
     assert "an illegal memory access was encountered" in said
     assert "start the command again" in said
-
-
-# clocks
-
-
-def test_clocks_are_read(machine):
-    done = machine.python(CUDA + "gpu = cuda.open_device(); print(gpu.clocks(), gpu.no_clocks() or 'none missing')")
-    assert done.out == (
-        "{'sm_mhz': 1410, 'sm_max_mhz': 1980, 'memory_mhz': 2619, 'memory_max_mhz': 2619, 'temperature_c': 61, "
-        "'power_w': 312.5, 'throttled': ('power limit', 'thermal limit of the software')} none missing\n"
-    )
-
-
-def test_what_a_device_does_not_tell_is_none(machine):
-    program = CUDA + "clocks = cuda.open_device().clocks(); print(clocks['power_w'], clocks['temperature_c'])"
-    assert machine.python(program, no_power=1).out == "None 61\n"
 
 
 def test_clocks_that_cannot_be_read_say_why(machine, tmp_path):

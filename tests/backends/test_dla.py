@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
+from small_models import net
 
 from trtdet.backends import place_on_dla
 from trtdet.backends.tensorrt.dla import has_dla
@@ -15,13 +15,7 @@ from trtdet.passes import Options, load_model, rewrite
 
 def network(body: str, shape: str = "1,8,32,32", **constants: object) -> onnx.ModelProto:
     """A network from x to y with these constants, with the shapes of its tensors."""
-    body = body.replace("<>", "")
-    text = f'<ir_version: 8, opset_import: ["" : 13]> net (float[{shape}] x) => (float[N,C,H,W] y) {{ {body} }}'
-    model = onnx.parser.parse_model(text)
-    for name, value in constants.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
-    for number, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{number}"
+    model = net(f"(float[{shape}] x) => (float[N,C,H,W] y) {{ {body.replace('<>', '')} }}", **constants)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     return onnx.shape_inference.infer_shapes(model, data_prop=True)
 

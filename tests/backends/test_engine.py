@@ -9,8 +9,6 @@ from engine_programs import PRELUDE, needs_cuda_python
 
 pytestmark = needs_cuda_python
 
-# results
-
 
 @pytest.mark.parametrize("version", ["8.6.0", "10.9.0", "11.1.0"])
 @pytest.mark.parametrize("graphs", [True, False])
@@ -107,9 +105,6 @@ def test_what_takes_no_images_is_refused(machine, text, said):
     assert out[1] == "[0, 0, 0, 0, 0, 0]"
 
 
-# contexts
-
-
 @pytest.mark.parametrize("pycuda", [False, True])
 def test_contexts_in_threads_give_what_one_alone_does(machine, pycuda):
     program = """
@@ -161,7 +156,7 @@ def test_the_launch_of_a_run_is_no_part_of_its_computing_time(machine, graphs):
     """An event on an idle stream happens when it is recorded, so that what follows, the launch too, is timed."""
     program = f"""
 from unittest import mock
-from trtdet.backends.tensorrt.engine_context import EngineContext
+from trtdet.backends.tensorrt.engine import EngineContext
 with open_engine(built(conv()), facts, graphs={graphs}) as runner:
     context = runner.new_context(images(1))
     done = []
@@ -267,9 +262,6 @@ runner.close()
 print(alive())
 """
     assert machine.python(PRELUDE + program).out.splitlines() == ["stopped", "1", "[0, 0, 0, 0, 0, 0]"]
-
-
-# layers
 
 
 @pytest.mark.parametrize("version", ["8.6.0", "10.9.0"])

@@ -8,8 +8,6 @@ from standin.machine import plugin_library
 
 pytestmark = needs_cuda_python
 
-# what cannot be run
-
 
 @pytest.mark.parametrize(
     ("settings", "change", "said"),
@@ -164,9 +162,6 @@ refused(open_engine, built(conv()), replace(facts, plugins=(Path(sys.executable)
     ]
 
 
-# plugins
-
-
 SILU = '"(float[1,3,16,16] x) => (float[1,3,16,16] y) { y = trt.plugins.TRT_SiLU<output_type = -1>(x) }"'
 
 
@@ -241,9 +236,6 @@ refused(choose("tensorrt").build, request)
         assert "Cannot find plugin: TRT_SiLU" in said
         assert said.strip().endswith("the libraries then lie beside the engine")
         assert "; set engine.version_compatible=true" in said
-
-
-# memory and failures
 
 
 def test_full_memory_is_said_wherever_it_shows(machine):

@@ -97,9 +97,6 @@ def test_who_may_read_a_calibration_cache(name, version, reads):
     assert library_named(name).may_read_calibration_cache(version) is reads
 
 
-# decisions by the name of a library
-
-
 def _constants(node: ast.AST) -> set[str]:
     return {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 

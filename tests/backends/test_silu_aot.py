@@ -33,9 +33,6 @@ def no_rtx(monkeypatch):
     monkeypatch.delitem(sys.modules, "tensorrt_rtx", raising=False)
 
 
-# the kernels
-
-
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_a_kernel_compiles_without_a_gpu(kernel, tmp_path):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'trtdet[aot]'")
@@ -95,9 +92,6 @@ def test_without_nvrtc_the_pip_line_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
     with pytest.raises(BackendError, match=r"NVRTC, which compiles the kernel, is not installed .*trtdet\[aot\]"):
         compile_ptx(Kernel("silu", "half", "float", 1, ((7.0, 7.0, 7.0),)))
-
-
-# what TensorRT is told, by a stand-in with the names and rules of tensorrt/plugin
 
 
 class DataType(enum.Enum):
@@ -263,9 +257,6 @@ def test_channels_that_do_not_fit_the_attributes_are_refused(trt):
     x = TensorDesc(DataType.INT8, (2, 8, 5, 7))
     with pytest.raises(BackendError, match="trtdet::TRT_SiLU: the input has 8 channels and the attributes 4"):
         implement(x, *attributes(channels=4), (x,), 0)
-
-
-# where nothing may be registered
 
 
 def test_an_old_tensorrt_is_pointed_to_the_library():

@@ -33,25 +33,14 @@ print(json.dumps({name: sorted({key for key in own(one) if not key.startswith("_
 
 ONLY_BEFORE_11 = {
     # The calibrators went in 11.
-    "IInt8Calibrator",
-    "IInt8EntropyCalibrator",
-    "IInt8EntropyCalibrator2",
-    "IInt8LegacyCalibrator",
-    "IInt8MinMaxCalibrator",
-    "IBuilderConfig.int8_calibrator",
-    "IBuilderConfig.set_calibration_profile",
+    *(f"IInt8{rule}Calibrator{number}" for rule in ("", "Entropy", "Legacy", "MinMax") for number in ("", "2")),
+    *("IBuilderConfig.int8_calibrator", "IBuilderConfig.set_calibration_profile"),
     # Networks are always strongly typed from 11 on.
-    "BuilderFlag.FP16",
-    "BuilderFlag.INT8",
-    "BuilderFlag.OBEY_PRECISION_CONSTRAINTS",
-    "BuilderFlag.PREFER_PRECISION_CONSTRAINTS",
-    "BuilderFlag.STRICT_TYPES",
-    "ILayer.precision",
-    "ILayer.precision_is_set",
-    "ILayer.set_output_type",
+    *(f"BuilderFlag.{name}" for name in ("FP16", "INT8", "STRICT_TYPES")),
+    *(f"BuilderFlag.{verb}_PRECISION_CONSTRAINTS" for verb in ("OBEY", "PREFER")),
+    *("ILayer.precision", "ILayer.precision_is_set", "ILayer.set_output_type"),
     # Batches are always explicit, and profiles always shared, from 11 on.
-    "NetworkDefinitionCreationFlag.EXPLICIT_BATCH",
-    "PreviewFeature.PROFILE_SHARING_0806",
+    *("NetworkDefinitionCreationFlag.EXPLICIT_BATCH", "PreviewFeature.PROFILE_SHARING_0806"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Detections that are scored, as the tests of this folder make them."""
+"""Detections that are scored, and models, as the tests of this folder make them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 
 from trtdet.backends import RunInfo
 from trtdet.config import NmsConfig
 from trtdet.data import CocoDataset
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.scoring import Evaluation
+
+
+def written(text: str, **constants: Any) -> onnx.ModelProto:
+    """A model of opset 13 with these constants, each node named after its first output."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 13]>\nnet {text}')
+    for name, value in constants.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), name))
+    for node in model.graph.node:
+        node.name = node.output[0]
+    return model
 
 
 def collected(dataset: CocoDataset, found: Mapping[int, Any], engine: Any = "auto") -> CocoMetric:

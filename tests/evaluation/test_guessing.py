@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from scored import written
 
 from trtdet.cli import main
 from trtdet.config import load_config
@@ -66,16 +67,8 @@ def test_without_images_what_is_usual_stands_and_says_so(tmp_path):
 
 def test_expressions_are_written_in_their_order(tmp_path):
     weights = np.random.default_rng(0).normal(0, 0.01, (12, 3, 16, 16)).astype(np.float32)
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["raw"], strides=[16, 16]),
-        helper.make_node("Sigmoid", ["raw"], ["o"]),
-    ]
-    sides = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name, shape in (("x", (1, 3, 64, 96)), ("o", (1, 12, 4, 6)))
-    ]
-    graph = helper.make_graph(nodes, "cells", sides[:1], sides[1:], [numpy_helper.from_array(weights, "w")])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), str(tmp_path / "cells.onnx"))
+    text = "(float[1,3,64,96] x) => (float[1,12,4,6] o) { raw = Conv<strides = [16, 16]>(x, w) o = Sigmoid(raw) }"
+    onnx.save(written(text, w=weights), str(tmp_path / "cells.onnx"))
     found = guess_config(tmp_path / "cells.onnx")
     (tmp_path / "cells.yaml").write_text(found.text())
     compute, shipped = load_config(str(tmp_path / "cells.yaml")).head.compute, load_config("fastestdet").head.compute
@@ -117,41 +110,31 @@ def test_the_command_without_a_terminal_asks_nothing(tmp_path, capsys):
 
 def test_of_an_unknown_head_a_draft_is_written_that_works_once_it_is_finished(tmp_path, capsys):
     # Corners, three classes and the size of a face, which no shipped head has.
-    rows = helper.make_tensor_value_info("rows", onnx.TensorProto.FLOAT, [1, 40, 8])
-    image = helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, [1, 3, 16, 20])
-    nodes = [
-        helper.make_node("ReduceMean", ["image"], ["mean"], axes=[1, 2, 3], keepdims=0),
-        helper.make_node("Add", ["mean", "held"], ["rows"]),
-    ]
-    held = numpy_helper.from_array(np.random.default_rng(0).normal(0, 3, (1, 40, 8)).astype(np.float32), "held")
-    graph = helper.make_graph(nodes, "g", [image], [rows], [held])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, str(tmp_path / "odd.onnx"))
+    text = """(float[1,3,16,20] image) => (float[1,40,8] rows) {
+        mean = ReduceMean<axes = [1, 2, 3], keepdims = 0>(image) rows = Add(mean, held) }"""
+    held = np.random.default_rng(0).normal(0, 3, (1, 40, 8)).astype(np.float32)
+    onnx.save(written(text, held=held), str(tmp_path / "odd.onnx"))
     command = ["init", str(tmp_path / "odd.onnx"), "-o", str(tmp_path / "odd.yaml")]
     assert main(command) == 1
     place = tmp_path / "odd.draft.yaml"
     said = capsys.readouterr().err
     assert "no head that is known has the outputs 'rows' (2, 40, 8)" in said
     assert f"all else is in the draft '{place}'" in said and not (tmp_path / "odd.yaml").exists()
-    written = place.read_text()
-    assert "# What the outputs mean: 'rows' (B, 40, 8)." in written
+    draft = place.read_text()
+    assert "# What the outputs mean: 'rows' (B, 40, 8)." in draft
     with pytest.raises(ConfigError, match="classes"):
         load_config(str(place))
     # What the user does: takes every # away that stands before a key, and says what the outputs mean.
-    finished = re.sub(r"^( *)# ( *\w+:)", r"\1\2", written, flags=re.MULTILINE)
+    finished = re.sub(r"^( *)# ( *\w+:)", r"\1\2", draft, flags=re.MULTILINE)
     finished = finished.replace("[a, b]", "[a, b, c]").replace("output0[..., 4:]", "sigmoid(output0[..., 4:7])")
     place.write_text(finished)
     config = load_config(str(place))
-    assert (config.name, config.input.name, config.input.size, config.classes) == (
-        "odd",
-        "image",
-        (16, 20),
-        ("a", "b", "c"),
-    )
+    assert (config.name, config.input.name, config.input.size) == ("odd", "image", (16, 20))
+    assert config.classes == ("a", "b", "c")
     boxes, scores = decode({"rows": np.zeros((1, 40, 8), np.float32)}, config)
     assert (boxes.shape, scores.shape) == ((1, 40, 4), (1, 40, 3))
     # What was written is not lost.
     assert main(command) == 1
     assert "finish the draft that is there" in capsys.readouterr().err and place.read_text() == finished
     assert main([*command, "--force"]) == 1
-    assert place.read_text() == written
+    assert place.read_text() == draft

@@ -113,7 +113,7 @@ def test_wrong_class_or_place_scores_zero(one_dog):
 
 def test_only_the_images_given_are_scored(crowded):
     full, part = noisy(CocoMetric(crowded)), CocoMetric(crowded)
-    boxes, scores, classes = full._found[2]
+    boxes, scores, classes = full.detections[2]
     part.update(2, boxes, scores, classes)
     assert part.compute().images == 1
     assert part.compute() == part.compute() != full.compute()

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from models import small_detector
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from PIL import Image
+from scored import written
 
 from trtdet.config import Config, load_config
 from trtdet.data import find_images
@@ -19,13 +20,16 @@ from trtdet.demo import shapes
 from trtdet.errors import ImplausibleDetections
 from trtdet.evaluation import plausibility
 from trtdet.evaluation.plausibility import (
+    IMAGENET,
     Plausibility,
+    Reading,
     examine_detector,
     examine_model,
     examine_target,
+    head_readings,
+    input_readings,
     warn_of,
 )
-from trtdet.evaluation.readings import IMAGENET, Reading, head_readings, input_readings
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes import Options, load_model, raw_outputs
 from trtdet.runtime.detector import Detector
@@ -128,24 +132,10 @@ def everywhere(score: float) -> onnx.ModelProto:
     boxes = np.concatenate([corners, corners + 6], axis=1).astype(np.float32)[None]
     scores = np.full((1, 400, 10), 0.01, np.float32)
     scores[0, :-1, 3] = score - np.arange(399) / 2000
-    nodes = [
-        helper.make_node("ReduceMean", ["images"], ["mean"], "mean", keepdims=0),
-        helper.make_node("Mul", ["mean", "zero"], ["nothing"], "nothing"),
-        helper.make_node("Add", ["constant_boxes", "nothing"], ["boxes"], "boxes"),
-        helper.make_node("Add", ["constant_scores", "nothing"], ["scores"], "scores"),
-    ]
-    arrays = {"zero": np.float32(0), "constant_boxes": boxes, "constant_scores": scores}
-    graph = helper.make_graph(
-        nodes,
-        "everywhere",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, 256, 256])],
-        [
-            helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [1, 400, 4]),
-            helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 400, 10]),
-        ],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    text = """(float[1,3,256,256] images) => (float[1,400,4] boxes, float[1,400,10] scores) {
+        mean = ReduceMean<keepdims = 0>(images) nothing = Mul(mean, zero)
+        boxes = Add(constant_boxes, nothing) scores = Add(constant_scores, nothing) }"""
+    return written(text, zero=np.float32(0), constant_boxes=boxes, constant_scores=scores)
 
 
 BOXES = changed(SHAPES, "head", decode="boxes", outputs=("boxes", "scores"))

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from exported import run
 
 from trtdet.config import Config, HeadConfig, InputConfig, load_config
 from trtdet.demo.shapes import generate
@@ -35,10 +35,6 @@ def _config(height: int = 64, width: int = 96, classes: int = 3, **head: Any) ->
         input=InputConfig(size=(height, width), name="pixels", scale=1 / 255, std=(0.5, 0.5, 0.5)),
         head=HeadConfig(decode="yolox", **head),
     )
-
-
-def _run(path: Path, **inputs: Any) -> list[Any]:
-    return list(ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, inputs))
 
 
 def _dims(value: Any) -> list[Any]:
@@ -80,7 +76,7 @@ def test_shapes_exports_its_shipped_weights(tmp_path, capfd):
     }
     assert _dims(model.graph.input[0]) == [1, 3, 256, 256] and _dims(model.graph.output[0]) == [1, 1344, 15]
     images = np.random.default_rng(0).uniform(0, 255, (1, 3, 256, 256)).astype(np.float32)
-    np.testing.assert_allclose(_run(path, images=images)[0], _run(SHAPES_MODEL, images=images)[0], atol=2e-3)
+    np.testing.assert_allclose(run(path, images=images)[0], run(SHAPES_MODEL, images=images)[0], atol=2e-3)
 
 
 def test_dynamic_batch(tmp_path):
@@ -90,8 +86,8 @@ def test_dynamic_batch(tmp_path):
     assert _dims(model.graph.input[0]) == ["batch", 3, 256, 256]
     assert _dims(model.graph.output[0])[0] == "batch"
     images = np.random.default_rng(0).uniform(0, 255, (3, 3, 256, 256)).astype(np.float32)
-    (three,) = _run(path, images=images)
-    (one,) = _run(path, images=images[1:2])
+    (three,) = run(path, images=images)
+    (one,) = run(path, images=images[1:2])
     assert three.shape == (3, 1344, 15)
     np.testing.assert_allclose(three[1:2], one, atol=2e-3)
 
@@ -116,7 +112,7 @@ def test_yolox_with_a_checkpoint_and_a_configuration(tmp_path):
     x = torch.rand(1, 3, 64, 96)
     with torch.no_grad():
         expected = trained(x)
-    np.testing.assert_allclose(_run(tmp_path / "m.onnx", pixels=x.numpy())[0], expected, atol=1e-4)
+    np.testing.assert_allclose(run(tmp_path / "m.onnx", pixels=x.numpy())[0], expected, atol=1e-4)
     ops = [n.op_type for n in onnx.load(str(tmp_path / "m.onnx")).graph.node]
     assert "BatchNormalization" not in ops
 
@@ -226,10 +222,10 @@ def test_a_model_over_the_limit_keeps_its_weights_beside(tmp_path, monkeypatch):
     assert (tmp_path / "m.onnx").stat().st_size < report.external_data.stat().st_size
     assert report.sha256 == hashlib.sha256((tmp_path / "m.onnx").read_bytes()).hexdigest()
     images = np.random.default_rng(0).uniform(0, 255, (1, 3, 64, 64)).astype(np.float32)
-    (beside,) = _run(tmp_path / "m.onnx", images=images)
+    (beside,) = run(tmp_path / "m.onnx", images=images)
     monkeypatch.undo()
     assert export("shapes", tmp_path / "n.onnx", ExportOptions(size=(64, 64))).external_data is None
-    np.testing.assert_array_equal(beside, _run(tmp_path / "n.onnx", images=images)[0])
+    np.testing.assert_array_equal(beside, run(tmp_path / "n.onnx", images=images)[0])
 
 
 def test_the_second_exporter_takes_what_the_first_cannot(own, monkeypatch):
@@ -267,7 +263,7 @@ def test_dynamo_writes_the_same_detector(tmp_path, dynamic):
     assert _dims(model.graph.input[0]) == ["batch" if dynamic else 1, 3, 64, 96]
     export("shapes", tmp_path / "n.onnx", replace(options, exporter="torchscript"))
     images = np.random.default_rng(0).uniform(0, 255, (2 if dynamic else 1, 3, 64, 96)).astype(np.float32)
-    (found,), (expected,) = _run(tmp_path / "m.onnx", images=images), _run(tmp_path / "n.onnx", images=images)
+    (found,), (expected,) = run(tmp_path / "m.onnx", images=images), run(tmp_path / "n.onnx", images=images)
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
@@ -367,7 +363,7 @@ def test_factory_takes_output_names_weights_and_a_dynamic_batch(own):
     options = ExportOptions(weights=Path("c.pth"), config=_config(32, 32, outputs=["a", "b"]), dynamic_batch=True)
     report = export(f"{own}:pair", Path("m.onnx"), options)
     assert [(o.name, o.shape) for o in report.outputs] == [("a", (1, 8, 1024)), ("b", (1, 1024))]
-    assert _run(Path("m.onnx"), pixels=np.zeros((5, 3, 32, 32), np.float32))[1].shape == (5, 1024)
+    assert run(Path("m.onnx"), pixels=np.zeros((5, 3, 32, 32), np.float32))[1].shape == (5, 1024)
 
 
 @pytest.mark.parametrize(

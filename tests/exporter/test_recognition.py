@@ -12,7 +12,7 @@ from onnx import helper
 from trtdet.config import COCO_CLASSES, load_config
 from trtdet.demo.shapes import generate
 from trtdet.errors import ModelError, OutputError
-from trtdet.exporter import SHAPES_MODEL, ExportOptions, export, recognition
+from trtdet.exporter import SHAPES_MODEL, ExportOptions, export, onnx_file
 
 TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage" / "faster_dynamo.onnx"
 
@@ -50,10 +50,9 @@ def _shipped(family: str) -> Any:
 
 
 def _guessed(outputs: dict[str, Any], classes: tuple[str, ...] | None = None) -> Any:
-    config, said = recognition.guessed(outputs, SIZE, "m", "x", classes)
-    assert said.startswith(
-        f"guessed from shapes and values: decode {config.head.decode}, {len(config.classes)} classes"
-    )
+    config, said = onnx_file.guessed(outputs, SIZE, "m", "x", classes)
+    guess = f"guessed from shapes and values: decode {config.head.decode}, {len(config.classes)} classes"
+    assert said.startswith(guess)
     assert (config.name, config.input.size, config.input.name) == ("m", SIZE, "x")
     return config
 
@@ -119,7 +118,7 @@ def test_names_of_the_model_say_how_many_classes_there_are():
     names = tuple(f"kind {i}" for i in range(9))
     assert _guessed({"o": _random(1, TOTAL, 9 + 4 * 8)}, names).classes == names  # not 36 classes of YOLOX
     with pytest.raises(ModelError, match=r"no head of 9 classes that is known has the outputs 'o' \(1, 504, 12\)"):
-        recognition.guessed({"o": _random(1, TOTAL, 12)}, SIZE, "m", "x", names)
+        onnx_file.guessed({"o": _random(1, TOTAL, 12)}, SIZE, "m", "x", names)
 
 
 @pytest.mark.parametrize(("family", "widths"), [("scrfd", (1, 4, 10)), ("yunet", (1, 1, 4, 10))])
@@ -140,13 +139,13 @@ def test_a_shipped_head_brings_its_pixels_and_its_class(family, widths):
 )
 def test_outputs_that_fit_nothing(shape):
     with pytest.raises(ModelError, match="no head that is known has the outputs 'o' .* give it with --config"):
-        recognition.guessed({"o": _random(*shape)}, SIZE, "m", "x", None)
+        onnx_file.guessed({"o": _random(*shape)}, SIZE, "m", "x", None)
 
 
 def test_scores_that_numbers_cannot_explain_are_refused():
     outputs = {"s": _random(1, 50, 92, low=-9), "b": _centres(50, 1)}
     with pytest.raises(ModelError, match=r"'s' has 92 columns of logits, and numbers cannot say .* head.background"):
-        recognition.guessed(outputs, SIZE, "m", "x", None)
+        onnx_file.guessed(outputs, SIZE, "m", "x", None)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_scores_that_numbers_cannot_explain_are_refused():
 def test_names_in_the_metadata(key, text, names):
     model = helper.make_model(helper.make_graph([], "g", [], []))
     helper.set_model_props(model, {key: text})
-    assert recognition.class_names(model) == names
+    assert onnx_file.class_names(model) == names
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_names_in_the_metadata(key, text, names):
 def test_a_size_in_the_metadata(text, size):
     model = helper.make_model(helper.make_graph([], "g", [], []))
     helper.set_model_props(model, {"imgsz": text})
-    assert recognition.input_size(model) == size
+    assert onnx_file.input_size(model) == size
 
 
 def test_a_model_is_simplified_described_and_compared(tmp_path):
@@ -194,7 +193,7 @@ def test_a_model_is_simplified_described_and_compared(tmp_path):
     model = onnx.load(str(tmp_path / "m.onnx"))
     assert len(model.graph.node) < len(named.graph.node)
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
-    assert recognition.class_names(model) == shipped.classes, "metadata is kept"
+    assert onnx_file.class_names(model) == shipped.classes, "metadata is kept"
     assert report.notes[0] == f"{len(named.graph.node)} nodes became {len(model.graph.node)}"
     assert report.detections is not None and report.detections.images == 4
     assert report.detections.matched == report.detections.torch > 10

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from exported import run
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
@@ -23,9 +23,8 @@ SHAPES_RCNN = Path(__file__).parents[1] / "fixtures" / "shapes_rcnn"
 
 
 def test_sources_that_are_not_allowed(tmp_path):
-    with pytest.raises(
-        ModelError, match=r"torchvision:keypointrcnn_resnet50_fpn is not allowed, allowed are .*maskrcnn"
-    ):
+    said = r"torchvision:keypointrcnn_resnet50_fpn is not allowed, allowed are .*maskrcnn"
+    with pytest.raises(ModelError, match=said):
         export("torchvision:keypointrcnn_resnet50_fpn", tmp_path / "m.onnx")
     with pytest.raises(ConfigError, match=r"torchvision:maskrcnn_resnet50_fpn is exported for one image at a time"):
         export("torchvision:maskrcnn_resnet50_fpn", tmp_path / "m.onnx", ExportOptions(dynamic_batch=True))
@@ -38,9 +37,8 @@ def test_a_package_that_cannot_be_imported(tmp_path, monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(torchvision_models.importlib, "import_module", failing)
-    with pytest.raises(
-        ModelError, match=r"cannot be imported \(operator .*\); install it with: pip install torchvision"
-    ):
+    said = r"cannot be imported \(operator .*\); install it with: pip install torchvision"
+    with pytest.raises(ModelError, match=said):
         torchvision_models.load("ssd300_vgg16", ExportOptions(random_weights=True))
 
 
@@ -82,8 +80,7 @@ def test_decoding_is_that_of_the_package(detection, name, tmp_path):
     report = export(f"torchvision:{name}", tmp_path / "m.onnx", options)
     assert report.detections is not None and report.detections.torch > 0
     x = torch.rand(1, 3, *size)
-    session = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
-    boxes, scores = session.run(["boxes", "scores"], {"images": x.numpy()})
+    boxes, scores = run(tmp_path / "m.onnx", ["boxes", "scores"], images=x.numpy())
     from torchvision.models.detection.image_list import ImageList
 
     with torch.no_grad():
@@ -160,8 +157,7 @@ def test_a_detector_of_two_stages_finds_what_the_package_finds(detection, tmp_pa
     assert report.detections is not None and report.detections.torch > 10 and report.detections.ties == 0
     assert "each stage on the model's own values" in report.notes[-1]
     x = torch.from_numpy(trials.picture(config.input, 7))[None]
-    session = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
-    found = dict(zip(names, session.run(names, {"images": x.numpy()}), strict=True))
+    found = dict(zip(names, run(tmp_path / "m.onnx", names, images=x.numpy()), strict=True))
     # The whole of torchvision's detector, given an image that it neither resizes nor normalises.
     model.transform.min_size, model.transform.max_size = (128,), 160
     model.transform.image_mean, model.transform.image_std = [0.0] * 3, [1.0] * 3
@@ -216,7 +212,6 @@ def test_the_classes_of_coco_are_those_that_it_gave(detection, tmp_path):
     assert (config.nms.score_threshold, config.nms.suppresses, config.nms.max_detections) == (0.05, False, 100)
     rewritten = rewrite(onnx.load(tmp_path / "m.onnx"), Options(config, "native"))
     assert rewritten.model.graph.output[-1].name == "masks" and rewritten.left == ()
-    outputs = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"]).run(
-        ["labels"], {"images": np.random.default_rng(0).random((1, 3, 128, 128), np.float32)}
-    )
-    assert outputs[0].min() >= 1 and outputs[0].max() <= 80
+    image = np.random.default_rng(0).random((1, 3, 128, 128), np.float32)
+    (labels,) = run(tmp_path / "m.onnx", ["labels"], images=image)
+    assert labels.min() >= 1 and labels.max() <= 80

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from exported import run
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
@@ -134,8 +134,7 @@ def test_a_network_of_the_package_is_exported(name, tmp_path):
     assert config.classes == ("cat", "dog") and config.input.size == (96, 96)
     assert report.detections is not None and report.detections.matched + report.detections.ties > 0
     x = torch.rand(1, 3, 96, 96)
-    session = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
-    found = session.run(None, {"images": x.numpy()})
+    found = run(tmp_path / "m.onnx", images=x.numpy())
     one_to_one = name in ("yolov10n", "yolo26n")
     head = model.half().float().model[-1]
     if one_to_one:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from exported import run
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[export]'")
 
@@ -44,8 +44,7 @@ def test_a_checkpoint_gives_what_its_package_gives(tmp_path):
     assert config.input.size == (64, 96), "rounded up to the stride"
     assert report.detections is not None and report.detections.matched > 100 and report.undetected == ""
     image = np.random.default_rng(0).uniform(0, 1, (1, 3, 64, 96)).astype(np.float32)
-    session = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
-    (output,) = session.run(None, {"images": np.concatenate([image, image * 0.5])})
+    (output,) = run(tmp_path / "m.onnx", images=np.concatenate([image, image * 0.5]))
     expected = np.load(CHECKPOINT.with_suffix(".npz"))["output"]
     assert expected.shape == (1, 3 * (8 * 12 + 4 * 6 + 2 * 3), 8)
     np.testing.assert_allclose(output[:1], expected, atol=2e-4)
@@ -101,9 +100,8 @@ def test_a_network_other_than_its_description_is_refused(tmp_path, monkeypatch):
         return content
 
     monkeypatch.setattr(checkpoints, "read", altered)
-    with pytest.raises(
-        ModelError, match=r"model.0.conv.padding is \(2, 2\), in the file \(3, 3\); expected a checkpoint"
-    ):
+    said = r"model.0.conv.padding is \(2, 2\), in the file \(3, 3\); expected a checkpoint"
+    with pytest.raises(ModelError, match=said):
         export(f"yolov5:{CHECKPOINT}", tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -114,7 +112,6 @@ def test_a_checkpoint_of_another_network(tmp_path):
         export(f"yolov5:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")
     for content in ({"state_dict": {}}, {"model": {"w": torch.zeros(1)}}):
         torch.save(content, tmp_path / "c.pt")
-        with pytest.raises(
-            ModelError, match="holds no network under 'ema' or 'model'; expected a checkpoint of YOLOv5"
-        ):
+        said = "holds no network under 'ema' or 'model'; expected a checkpoint of YOLOv5"
+        with pytest.raises(ModelError, match=said):
             export(f"yolov5:{tmp_path / 'c.pt'}", tmp_path / "m.onnx")

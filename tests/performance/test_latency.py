@@ -25,8 +25,8 @@ from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.performance import BenchOptions, Target, bench, latency, measure, open_targets
+from trtdet.performance.latency import Slice
 from trtdet.performance.results import ROUNDS, Latency, paired_ratio
-from trtdet.performance.timing import Slice
 from trtdet.tables import Table
 
 CONFIG = load_config("shapes")
@@ -84,18 +84,12 @@ class Scripted:
         self.on_device = True
         self.contexts: list[Script] = []
 
-    def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
-
     def clocks(self) -> None:
         """Not known."""
 
     def new_context(self, images: NDArray[np.float32]) -> Script:
         self.contexts.append(Script(self, len(self.contexts)))
         return self.contexts[-1]
-
-    def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[Any, ...]:
-        raise NotImplementedError
 
 
 def target(runner: Any, name: str = "") -> Target:
@@ -108,9 +102,6 @@ def constant(name: str, milliseconds: float, clock: Clock, **more: Any) -> Targe
 
 def run(targets: Sequence[Target], options: BenchOptions = SHORT, clock: Clock | None = None, **more: Any) -> Any:
     return measure(targets, options, clock=clock or targets[0].runner.clock, **more)  # type: ignore[attr-defined]
-
-
-# statistics
 
 
 def test_latency_sums_up_its_runs():
@@ -126,10 +117,7 @@ def test_the_ratio_of_times_that_do_not_scatter_is_exact():
     assert str(found) == "0.610 (0.610 .. 0.610)"
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=5, max_size=30),
-    st.floats(0.1, 10),
-)
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=5, max_size=30), st.floats(0.1, 10))
 def test_a_drift_that_hits_both_falls_out_and_the_other_way_round_is_the_inverse(rounds, scale):
     first, second = np.array(rounds).T
     drift = np.geomspace(1, 5, len(rounds))
@@ -174,9 +162,6 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says(tails):
         held += found.low <= 0.61 <= found.high
     # 90 % of 2000 is 1800, with a standard deviation of 13.
     assert 1760 <= held <= 1840
-
-
-# measuring
 
 
 def test_targets_take_turns_and_each_begins_a_round_as_often():
@@ -324,9 +309,6 @@ def test_a_baseline_named_by_path_is_measured_as_well(monkeypatch):
         bench([])
 
 
-# contexts side by side
-
-
 def test_contexts_run_at_the_same_time():
     clock, gate = Clock(), threading.Barrier(3, timeout=20)
     met: list[int] = []
@@ -395,9 +377,6 @@ def test_ctrl_c_ends_contexts_that_would_run_on():
     assert not [thread for thread in left if thread.is_alive()]
 
 
-# what is refused before anything is measured
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -437,9 +416,6 @@ def test_the_fixed_batch_is_the_default(fixed, batch):
 def test_options_out_of_range(options, message):
     with pytest.raises(ConfigError, match=message):
         BenchOptions(**options)
-
-
-# targets
 
 
 def test_noise_is_the_same_each_time_and_has_the_range_of_pixels(shapes):
@@ -487,9 +463,6 @@ def test_on_the_cpu_nothing_is_transferred(shapes):
 def test_onnxruntime_takes_the_batch_of_its_model_alone(shapes, use):
     with pytest.raises(BackendError, match="batches of exactly 1, got 2 images"):
         use(shapes.runner, shapes.pixels(2, None, 0))
-
-
-# the machine and the results
 
 
 def test_a_busy_machine_is_a_warning(monkeypatch):

@@ -18,22 +18,13 @@ from numpy.typing import NDArray
 
 from trtdet.backends import OnnxRunner
 from trtdet.backends.base import LayerTime, RunInfo
-from trtdet.backends.onnxruntime_trace import layer_times
-from trtdet.backends.tensorrt.engine_layers import onnx_nodes
+from trtdet.backends.onnxruntime import layer_times
+from trtdet.backends.tensorrt.engine import onnx_nodes
 from trtdet.config import load_config
 from trtdet.errors import BackendError, ConfigError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.passes.provenance import Origin
-from trtdet.performance import (
-    OnnxNodes,
-    Profile,
-    ProfileOptions,
-    Target,
-    differences,
-    profile,
-    profile_targets,
-    slower,
-)
+from trtdet.performance import OnnxNodes, Profile, ProfileOptions, Target, differences, profile, profile_targets, slower
 from trtdet.performance.profiles import joined, part_of
 from trtdet.runtime.detector import Detector
 from trtdet.tables import Table
@@ -55,18 +46,8 @@ def layer(name: str, kind: str, ms: float | Sequence[float], onnx: Sequence[str]
 
 
 def made(*layers: LayerTime, convs: Sequence[str] = ("a", "b"), name: str = "net", plain: float = 10.0) -> Profile:
-    return Profile(
-        name,
-        "engine",
-        RunInfo("a device of paper", "a library of paper"),
-        1,
-        layers,
-        OnnxNodes(tuple(convs), ORIGINS),
-        (plain, plain),
-    )
-
-
-# one profile
+    info, nodes = RunInfo("a device of paper", "a library of paper"), OnnxNodes(tuple(convs), ORIGINS)
+    return Profile(name, "engine", info, 1, layers, nodes, (plain, plain))
 
 
 def test_time_by_kind_of_operator():
@@ -135,9 +116,6 @@ def test_profiles_of_one_target_are_joined():
         joined("net", [first, (*second, *second)])
 
 
-# layers of TensorRT
-
-
 @pytest.mark.parametrize(
     ("name", "metadata", "nodes"),
     [
@@ -157,9 +135,6 @@ def test_a_layer_of_an_engine_is_traced_to_its_nodes(name, metadata, nodes):
     assert onnx_nodes(name, metadata) == nodes
 
 
-# two profiles
-
-
 def test_a_convolution_is_compared_with_all_that_runs_between_it_and_the_next():
     int8 = made(
         layer("quantise", "kgen", 0.1, ["a"]),
@@ -169,8 +144,7 @@ def test_a_convolution_is_compared_with_all_that_runs_between_it_and_the_next():
         layer("conv b", "CaskConvolution", 1.0, ["b"]),
     )
     fp16 = made(
-        layer("conv a + act", "CaskConvolution", 1.2, ["a", "act a"]),
-        layer("conv b", "CaskConvolution", 2.0, ["b"]),
+        layer("conv a + act", "CaskConvolution", 1.2, ["a", "act a"]), layer("conv b", "CaskConvolution", 2.0, ["b"])
     )
     a, b = differences(int8, fp16)
     assert (a.convs, a.first_layers) == (("a",), ("quantise", "conv a", "scale a", "reformat"))
@@ -267,9 +241,6 @@ def test_differences_hold_every_layer_once_and_add_up(first, second):
     assert len(set(convs)) == len(convs)
 
 
-# profiling
-
-
 class Scripted:
     """A runner that notes what it is asked, and whose layers take as long as it has been profiled often."""
 
@@ -279,9 +250,6 @@ class Scripted:
 
     def __init__(self, name: str, log: list[tuple[Any, ...]], batch: int | None = None) -> None:
         self.name, self.log, self.batch = name, log, batch
-
-    def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        raise NotImplementedError
 
     def clocks(self) -> None:
         """Not known."""
@@ -350,9 +318,6 @@ def test_options_out_of_range(options, said):
         ProfileOptions(**options)  # type: ignore[arg-type]
 
 
-# onnxruntime's trace
-
-
 def event(name: str, start: int, duration: int, kind: str = "Conv", category: str = "Node") -> dict[str, Any]:
     return {"cat": category, "name": name, "ts": start, "dur": duration, "args": {"op_name": kind}}
 
@@ -361,8 +326,15 @@ def frame(start: int, duration: int) -> dict[str, Any]:
     return event("model_run", start, duration, "", "Session")
 
 
-def net(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\nnet {text}')
+def kernels(*names: str) -> list[dict[str, Any]]:
+    return [frame(0, 1000), *(event(f"{name}_kernel_time", 10 * i, 5) for i, name in enumerate(names, 1))]
+
+
+def net(text: str, *names: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\nnet {text}')
+    for node, name in zip(model.graph.node, names, strict=False):
+        node.name = name
+    return model
 
 
 def test_a_trace_is_split_into_runs_and_the_warm_up_left_out():
@@ -376,8 +348,7 @@ def test_a_trace_is_split_into_runs_and_the_warm_up_left_out():
             frame(start, 900),
             event("SequentialExecutor::Execute", start + 1, 890, "", "Session"),
         ]
-    model = net("(float[1] x) => (float[1] z) { y = Relu(x)  z = Neg(y) }")
-    model.graph.node[0].name, model.graph.node[1].name = "conv", "relu"
+    model = net("(float[1] x) => (float[1] z) { y = Relu(x)  z = Neg(y) }", "conv", "relu")
     conv, relu = layer_times(events, model, 3, 1)
     assert (conv.name, conv.type, conv.ms, conv.count, conv.onnx) == ("conv", "Conv", (0.2, 0.3), 1, ("conv",))
     assert (relu.name, relu.ms) == ("relu", (0.011, 0.012))
@@ -405,20 +376,10 @@ def test_a_trace_that_was_cut_is_refused():
 
 
 def test_fused_kernels_name_the_nodes_that_went_into_them():
-    model = net(
-        """(float[1,8,4,4] x, float[8,8,1,1] w) => (float[1,8,4,4] out) {
-            q = Neg(w)
-            c = Conv(x, q)
-            s = Sigmoid(c)
-            m = Mul(c, s)
-            r = Relu(m)
-            out = Abs(r)
-        }"""
-    )
-    for node, name in zip(model.graph.node, ("weights", "conv", "sigmoid", "mul", "relu", "abs"), strict=True):
-        node.name = name
-    kernels = ["ReorderInput", "c_nchwc", "mul/QuickGeluFusion/", "r_nchwc", "ReorderOutput", "abs"]
-    events = [frame(0, 1000), *(event(f"{name}_kernel_time", 10 + 10 * i, 5) for i, name in enumerate(kernels))]
+    text = """(float[1,8,4,4] x, float[8,8,1,1] w) => (float[1,8,4,4] out) {
+        q = Neg(w) c = Conv(x, q) s = Sigmoid(c) m = Mul(c, s) r = Relu(m) out = Abs(r) }"""
+    model = net(text, "weights", "conv", "sigmoid", "mul", "relu", "abs")
+    events = kernels("ReorderInput", "c_nchwc", "mul/QuickGeluFusion/", "r_nchwc", "ReorderOutput", "abs")
     found = {one.name: one.onnx for one in layer_times(events, model, 1, 0)}
     assert found == {
         "ReorderInput": (),
@@ -431,14 +392,9 @@ def test_fused_kernels_name_the_nodes_that_went_into_them():
 
 
 def test_an_activation_that_the_convolution_computes_belongs_to_it():
-    model = net("(float[1] x) => (float[1] a, float[1] b) { c = Neg(x)  r = Relu(c)  a = Abs(r)  b = Exp(r) }")
-    for node, name in zip(model.graph.node, ("conv", "relu", "abs", "exp"), strict=True):
-        node.name = name
-    events = [
-        frame(0, 100),
-        *(event(f"{name}_kernel_time", 10 * i, 5) for i, name in enumerate(("conv", "abs", "exp"), 1)),
-    ]
-    assert layer_times(events, model, 1, 0)[0].onnx == ("conv", "relu")
+    text = "(float[1] x) => (float[1] a, float[1] b) { c = Neg(x)  r = Relu(c)  a = Abs(r)  b = Exp(r) }"
+    model = net(text, "conv", "relu", "abs", "exp")
+    assert layer_times(kernels("conv", "abs", "exp"), model, 1, 0)[0].onnx == ("conv", "relu")
 
 
 def test_every_node_of_the_shipped_model_is_in_one_kernel_and_nothing_is_left_behind(shapes, tmp_path, monkeypatch):

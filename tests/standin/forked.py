@@ -28,18 +28,8 @@ from typing import Any
 
 AT_START = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 PRELOADED = (
-    "numpy",
-    "cv2",
-    "yaml",
-    "onnx",
-    "onnxruntime",
-    "onnx_graphsurgeon",
-    "pydantic",
-    "faster_coco_eval",
-    "rich.progress",
-    "PIL.Image",
-    "trtdet.building",
-    "trtdet.cli",
+    *("numpy", "cv2", "yaml", "onnx", "onnxruntime", "onnx_graphsurgeon", "pydantic", "faster_coco_eval"),
+    *("rich.progress", "PIL.Image", "trtdet.building", "trtdet.cli"),
 )
 """Nothing of TensorRT or the driver, which are stand-ins that differ from one command to the next."""
 

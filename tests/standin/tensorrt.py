@@ -37,9 +37,6 @@ _PAD = 24 if _RTX else len(_MAGIC)
 """Where the header's length is."""
 
 
-# Enumerations.
-
-
 def _versioned(name, rows):
     """An enumeration of those names that this version has; a row is a name and the first and last major version."""
     return enum.IntEnum(name, {row[0]: value for value, row in enumerate(rows) if row[1] <= _MAJOR <= row[2]})
@@ -59,28 +56,22 @@ if _MAJOR >= 10:
     int64 = DataType.INT64
 
 
-class TensorIOMode(enum.Enum):
-    NONE, INPUT, OUTPUT = range(3)
+TensorIOMode = enum.Enum("TensorIOMode", "NONE INPUT OUTPUT", start=0)
 
 
-class TensorLocation(enum.Enum):
-    DEVICE, HOST = range(2)
+TensorLocation = enum.Enum("TensorLocation", "DEVICE HOST", start=0)
 
 
-class LayerInformationFormat(enum.Enum):
-    ONELINE, JSON = range(2)
+LayerInformationFormat = enum.Enum("LayerInformationFormat", "ONELINE JSON", start=0)
 
 
-class ProfilingVerbosity(enum.Enum):
-    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
+ProfilingVerbosity = enum.Enum("ProfilingVerbosity", "LAYER_NAMES_ONLY NONE DETAILED", start=0)
 
 
-class DeviceType(enum.Enum):
-    GPU, DLA = range(2)
+DeviceType = enum.Enum("DeviceType", "GPU DLA", start=0)
 
 
-class HardwareCompatibilityLevel(enum.Enum):
-    NONE, AMPERE_PLUS = range(2)
+HardwareCompatibilityLevel = enum.Enum("HardwareCompatibilityLevel", "NONE AMPERE_PLUS", start=0)
 
 
 MemoryPoolType = _versioned(
@@ -93,34 +84,20 @@ MemoryPoolType = _versioned(
 )
 
 
-class LayerType(enum.Enum):
-    CONVOLUTION, ACTIVATION, ELEMENTWISE, PLUGIN_V2, QUANTIZE, DEQUANTIZE, SHUFFLE = range(7)
-
-
-class TacticSource(enum.IntEnum):
-    EDGE_MASK_CONVOLUTIONS, JIT_CONVOLUTIONS = 3, 4
-
-
+LayerType = enum.Enum("LayerType", "CONVOLUTION ACTIVATION ELEMENTWISE PLUGIN_V2 QUANTIZE DEQUANTIZE SHUFFLE", start=0)
+TacticSource = enum.IntEnum("TacticSource", "EDGE_MASK_CONVOLUTIONS JIT_CONVOLUTIONS", start=3)
 BuilderFlag = _versioned(
     "BuilderFlag",
     (
-        ("FP16", 8, 10),
-        ("INT8", 8, 10),
-        ("DEBUG", 8, _NEWEST),
-        ("GPU_FALLBACK", 8, _NEWEST),
+        *((name, 8, 10) for name in ("FP16", "INT8")),
+        *((name, 8, _NEWEST) for name in ("DEBUG", "GPU_FALLBACK")),
         ("STRICT_TYPES", 8, 8),
-        ("REFIT", 8, _NEWEST),
-        ("DISABLE_TIMING_CACHE", 8, _NEWEST),
-        ("TF32", 8, _NEWEST),
-        ("SPARSE_WEIGHTS", 8, _NEWEST),
-        ("OBEY_PRECISION_CONSTRAINTS", 8, 10),
-        ("PREFER_PRECISION_CONSTRAINTS", 8, 10),
-        ("DIRECT_IO", 8, _NEWEST),
-        ("VERSION_COMPATIBLE", 8, _NEWEST),
+        *((name, 8, _NEWEST) for name in ("REFIT", "DISABLE_TIMING_CACHE", "TF32", "SPARSE_WEIGHTS")),
+        *((name, 8, 10) for name in ("OBEY_PRECISION_CONSTRAINTS", "PREFER_PRECISION_CONSTRAINTS")),
+        *((name, 8, _NEWEST) for name in ("DIRECT_IO", "VERSION_COMPATIBLE")),
         *((("REQUIRE_USER_ALLOCATION", 8, _NEWEST),) if _RTX else ()),
         ("EXCLUDE_LEAN_RUNTIME", 8, _NEWEST),
-        ("EDITABLE_TIMING_CACHE", 10, _NEWEST),
-        ("ERROR_ON_TIMING_CACHE_MISS", 10, _NEWEST),
+        *((name, 10, _NEWEST) for name in ("EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS")),
     ),
 )
 NetworkDefinitionCreationFlag = _versioned(
@@ -129,9 +106,6 @@ NetworkDefinitionCreationFlag = _versioned(
 PreviewFeature = _versioned(
     "PreviewFeature", (("PROFILE_SHARING_0806", 8, 10), ("ALIASED_PLUGIN_IO_10_03", 10, _NEWEST))
 )
-
-
-# The driver.
 
 
 @functools.cache
@@ -179,7 +153,8 @@ class _DeviceMemory:
             _cuda().cuMemFree_v2(self._address)
 
 
-# Logging and profiling.
+def _abstract(self, *_):
+    raise NotImplementedError("a subclass must override it")
 
 
 class ILogger:
@@ -187,44 +162,15 @@ class ILogger:
         INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
 
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = Severity
-
-    def __init__(self):
-        pass
-
-    def log(self, severity, msg):
-        raise NotImplementedError("ILogger.log must be overridden")
-
-
-class Logger(ILogger):
-    def __init__(self, min_severity=ILogger.Severity.WARNING):
-        super().__init__()
-        self.min_severity = min_severity
-
-    def log(self, severity, msg):
-        if severity.value <= self.min_severity.value:
-            print(f"[TRT] [{severity.name[0]}] {msg}")
+    log = _abstract
 
 
 class IProfiler:
-    def __init__(self):
-        pass
-
-    def report_layer_time(self, layer_name, ms):
-        raise NotImplementedError("IProfiler.report_layer_time must be overridden")
+    report_layer_time = _abstract
 
 
 class IProgressMonitor:
-    def __init__(self):
-        pass
-
-    def phase_start(self, phase_name, parent_phase, num_steps):
-        raise NotImplementedError
-
-    def step_complete(self, phase_name, step):
-        raise NotImplementedError
-
-    def phase_finish(self, phase_name):
-        raise NotImplementedError
+    phase_start = step_complete = phase_finish = _abstract
 
 
 _LOGGER = None
@@ -243,8 +189,6 @@ def _take_logger(logger):
         )
     return _LOGGER
 
-
-# Plugins: a library names its creators in standin_creators(), one a line; a real one registers them by itself.
 
 _GLOBAL_CREATORS = set()
 
@@ -298,8 +242,6 @@ def get_plugin_registry():
 _PROCESS_REGISTRY = IPluginRegistry()
 
 
-# Networks.
-
 _ONNX_TYPES = {1: float32, 10: float16, 3: int8, 6: int32, 9: bool, 2: uint8}
 if _MAJOR >= 10:
     _ONNX_TYPES[7] = int64
@@ -324,22 +266,13 @@ class ILayer:
         self._node = node
         self._outputs = outputs
         self.name = node.name
-        kinds = {
-            "Conv": LayerType.CONVOLUTION,
-            "QuantizeLinear": LayerType.QUANTIZE,
-            "DequantizeLinear": LayerType.DEQUANTIZE,
-        }
-        self.type = kinds.get(node.op_type, LayerType.ELEMENTWISE)
+        kinds = {"Conv": "CONVOLUTION", "QuantizeLinear": "QUANTIZE", "DequantizeLinear": "DEQUANTIZE"}
+        self.type = LayerType[kinds.get(node.op_type, "ELEMENTWISE")]
         self._precision = None
         self._stored = {}
 
-    @property
-    def num_inputs(self):
-        return len(self._node.input)
-
-    @property
-    def num_outputs(self):
-        return len(self._outputs)
+    num_outputs = property(lambda self: len(self._outputs))
+    precision_is_set = property(lambda self: self._precision is not None)
 
     def get_output(self, index):
         return self._outputs[index]
@@ -351,10 +284,6 @@ class ILayer:
     @precision.setter
     def precision(self, value):
         self._precision = value
-
-    @property
-    def precision_is_set(self):
-        return self._precision is not None
 
     def set_output_type(self, index, dtype):
         if self._outputs[index].dtype not in (float32, float16):
@@ -373,7 +302,6 @@ class INetworkDefinition:
 
     num_layers = property(lambda self: len(self._layers))
     num_inputs = property(lambda self: len(self._inputs))
-    num_outputs = property(lambda self: len(self._outputs))
 
     def get_layer(self, index):
         return self._layers[index]
@@ -436,14 +364,9 @@ class OnnxParser:
             return False
         for index, node in enumerate(_nodes(parsed.graph)):
             if node.domain == "trt.plugins" and not self._network._registry._knows(node.op_type):
-                self._errors.append(
-                    ParserError(
-                        node,
-                        f"Assertion failed: creator: Plugin not found, are the plugin name {node.op_type}, "
-                        "version, and namespace correct?",
-                        index,
-                    )
-                )
+                asked = f"are the plugin name {node.op_type}, version, and namespace correct?"
+                said = f"Assertion failed: creator: Plugin not found, {asked}"
+                self._errors.append(ParserError(node, said, index))
         if self._errors:
             return False
         self._network._take(parsed)
@@ -456,13 +379,6 @@ def _nodes(graph):
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 yield from _nodes(inner)
-
-
-# Building.
-
-
-class Dims(tuple):
-    __slots__ = ()
 
 
 class IOptimizationProfile:
@@ -495,22 +411,9 @@ class IHostMemory(bytes):
 
 class IBuilderConfig:
     __slots__ = (
-        "DLA_core",
-        "_cache",
-        "_calibration_profile",
-        "_devices",
-        "_flags",
-        "_pools",
-        "_previews",
-        "_profiles",
-        "_tactics",
-        "builder_optimization_level",
-        "default_device_type",
-        "hardware_compatibility_level",
-        "int8_calibrator",
-        "plugins_to_serialize",
-        "profiling_verbosity",
-        "progress_monitor",
+        *("DLA_core", "_cache", "_calibration_profile", "_devices", "_flags", "_pools", "_previews", "_profiles"),
+        *("_tactics", "builder_optimization_level", "default_device_type", "hardware_compatibility_level"),
+        *("int8_calibrator", "plugins_to_serialize", "profiling_verbosity", "progress_monitor"),
     )
 
     def __init__(self):
@@ -697,36 +600,13 @@ def _watched(monitor, layers):
 
 
 class IInt8Calibrator:
-    def __init__(self):
-        pass
-
-    def get_batch_size(self):
-        raise NotImplementedError
-
-    def get_batch(self, names):
-        raise NotImplementedError
-
-    def read_calibration_cache(self):
-        raise NotImplementedError
-
-    def write_calibration_cache(self, cache):
-        raise NotImplementedError
+    get_batch_size = get_batch = read_calibration_cache = write_calibration_cache = _abstract
 
 
-class IInt8EntropyCalibrator2(IInt8Calibrator):
-    pass
-
-
-class IInt8EntropyCalibrator(IInt8Calibrator):
-    pass
-
-
-class IInt8MinMaxCalibrator(IInt8Calibrator):
-    pass
-
-
-class IInt8LegacyCalibrator(IInt8Calibrator):
-    pass
+IInt8EntropyCalibrator2, IInt8EntropyCalibrator, IInt8MinMaxCalibrator, IInt8LegacyCalibrator = (
+    type(f"IInt8{rule}", (IInt8Calibrator,), {})
+    for rule in ("EntropyCalibrator2", "EntropyCalibrator", "MinMaxCalibrator", "LegacyCalibrator")
+)
 
 
 def _calibrate(calibrator, network, config):
@@ -759,9 +639,6 @@ def _calibrate(calibrator, network, config):
     lines = [f"{name}: {struct.pack('>f', value / 127).hex()}" for name, value in largest.items()]
     calibrator.write_calibration_cache(memoryview("\n".join(["TRT-8600-EntropyCalibration2", *lines, ""]).encode()))
     return means
-
-
-# Running.
 
 
 def read(engine):
@@ -842,15 +719,7 @@ class Runtime:
 
 class ICudaEngine:
     __slots__ = (
-        "__weakref__",
-        "_computed",
-        "_contexts",
-        "_header",
-        "_memory",
-        "_model",
-        "_runner",
-        "_runtime",
-        "_tensors",
+        *("__weakref__", "_computed", "_contexts", "_header", "_memory", "_model", "_runner", "_runtime", "_tensors"),
         "name",
     )
 
@@ -878,7 +747,7 @@ class ICudaEngine:
         return TensorIOMode.INPUT if self._tensors[name].is_network_input else TensorIOMode.OUTPUT
 
     def get_tensor_shape(self, name):
-        return Dims(self._tensors[name].shape)
+        return self._tensors[name].shape
 
     def get_tensor_dtype(self, name):
         return self._tensors[name].dtype
@@ -887,7 +756,7 @@ class ICudaEngine:
         return TensorLocation.DEVICE if name in self._tensors else TensorLocation.HOST
 
     def get_tensor_profile_shape(self, name, profile_index):
-        return [Dims(one) for one in self._header["profiles"][profile_index][name]]
+        return [tuple(one) for one in self._header["profiles"][profile_index][name]]
 
     def create_execution_context(self, runtime_config=None):
         if runtime_config is not None and not _RTX:
@@ -901,18 +770,15 @@ class ICudaEngine:
     def create_engine_inspector(self):
         return EngineInspector(self)
 
-    def serialize(self):
-        raise NotImplementedError("the stand-in keeps no serialised engine")
-
     _dynamic = property(lambda self: any(-1 in one.shape for one in self._tensors.values() if one.is_network_input))
 
 
-class DynamicShapesKernelSpecializationStrategy(enum.Enum):
-    LAZY, EAGER, NONE = range(3)
+DynamicShapesKernelSpecializationStrategy = enum.Enum(
+    "DynamicShapesKernelSpecializationStrategy", "LAZY EAGER NONE", start=0
+)
 
 
-class CudaGraphStrategy(enum.Enum):
-    DISABLED, WHOLE_GRAPH_CAPTURE = range(2)
+CudaGraphStrategy = enum.Enum("CudaGraphStrategy", "DISABLED WHOLE_GRAPH_CAPTURE", start=0)
 
 
 class IRuntimeConfig:
@@ -925,17 +791,8 @@ class IRuntimeConfig:
 
 class IExecutionContext:
     __slots__ = (
-        "__weakref__",
-        "_active",
-        "_addresses",
-        "_calls",
-        "_config",
-        "_eager",
-        "_memory",
-        "_shapes",
-        "engine",
-        "enqueue_emits_profile",
-        "profiler",
+        *("__weakref__", "_active", "_addresses", "_calls", "_config", "_eager", "_memory", "_shapes"),
+        *("engine", "enqueue_emits_profile", "profiler"),
     )
 
     def __init__(self, engine, config=None):
@@ -982,9 +839,9 @@ class IExecutionContext:
     def get_tensor_shape(self, name):
         tensor = self.engine._tensors[name]
         if name in self._shapes:
-            return Dims(self._shapes[name])
+            return self._shapes[name]
         batch = next(iter(self._shapes.values()), (-1,))[0]
-        return Dims((batch if tensor.shape[0] < 0 else tensor.shape[0], *tensor.shape[1:]))
+        return (batch if tensor.shape[0] < 0 else tensor.shape[0], *tensor.shape[1:])
 
     def set_tensor_address(self, name, memory):
         if name not in self.engine._tensors:
@@ -1166,13 +1023,10 @@ def _plan(engine):
         last = nodes[-1].output[0]
         after = readers.get(last, [])
         quantized = after and all(one.op_type == "QuantizeLinear" for one in after)
+        kind = "PointWiseV2" if name.startswith("PWN") else _KINDS.get(node.op_type, node.op_type)
         layer = {
             "Name": name,
-            "LayerType": "PluginV2"
-            if node.domain == "trt.plugins"
-            else "PointWiseV2"
-            if name.startswith("PWN")
-            else _KINDS.get(node.op_type, node.op_type),
+            "LayerType": "PluginV2" if node.domain == "trt.plugins" else kind,
             "Inputs": inputs,
             "Outputs": [described(last, "Int8" if quantized else floating, node)],
             "TacticName": f"standin_{node.op_type.lower()}",

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx_parser import TENSORRT_HEADERS, Parser, UnavailableError
+from onnx_parser import Parser, UnavailableError, built, why_not_built
 
 PLUGINS = Path(__file__).resolve().parent.parent.parent / "plugins"
 
@@ -44,21 +41,10 @@ def log(trt):
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """The plugin library for TensorRT 8.6, with PTX of one architecture."""
-    if TENSORRT_HEADERS not in os.environ:
-        pytest.skip(f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h")
-    missing = [tool for tool in ("cmake", "g++", "nvcc") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"needs {missing[0]} to build the plugin, which is not on PATH")
-    folder = tmp_path_factory.mktemp("plugins")
-    headers = Path(os.environ[TENSORRT_HEADERS]) / "8.6" / "include"
-    options = ("-DCMAKE_CXX_COMPILER=g++", f"-DTENSORRT_INCLUDE_DIR={headers}", "-DCMAKE_CUDA_ARCHITECTURES=90-virtual")
-    for command in (
-        ("cmake", "-S", PLUGINS, "-B", folder, *options),
-        ("cmake", "--build", folder, "--target", "trtdet_plugins"),
-    ):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
-        assert done.returncode == 0, done.stdout[-4000:]
-    return folder / "libtrtdet_plugins.so"
+    if reason := why_not_built("cmake", "g++", "nvcc"):
+        pytest.skip(reason)
+    options = "-DCMAKE_CUDA_ARCHITECTURES=90-virtual"
+    return built(PLUGINS, tmp_path_factory.mktemp("plugins"), options, target="trtdet_plugins") / "libtrtdet_plugins.so"
 
 
 @pytest.fixture(scope="session")

@@ -37,14 +37,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the network.
+    """A layer of the network, with the parser's name for it and the name of its ``tensorrt.LayerType``.
 
-    Attributes:
-        name: as the parser named it.
-        type: name of its ``tensorrt.LayerType``.
-        inputs: names of tensors, None for one that was left out.
-        outputs: what it makes.
-        plugin: ``type``, ``version``, ``namespace`` and serialised ``state`` of its plugin, where it is one.
+    ``inputs`` are names of tensors, None for one that was left out. Where it is a plugin, ``plugin`` has its ``type``,
+    ``version``, ``namespace`` and serialised ``state``.
     """
 
     name: str
@@ -56,16 +52,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What the parser made of a model.
+    """What the parser made of a model; the network is empty where it refused.
 
-    Attributes:
-        ok: it read all of it.
-        errors: where it did not: ``code``, ``node`` (index), ``function`` and ``words`` of each error; of an exception
-            that it threw the words alone.
-        messages: its warnings and errors as they go to a logger.
-        findings: what the stand-in saw that a builder would not take, such as operands of different types.
-        inputs, outputs, layers: the network; empty where the parser refused.
-        lacks: the function that the stand-in would have needed for this model; else empty.
+    ``errors`` have ``code``, ``node`` (index), ``function`` and ``words``, of an exception that it threw the words
+    alone. ``messages`` are its warnings and errors as they go to a logger. ``findings`` are what the stand-in saw that
+    a builder would not take, such as operands of different types. ``lacks`` is the function that the stand-in would
+    have needed for this model; else empty.
     """
 
     ok: bool
@@ -83,17 +75,10 @@ class UnavailableError(Exception):
 
 
 class Parser:
-    """Reads models, each in a process of its own.
+    """Reads models, each in a process of its own, with a program that is compiled in a folder.
 
-    Args:
-        trt: the module ``tensorrt``.
-        folder: where the program is compiled.
-
-    Attributes:
-        said: what the compiler had to say.
-
-    Raises:
-        UnavailableError: a compiler or a header is missing.
+    ``trt`` is the module ``tensorrt``; ``said`` is what the compiler had to say. Raises UnavailableError if a compiler
+    or a header is missing.
     """
 
     def __init__(self, trt: Any, folder: Path) -> None:
@@ -155,13 +140,31 @@ class Parser:
         return said
 
 
+def built(source: Path, folder: Path, *options: str, target: str) -> Path:
+    """Builds a target of CMake with g++ and the headers of TensorRT 8.6, into a folder, which is given back."""
+    headers = Path(os.environ[TENSORRT_HEADERS]) / "8.6" / "include"
+    options = ("-DCMAKE_CXX_COMPILER=g++", f"-DTENSORRT_INCLUDE_DIR={headers}", *options)
+    for command in (
+        ("cmake", "-S", source, "-B", folder, *options),
+        ("cmake", "--build", folder, "--target", target, "--parallel", "2"),
+    ):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
+        assert done.returncode == 0, done.stdout[-4000:]
+    return folder
+
+
+def why_not_built(*tools: str) -> str:
+    """What is missing to build with TensorRT's headers and these tools; empty where nothing is."""
+    if TENSORRT_HEADERS not in os.environ:
+        return f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h"
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    return f"needs {missing[0]} on PATH" if missing else ""
+
+
 def _headers() -> list[Path]:
     """The folders of headers, TensorRT's own first."""
-    for tool in ("g++", "nvcc"):
-        if shutil.which(tool) is None:
-            raise UnavailableError(f"needs {tool} on PATH: the program around the parser is compiled")
-    if TENSORRT_HEADERS not in os.environ:
-        raise UnavailableError(f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h")
+    if reason := why_not_built("g++", "nvcc"):
+        raise UnavailableError(reason)
     own = Path(os.environ[TENSORRT_HEADERS]) / "8.6" / "include"
     given = Path(os.environ.get(PARSER_HEADER, own / "NvOnnxParser.h"))
     for path in (own / "NvInfer.h", given):

@@ -249,8 +249,6 @@ def expected_precisions(given: Handed, parsed: Parsed) -> dict[str, str]:
     return {name: one for name, one in asked.items() if types.get(nodes[name].output[0]) in ("FLOAT", "HALF")}
 
 
-# trtdet's own plugins
-
 TYPES = {plugin_ops.SAME: "FLOAT", 0: "FLOAT", plugin_ops.INT8: "INT8"}
 """What a plugin writes, by ``output_type``; what reads and writes the same is float here."""
 
@@ -288,8 +286,6 @@ def test_without_the_library_the_parser_refuses_in_words_that_have_advice(parser
     assert node.op_type == plugin_ops.SILU
     assert "engine.plugins" in messages.advised(parsed.errors[0]["words"], tensorrt._ADVICE)
 
-
-# Two-stage detectors
 
 TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage"
 BOXES = Config.model_validate(
@@ -344,9 +340,6 @@ def test_the_parser_reads_both_routes_of_a_two_stage_model(
     aligned = [node for node in model.graph.node if node.op_type == "RoiAlign"]
     plugins = [layer.plugin for layer in parsed.layers if layer.plugin is not None]
     assert [plugin["type"] for plugin in plugins] == ["ROIAlign_TRT"] * len(aligned) != []
-
-
-# What it does not read
 
 
 def net(text: str, opset: int = 13, **weights: np.ndarray) -> onnx.ModelProto:
@@ -468,9 +461,6 @@ def test_what_the_stand_in_has_not_is_named(parser):
     text = "(float[1,4,4,4] x) => (float[1,4,4,4] y) { y = GroupNormalization<num_groups = 2>(x, s, b) }"
     parsed = parser(net(text, 18, s=np.ones(2, np.float32), b=np.zeros(2, np.float32)))
     assert (parsed.ok, parsed.lacks) == (False, "VNetworkDefinition::addNormalization")
-
-
-# Opsets
 
 
 @pytest.mark.parametrize("opset", [18, 19, 20, 21])

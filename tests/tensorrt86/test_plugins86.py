@@ -48,9 +48,6 @@ def state(plugin: Any) -> bytes:
     return bytes(plugin.serialize())
 
 
-# EfficientNMS
-
-
 @pytest.fixture(scope="module")
 def efficient(trt, log):
     assert trt.init_libnvinfer_plugins(log, "")
@@ -99,9 +96,6 @@ def test_class_agnostic_changes_nothing_in_8_6_0(trt, efficient, written):
 
     assert varying("class_agnostic", 0, 1) == 0
     assert varying("box_coding", 0, 1) == 1
-
-
-# trtdet's own
 
 
 @pytest.fixture(scope="module")

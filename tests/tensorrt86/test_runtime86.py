@@ -8,12 +8,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from onnx_parser import TENSORRT_HEADERS
+from onnx_parser import built, why_not_built
 from standin.machine import FOLDER, compile_library
 
 from trtdet.backends import cuda
@@ -24,29 +23,15 @@ from trtdet.options import BuildOptions, NmsOptions
 
 SERVICE = Path(__file__).resolve().parents[2] / "service"
 
-pytestmark = [
-    pytest.mark.tensorrt86,
-    pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device"),
-]
+pytestmark = [pytest.mark.tensorrt86, pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device")]
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     """trtdet-bench, built with the headers of 8.6."""
-    if TENSORRT_HEADERS not in os.environ:
-        pytest.skip(f"set {TENSORRT_HEADERS} to a folder that holds 8.6/include/NvInfer.h")
-    missing = [tool for tool in ("cmake", "g++") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"needs {missing[0]} to build the C++ runtime, which is not on PATH")
-    folder = tmp_path_factory.mktemp("service")
-    headers = Path(os.environ[TENSORRT_HEADERS]) / "8.6" / "include"
-    options = (f"-DTENSORRT_INCLUDE_DIR={headers}", "-DCMAKE_CXX_COMPILER=g++", "-DBUILD_TESTING=OFF")
-    for command in (
-        ("cmake", "-S", SERVICE, "-B", folder, *options),
-        ("cmake", "--build", folder, "--target", "trtdet-bench", "--parallel", "2"),
-    ):
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
-        assert done.returncode == 0, done.stdout[-4000:]
+    if reason := why_not_built("cmake", "g++"):
+        pytest.skip(reason)
+    folder = built(SERVICE, tmp_path_factory.mktemp("service"), "-DBUILD_TESTING=OFF", target="trtdet-bench")
     return folder / "bench" / "trtdet-bench"
 
 

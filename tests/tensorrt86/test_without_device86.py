@@ -13,10 +13,7 @@ from trtdet.backends import choose, cuda
 from trtdet.errors import BackendError
 from trtdet.exporter import SHAPES_MODEL
 
-pytestmark = [
-    pytest.mark.tensorrt86,
-    pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device"),
-]
+pytestmark = [pytest.mark.tensorrt86, pytest.mark.skipif(bool(cuda.devices()), reason="this machine has a CUDA device")]
 
 SAID = "TensorRT 8.6.0 builds only on a machine with a CUDA device, and this machine has no CUDA driver"
 
@@ -32,9 +29,8 @@ def test_the_builder_itself_only_raises_a_type_error(trt, log):
 
 
 def test_the_backend_says_what_to_do_instead():
-    with pytest.raises(
-        BackendError, match=f"{SAID}; build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
-    ):
+    said = f"{SAID}; build on one that has, or use --backend tensorrt-rtx, which needs no GPU"
+    with pytest.raises(BackendError, match=said):
         choose("tensorrt")
 
 

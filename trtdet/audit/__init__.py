@@ -7,12 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 
-from trtdet.audit.advice import advise
-from trtdet.audit.findings import find
+from trtdet.audit.findings import INEXACT, advise, find
 from trtdet.audit.layers import BITS, Layer, Tensor, layers_of
 from trtdet.audit.results import Audit, Departure, load_times
 from trtdet.audit.traffic import PRECISIONS, Flow
-from trtdet.audit.traps import INEXACT
 from trtdet.config import SiluForm
 from trtdet.errors import BackendError
 from trtdet.quantization import PrecisionPlan, lint
@@ -29,13 +27,10 @@ def audit(
 ) -> Audit:
     """Compares an engine with its plan, and finds what makes INT8 slower or less exact.
 
-    A convolution counts in the type of its first input: an INT8 kernel may read INT8 and write float, which a
-    pointwise kernel then scales and quantises again. ``model`` is what the engine was built from, with Q/DQ pairs.
-    ``times`` are measured milliseconds by layer name; ``silu`` has the values of ``--silu`` that the backend supports.
-
-    Raises:
-        BackendError: there are no layers.
-        ConfigError: the times belong to another engine.
+    A convolution counts in the type of its first input: an INT8 kernel may read INT8 and write float, which a pointwise
+    kernel then scales and quantises again. ``model`` is what the engine was built from, with Q/DQ pairs. ``times`` are
+    measured milliseconds by layer name; ``silu`` has the values of ``--silu`` that the backend supports. Raises
+    BackendError if there are no layers; ConfigError if the times belong to another engine.
     """
     if not layers:
         raise BackendError("the engine lists no layers, so its convolutions' precisions are unknown")

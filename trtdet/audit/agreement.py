@@ -94,11 +94,9 @@ def compare_layers(
     """Builds a bundle's engine again with its inner tensors as outputs and compares them with onnxruntime's.
 
     ``images`` is a folder or a list of file names, of which ``count`` are run, evenly spaced. ``limit`` is in decibels;
-    None takes the limit of the engine's precision from ``LIMITS``.
-
-    Raises:
-        BackendError: the bundle has no engine, or it cannot be run here or built with these outputs.
-        ConfigError: the bundle uses implicit quantisation, or there are no images.
+    None takes the limit of the engine's precision from ``LIMITS``. Raises BackendError if the bundle has no engine, or
+    it cannot be run here or built with these outputs; ConfigError if the bundle uses implicit quantisation, or there
+    are no images.
     """
     manifest = bundle.manifest
     if bundle.engine is None:
@@ -170,11 +168,8 @@ def agreement(
 ) -> LayerAgreement:
     """Compares an engine with its ONNX model; ``tensors`` are the outputs of both, each with its node, in order.
 
-    ``batches`` are pre-processed images, float32 (B, 3, H, W); ``limit`` is in decibels.
-
-    Raises:
-        BackendError: Polygraphy is not installed.
-        ConfigError: there are no batches.
+    ``batches`` are pre-processed images, float32 (B, 3, H, W); ``limit`` is in decibels. Raises BackendError if
+    Polygraphy is not installed; ConfigError if there are no batches.
     """
     try:
         from polygraphy.comparator import Comparator, IterationResult, RunResults, SnrCompareFunc

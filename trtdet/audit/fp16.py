@@ -46,7 +46,7 @@ class InFp16:
         self._half: Mapping[int, Convolution] = {
             flow.convolutions[name].layer: flow.convolutions[name] for name in names
         }
-        # INT8 tensors that an INT8 convolution still reads, directly or through layers that pass INT8 on.
+        # Tensors that stay INT8: an INT8 convolution still reads them, directly or through layers that pass INT8 on.
         self._needed: set[str] = set()
         for index, read, written in flow.int8_readers:
             if index in flow.runs:
@@ -82,7 +82,7 @@ class InFp16:
             readers = self._fp16_readers(tensor)
             share = self._removed_padding(readers[0]) if readers else 1.0
             values = int(tensor.elements / share)
-            if self._stays_int8(tensor) or not readers:
+            if tensor.name in self._needed or not readers:
                 moved = self._moved(tensor, tensor.elements)
                 total += 2 * values if readers else 0
             else:
@@ -105,9 +105,6 @@ class InFp16:
             reader for reader in dict.fromkeys(readers) if self._fuses(reader) and max(self._makers(reader)) == index
         )
 
-    def _stays_int8(self, tensor: Tensor) -> bool:
-        return tensor.name in self._needed
-
     def _makers(self, index: int) -> set[int]:
         """The convolution layers that write the inputs of a layer."""
         tensors = self._flow.layers[index].inputs
@@ -123,7 +120,7 @@ class InFp16:
                 and makers <= self._half.keys()
                 and flow.operators(layer) <= _FUSES
                 and "Slic" not in layer.name
-                and not any(self._stays_int8(tensor) or not flow.readers[tensor.name] for tensor in layer.outputs)
+                and not any(out.name in self._needed or not flow.readers[out.name] for out in layer.outputs)
             )
         return self._fused[index]
 
@@ -136,7 +133,7 @@ class InFp16:
             or {one.type for one in layer.outputs} != {"Int8"}
         ):
             return False
-        if any(self._stays_int8(tensor) or not self._fp16_readers(tensor) for tensor in layer.outputs):
+        if any(tensor.name in self._needed or not self._fp16_readers(tensor) for tensor in layer.outputs):
             return False
         if not inside:
             return layer.input == "Half"
@@ -162,10 +159,11 @@ class InFp16:
         Such a layer casts a float copy to FP16. None for all other layers.
         """
         readers = [reader for tensor in layer.outputs for reader in self._fp16_readers(tensor)]
-        if not readers or not any(map(self._stays_int8, layer.inputs)) or index not in self._flow.hands_on:
+        kept = any(tensor.name in self._needed for tensor in layer.inputs)
+        if not readers or not kept or index not in self._flow.hands_on:
             return None
         values = int(layer.outputs[0].elements / self._removed_padding(readers[0]))
-        int8 = layer.bytes if self._stays_int8(layer.outputs[0]) else 0
+        int8 = layer.bytes if layer.outputs[0].name in self._needed else 0
         cast = 0 if self._flow.float_bytes == 2 else 6 * values
         return int8 + self._float_copy(index, values) + cast
 
@@ -182,7 +180,7 @@ class InFp16:
         """Bytes of this many values of a tensor in the type that they would have."""
         readers, writers = set(self._flow.readers[tensor.name]), set(self._flow.writers[tensor.name])
         if tensor.type == "Int8":
-            if self._stays_int8(tensor):
+            if tensor.name in self._needed:
                 return values
             if readers & self._half.keys() or any(map(self._fuses, (*readers, *writers))):
                 return 2 * values
@@ -191,7 +189,7 @@ class InFp16:
                 output for index in writers for output in self._flow.layers[index].outputs if output.type == "Int8"
             ]
             copy_readers = {reader for output in quantised for reader in self._flow.readers[output.name]}
-            if copy_readers & self._half.keys() and not any(map(self._stays_int8, quantised)):
+            if copy_readers & self._half.keys() and not any(output.name in self._needed for output in quantised):
                 return self._flow.float_bytes * values
             return values
         between = tensor.type == "Float" and writers and readers

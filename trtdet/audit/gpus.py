@@ -35,24 +35,11 @@ _SPECIAL_LANES = 16
 _JETSON = (87, 110)
 
 
-@dataclass(frozen=True)
-class _Sm:
-    """What a multiprocessor computes in a clock: float32 lanes, and dense FP16 operations of its tensor cores."""
+_LANES: Mapping[int, int] = {75: 64, 80: 64, 86: 128, 87: 128, 89: 128, 90: 128, 110: 128, 120: 128}
+"""Float32 lanes of a multiprocessor, by compute capability times ten."""
 
-    lanes: int
-    fp16: int
-
-
-_SMS: Mapping[int, _Sm] = {
-    75: _Sm(64, 1024),
-    80: _Sm(64, 2048),
-    86: _Sm(128, 1024),
-    87: _Sm(128, 2048),
-    89: _Sm(128, 1024),
-    90: _Sm(128, 4096),
-    110: _Sm(128, 8192),
-    120: _Sm(128, 1024),
-}
+_TENSOR: Mapping[int, int] = {75: 1024, 80: 2048, 86: 1024, 87: 2048, 89: 1024, 90: 4096, 110: 8192, 120: 1024}
+"""Dense FP16 operations of its tensor cores in a clock."""
 
 POWER_LIMITED = 0.6
 """Share of its boost clock that a T4 (70 W) or a Jetson sustains, and of its bandwidth that a Jetson's GPU gets.
@@ -94,12 +81,12 @@ class Gpu:
         Source: NVIDIA, "CUDA C++ Programming Guide", table "Throughput of Native Arithmetic Instructions": 16 results
         per clock and multiprocessor, against 64 (7.5, 8.0) or 128 (8.6 and later) for a float32 multiply-add.
         """
-        return _SMS[self.capability].lanes // _SPECIAL_LANES
+        return _LANES[self.capability] // _SPECIAL_LANES
 
     @property
     def clock(self) -> float:
         """Boost clock, GHz."""
-        return self.fp32 * 1e3 / (2 * _SMS[self.capability].lanes * self.sms)
+        return self.fp32 * 1e3 / (2 * _LANES[self.capability] * self.sms)
 
     @property
     def memory(self) -> float:
@@ -177,8 +164,7 @@ def _row(line: str) -> Gpu:
     source, kind, name = title.split(" ", 2)
     sms, clock, bandwidth, l2 = map(float, figures.split())
     capability = int(kind)
-    per_clock = _SMS[capability]
-    fp16 = sms * clock * per_clock.fp16 / 1e3
+    fp16 = sms * clock * _TENSOR[capability] / 1e3
     # GeForce cards halve the rate of tensor cores that accumulate in FP32, as TF32 does.
     share = 4 if source in "bl" else 2
     return Gpu(
@@ -188,7 +174,7 @@ def _row(line: str) -> Gpu:
         fp16=fp16,
         int8=2 * fp16,
         tf32=fp16 / share if capability >= 80 else None,
-        fp32=2 * sms * clock * per_clock.lanes / 1e3,
+        fp32=2 * sms * clock * _LANES[capability] / 1e3,
         l2=int(l2 * (1 << 20)),
         sms=int(sms),
         sustained=POWER_LIMITED if capability in _JETSON or name in ("T4", "L4") else 1.0,
@@ -209,10 +195,8 @@ def gpu_named(name: str) -> Gpu:
     """The GPU of this name, also as CUDA reports it, such as ``NVIDIA GeForce RTX 3090`` or ``Tesla T4``.
 
     Case, spaces and hyphens do not count, and ``RTX``, ``Jetson`` or ``Jetson AGX`` may be left out. CUDA calls every
-    Jetson Orin just ``Orin``: that is taken for an AGX.
-
-    Raises:
-        ConfigError: the name is unknown; the message lists all names.
+    Jetson Orin just ``Orin``: that is taken for an AGX. Raises ConfigError if the name is unknown; the message lists
+    all names.
     """
 
     def plain(text: str) -> str:

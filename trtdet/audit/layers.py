@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from trtdet.backends import Built
-from trtdet.backends.tensorrt.engine_layers import onnx_nodes
+from trtdet.backends.tensorrt.engine import onnx_nodes
 from trtdet.errors import BackendError
 
 BITS: Mapping[str, int] = {
@@ -116,11 +116,8 @@ class Layer:
 
 
 def layers_of(built: Built) -> tuple[Layer, ...]:
-    """The layers of an engine, from the inspector's text or, without one, from the builder's log.
-
-    Raises:
-        BackendError: neither lists layers, or the inspector's text has an unknown schema.
-    """
+    """The layers of an engine, from the inspector's text or, without one, from the builder's log. Raises BackendError
+    if neither lists layers, or the inspector's text has an unknown schema."""
     layers = parse_inspector(built.layers) if built.layers else parse_layers(built.log)
     if not layers:
         raise BackendError("the builder listed no layers", "is the logger at VERBOSE and profiling verbosity DETAILED?")

@@ -44,14 +44,11 @@ class Joint:
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of an engine: ``fixed`` plus a sum of tables.
+    """The cost of an engine: ``fixed``, which does not depend on the plan, plus a sum of tables.
 
     The sum is exact for kernels with at most eight convolutions around them, and else for at most two of these in FP16.
-
-    Attributes:
-        convs: the convolutions that may run in FP16, in the order of the engine.
-        fixed: the cost that does not depend on the plan.
-        gpu: GPU the times refer to; empty for other costs.
+    ``convs`` are the convolutions that may run in FP16, in the order of the engine. ``gpu`` is the GPU that times refer
+    to; empty for other costs.
     """
 
     convs: tuple[str, ...]
@@ -73,11 +70,7 @@ class Costs:
 
 def time_costs(flow: Flow, roofline: Roofline) -> Costs:
     """Estimated milliseconds per run; the flow is of an engine with every allowed convolution in INT8."""
-
-    def price(layers: Sequence[int], fp16: Collection[str]) -> float:
-        return math.fsum(layer.ms for layer in roofline.layers(layers, fp16))
-
-    return split_costs(flow, price)
+    return split_costs(flow, lambda layers, fp16: math.fsum(layer.ms for layer in roofline.layers(layers, fp16)))
 
 
 @dataclass(frozen=True)
@@ -99,10 +92,8 @@ def measured_costs(flow: Flow, roofline: Roofline, measured: Sequence[MeasuredPa
     The estimate of a layer is scaled by its measured time over its estimated time, taken from the INT8 or the FP16
     engine by the precision of its convolutions. For both engines the cost is then the measured time. For plans between
     them the estimate gives the cost of precision boundaries. ``flow`` is as in :func:`time_costs`, ``measured`` has all
-    layers of both engines, and ``roofline`` is for the measured GPU or a similar one.
-
-    Raises:
-        BackendError: no measured layer is in the flow.
+    layers of both engines, and ``roofline`` is for the measured GPU or a similar one. Raises BackendError if no
+    measured layer is in the flow.
     """
     convs = _open(flow)
     everything = range(len(flow.layers))

@@ -12,16 +12,15 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from trtdet.audit.advice import Advice
-from trtdet.audit.findings import KINDS, Finding
+from trtdet.audit.findings import KINDS, Advice, Finding
 from trtdet.audit.layers import Layer
 from trtdet.errors import BundleError, ConfigError
 from trtdet.files.documents import DocumentError, parse_document
 from trtdet.tables import Column, Table, Tables
 
 _SCHEMA = 2
-_SHOWN = 3
-"""Findings of each kind in a short report."""
+_SHOWN, _WIDTH = 3, 50
+"""Findings of each kind in a short report, and characters of a layer's name in it."""
 
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -81,11 +80,8 @@ class Audit:
         )
 
     def timed(self, times: Mapping[str, float]) -> Audit:
-        """This audit with shares of measured time; ``times`` are a profiler's milliseconds by layer name.
-
-        Raises:
-            ConfigError: the times belong to another engine.
-        """
+        """This audit with shares of measured time; ``times`` are a profiler's milliseconds by layer name. Raises
+        ConfigError if the times belong to another engine."""
         layers = {layer.name: layer.bytes for layer in self.layers}
         working = [name for name, moved in layers.items() if moved]
         untimed = [name for name in working if name not in times]
@@ -140,7 +136,10 @@ class Audit:
             count = "" if kind == "suppression" else f" ({len(group)})"
             rows.append(row(group, f"{KINDS[kind]}{count}"))
             shown = group if everything else group[:_SHOWN]
-            rows.extend(row([finding], f"  {_short(finding.layer)}: {finding.cause}") for finding in shown)
+            for finding in shown:
+                name = finding.layer  # generated kernels have long names with a number at the end
+                short = name if len(name) <= _WIDTH else f"{name[: _WIDTH - 15]}...{name[-12:]}"
+                rows.append(row([finding], f"  {short}: {finding.cause}"))
             if len(shown) < len(group):
                 rows.append(row(group[len(shown) :], f"  {len(group) - len(shown)} more; --all shows them"))
         total = f"{self.bytes / 1e6:.1f} MB" if self.ms is None else f"{self.ms:.3f} ms"
@@ -161,11 +160,7 @@ class Audit:
 
     @staticmethod
     def load(path: Path) -> Audit:
-        """Reads ``audit.json``.
-
-        Raises:
-            BundleError: the file cannot be read or has another schema.
-        """
+        """Reads ``audit.json``. Raises BundleError if the file cannot be read or has another schema."""
         try:
             data = path.read_bytes()
             if parse_document(data, _adapter(_Header), strict=True)["schema"] != _SCHEMA:
@@ -179,11 +174,8 @@ class Audit:
 
 
 def load_times(path: Path) -> dict[str, float]:
-    """Milliseconds per run by layer name, from a JSON object of these or a file of ``trtexec --exportProfile``.
-
-    Raises:
-        ConfigError: the file is missing or has another form.
-    """
+    """Milliseconds per run by layer name, from a JSON object of these or a file of ``trtexec --exportProfile``. Raises
+    ConfigError if the file is missing or has another form."""
     try:
         data = path.read_bytes()
         if data.lstrip().startswith(b"["):
@@ -217,8 +209,3 @@ class _Timed(TypedDict):
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
-
-
-def _short(name: str, width: int = 50) -> str:
-    """A layer's name cut for a table; generated kernels have long names with a number at the end."""
-    return name if len(name) <= width else f"{name[: width - 15]}...{name[-12:]}"

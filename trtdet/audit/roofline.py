@@ -28,13 +28,12 @@ import onnx
 from trtdet.audit.findings import listed
 from trtdet.audit.fp16 import InFp16, Moved
 from trtdet.audit.gpus import Gpu
-from trtdet.audit.layers import BITS, Layer
+from trtdet.audit.layers import BITS
 from trtdet.audit.results import Audit
 from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Flow
 from trtdet.bundle import Bundle
 from trtdet.errors import ConfigError
 from trtdet.quantization import PrecisionPlan
-from trtdet.quantization.macs import Macs
 from trtdet.tables import Cell, Column, Table, Tables
 
 Bound = Literal["memory", "arithmetic", "launch"]
@@ -124,9 +123,8 @@ class LayerEstimate:
 class Estimate:
     """Estimated time of an engine on a GPU, not a measurement; ``graph`` means launched as a CUDA graph.
 
-    Attributes:
-        layers: the layers that start a kernel, in the order of the builder.
-        cached: the part of ``bytes`` in tensors that fit into the L2 cache; memory time may fall by this share.
+    ``layers`` are those that start a kernel, in the order of the builder. ``cached`` is the part of ``bytes`` in
+    tensors that fit into the L2 cache; memory time may fall by this share.
     """
 
     gpu: Gpu
@@ -190,10 +188,8 @@ def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True, fp16: 
     built, and ranked the plans alike (Spearman 0.98 and 0.96; L4, batch 1).
 
     Activation bytes and operations scale with the batch, constants do not. A builder might choose other kernels for
-    another batch; the estimate ignores that. ``graph`` launches all kernels as one CUDA graph.
-
-    Raises:
-        ConfigError: the batch is below 1.
+    another batch; the estimate ignores that. ``graph`` launches all kernels as one CUDA graph. Raises ConfigError if
+    the batch is below 1.
     """
     roofline = Roofline(flow, gpu=gpu, batch=batch, graph=graph)
     layers = roofline.layers(range(len(flow.layers)), fp16)
@@ -201,11 +197,7 @@ def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True, fp16: 
 
 
 def flow_of(bundle: Bundle) -> Flow:
-    """The layers of a bundle's engine.
-
-    Raises:
-        BundleError: the engine was not audited, or a file cannot be read.
-    """
+    """The layers of a bundle's engine. Raises BundleError if the engine was not audited, or a file cannot be read."""
     layers = Audit.load(bundle.file("audit.json")).layers
     model = onnx.load(bundle.model, load_external_data=False)
     return Flow(layers, PrecisionPlan.load(bundle.file("plan.json")), model)
@@ -252,7 +244,14 @@ class Roofline:
         operations, tensor_ms = self._products(index, moved.type)
         pointwise_ms = self._pointwise_ms(index, index in self._flow.workers)
         arithmetic_ms = max(tensor_ms, pointwise_ms + sum(self._pointwise_ms(other, True) for other in inside))
-        gpu, reached = self._gpu, _reached(layer)
+        gpu, reached = self._gpu, MEMORY
+        if layer.type == "Reformat" and layer.inputs and layer.outputs:
+            # Generated kernels fuse their conversions.
+            source = layer.inputs[0]
+            if len(source.dims) == 4 and source.dims[1] <= _IMAGE_CHANNELS:
+                reached = IMAGE
+            elif layer.output == "Int8" != layer.input:
+                reached = QUANTISED
         memory_ms = total / (gpu.bandwidth * gpu.memory * reached) / 1e6
         launch_ms = moved.kernels * KERNEL_CYCLES / (gpu.clock * gpu.sustained) / 1e6
         if not self._graph:
@@ -288,16 +287,13 @@ class Roofline:
                 ms += count / (gpu.fp32 * gpu.sustained * DEPTHWISE) / 1e9
             elif count:
                 filled = _filled(work.inputs // work.groups, step) * _filled(work.outputs // work.groups, step)
-                ms += count * filled / (rate * self._occupied(work)) / 1e9
+                values = work.count * self._batch * work.groups // (work.inputs * math.prod(work.kernel))
+                rows, columns = values // work.outputs, work.outputs // work.groups
+                tiles = work.groups * -(-max(rows, 1) // TILE) * -(-max(columns, 1) // TILE)
+                # Share of the multiprocessors that it keeps busy, above 0 to 1.
+                occupied = tiles / (-(-tiles // gpu.sms) * gpu.sms)
+                ms += count * filled / (rate * occupied) / 1e9
         return round(operations), ms
-
-    def _occupied(self, work: Macs) -> float:
-        """Share of the multiprocessors that a convolution or product keeps busy, above 0 to 1."""
-        values = work.count * self._batch * work.groups // (work.inputs * math.prod(work.kernel))
-        columns = work.outputs // work.groups
-        rows = values // work.outputs
-        tiles = work.groups * -(-max(rows, 1) // TILE) * -(-max(columns, 1) // TILE)
-        return tiles / (-(-tiles // self._gpu.sms) * self._gpu.sms)
 
     def _pointwise_ms(self, index: int, beside: bool) -> float:
         """Milliseconds of a layer's element-wise operators; ``beside`` means in the kernel of a convolution."""
@@ -333,16 +329,6 @@ class Roofline:
                     if flow.writers.get(tensor.name) and flow.readers.get(tensor.name) and 2 * size <= self._gpu.l2:
                         total += size
         return total
-
-
-def _reached(layer: Layer) -> float:
-    """Share of the bandwidth that the kernel of a layer reaches. Generated kernels fuse their conversions."""
-    if layer.type != "Reformat" or not layer.inputs or not layer.outputs:
-        return MEMORY
-    source = layer.inputs[0]
-    if len(source.dims) == 4 and source.dims[1] <= _IMAGE_CHANNELS:
-        return IMAGE
-    return QUANTISED if layer.output == "Int8" != layer.input else MEMORY
 
 
 def _filled(channels: int, step: int) -> float:

@@ -85,6 +85,27 @@ class Flow:
                         reader for output in layer.outputs for reader in self.readers[output.name]
                     ]
         self.kernels: Mapping[str, int] = self._run_by(plan.entries)
+        self.bytes = sum(layer.bytes for layer in self.layers)
+        """Bytes that all layers move per run; the body of a loop counts once."""
+        graph = model.graph
+        values = (*graph.value_info, *graph.output)
+        self.types: Mapping[str, int] = {value.name: value.type.tensor_type.elem_type for value in values}
+        """Type of each tensor with a type in the model, an ``onnx.TensorProto.DataType``."""
+        self.elements: Mapping[str, int] = {
+            value.name: math.prod(max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim)
+            for value in values
+            if value.type.tensor_type.HasField("shape")
+        }
+        """Number of values of each tensor with a shape in the model; a dynamic size counts as 1."""
+        self.constants: Mapping[str, tuple[int, ...]] = {one.name: tuple(one.dims) for one in graph.initializer}
+        """Shapes of the model's constants, () for a scalar."""
+        self.int8_readers = tuple(
+            (index, read, frozenset(tensor.name for tensor in layer.outputs))
+            for index, layer in reversed(list(enumerate(self.layers)))
+            if (read := frozenset(tensor.name for tensor in layer.inputs if tensor.type == "Int8"))
+        )
+        """Layers that read INT8, the last first: index, INT8 tensors read, all tensors written."""
+        self.node_readers = _grouped((name, node) for node in graph.node for name in dict.fromkeys(node.input))
 
     def _run_by(self, names: Collection[str]) -> dict[str, int]:
         """Index of the layer that runs each node."""
@@ -105,30 +126,23 @@ class Flow:
 
     @cached_property
     def precisions(self) -> Mapping[str, str]:
-        """Precision of each convolution of the plan as built, by name; those without a layer are absent."""
-        return {name: self._precision(name) for name in self.kernels}
+        """Precision of each convolution of the plan as built, by name; those without a layer are absent.
 
-    def _precision(self, name: str) -> str:
-        """The precision that a convolution runs in, usually the type of its layer's first input.
-
-        That input may belong to another step of a generated kernel, or be a float32 term of a sum in the same kernel.
-        Generated kernels compute products in the type that the model has; so do other kernels with an input of it.
+        It is usually the type of its layer's first input. That may belong to another step of a generated kernel, or be
+        a float32 term of a sum in the same kernel. Generated kernels compute products in the type that the model has;
+        so do other kernels with an input of it.
         """
-        layer, node = self.layers[self.kernels[name]], self.nodes.get(name)
-        if node is not None and layer.input not in ("Int8", "FP8"):
-            written = _WRITTEN.get(self.types.get(node.output[0], 0), "")
-            read = {PRECISIONS.get(tensor.type) for tensor in layer.inputs}
-            # A builder without strong typing may run convolutions of a float32 model in FP16.
-            if written in read and (node.op_type in PRODUCTS or written == "fp16"):
-                return written
-            if written and node.op_type in PRODUCTS and layer.type in POINTWISE:
-                return written
-        return PRECISIONS.get(layer.input, layer.input.lower())
-
-    @cached_property
-    def bytes(self) -> int:
-        """Bytes that all layers move per run; the body of a loop counts once."""
-        return sum(layer.bytes for layer in self.layers)
+        precisions = {}
+        for name, index in self.kernels.items():
+            layer, node = self.layers[index], self.nodes.get(name)
+            precisions[name] = PRECISIONS.get(layer.input, layer.input.lower())
+            if node is not None and layer.input not in ("Int8", "FP8"):
+                written, product = _WRITTEN.get(self.types.get(node.output[0], 0), ""), node.op_type in PRODUCTS
+                read = written in {PRECISIONS.get(tensor.type) for tensor in layer.inputs}
+                # A builder without strong typing may run convolutions of a float32 model in FP16.
+                if (read and (product or written == "fp16")) or (written and product and layer.type in POINTWISE):
+                    precisions[name] = written
+        return precisions
 
     @cached_property
     def convolutions(self) -> Mapping[str, Convolution]:
@@ -172,35 +186,11 @@ class Flow:
         return max(1, next((sizes[0] for sizes in (*dims, declared) if sizes), 1))
 
     @cached_property
-    def elements(self) -> Mapping[str, int]:
-        """Number of values of each tensor with a shape in the model; a dynamic size counts as 1."""
-        return {
-            value.name: math.prod(max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim)
-            for value in (*self.model.graph.value_info, *self.model.graph.output)
-            if value.type.tensor_type.HasField("shape")
-        }
-
-    @cached_property
-    def types(self) -> Mapping[str, int]:
-        """Type of each tensor with a type in the model, an ``onnx.TensorProto.DataType``."""
-        graph = self.model.graph
-        return {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
-
-    @cached_property
     def float_bytes(self) -> int:
         """Bytes of a value that is not quantised: 2 if the model dequantises activations to FP16, otherwise 4."""
         dequantised = (self.nodes[name] for name in self.live if self.nodes[name].op_type == "DequantizeLinear")
         half = any(self.types.get(node.output[0]) == onnx.TensorProto.FLOAT16 for node in dequantised)
         return 2 if half else 4
-
-    @cached_property
-    def constants(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the model's constants, () for a scalar."""
-        return {tensor.name: tuple(tensor.dims) for tensor in self.model.graph.initializer}
-
-    @cached_property
-    def node_readers(self) -> Mapping[str, tuple[onnx.NodeProto, ...]]:
-        return _grouped((name, node) for node in self.model.graph.node for name in dict.fromkeys(node.input))
 
     @cached_property
     def live(self) -> frozenset[str]:
@@ -227,15 +217,6 @@ class Flow:
             if layer.inputs
             and index not in self.runs
             and {tensor.type for tensor in (*layer.inputs, *layer.outputs)} == {"Int8"}
-        )
-
-    @cached_property
-    def int8_readers(self) -> tuple[tuple[int, frozenset[str], frozenset[str]], ...]:
-        """Layers that read INT8, the last first: index, INT8 tensors read, all tensors written."""
-        return tuple(
-            (index, read, frozenset(tensor.name for tensor in layer.outputs))
-            for index, layer in reversed(list(enumerate(self.layers)))
-            if (read := frozenset(tensor.name for tensor in layer.inputs if tensor.type == "Int8"))
         )
 
     def operators(self, layer: Layer) -> frozenset[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtdet.backends.onnxruntime import OnnxRunner, for_scores, portable
     from trtdet.backends.tensorrt.dla import place_on_dla
     from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
-    from trtdet.backends.tensorrt.engine_facts import EngineFacts, obstacle
+    from trtdet.backends.tensorrt.loaded_engine import EngineFacts, obstacle
     from trtdet.backends.tensorrt.silu_aot import check_compiler
 
 _PARTS = {
@@ -32,7 +32,7 @@ _PARTS = {
     "onnxruntime": "OnnxRunner for_scores portable",
     "tensorrt.dla": "place_on_dla",
     "tensorrt.engine": "EngineRunner open_engine",
-    "tensorrt.engine_facts": "EngineFacts obstacle",
+    "tensorrt.loaded_engine": "EngineFacts obstacle",
     "tensorrt.silu_aot": "check_compiler",
 }
 

@@ -113,13 +113,9 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Implicit:
-    """Where the ranges of an implicitly quantised network come from.
-
-    Attributes:
-        calibrator: ``cache``, or one of TensorRT's own calibrators.
-        cache: for ``cache``, the text of a calibration cache for the network's tensors.
-        images: for TensorRT's calibrators, which read them with ``preprocess`` in batches of ``batch``.
-        percentile: for ``percentile``, in percent.
+    """Where the ranges of an implicitly quantised network come from: one of TensorRT's own calibrators, which reads
+    ``images`` with ``preprocess`` in batches of ``batch``, or with the calibrator ``cache`` the text of a calibration
+    cache for the network's tensors. ``percentile`` is that of the calibrator ``percentile``, in percent.
     """
 
     calibrator: OwnCalibrator | Literal["cache"]
@@ -220,13 +216,10 @@ class Built:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """The time of one layer.
+    """The time of one layer; ``ms`` has the milliseconds of each run, summed over its ``count`` executions in that run.
 
-    Attributes:
-        name: as the library calls it.
-        type: the ONNX operator if nothing was fused, else the library's kind of kernel.
-        onnx: names of the ONNX nodes it came from; empty if unknown.
-        ms: milliseconds in each run, summed over the layer's ``count`` executions in that run.
+    ``name`` is as the library calls it, ``type`` the ONNX operator if nothing was fused, else the library's kind of
+    kernel. ``onnx`` has the names of the ONNX nodes it came from; empty if unknown.
     """
 
     name: str
@@ -240,11 +233,8 @@ class LayerTime:
 class RunInfo:
     """Where a model or an engine runs. ``str()`` gives all of it, such as ``TensorRT 8.6.0 (NVIDIA H200)``.
 
-    Attributes:
-        device: ``CPU``, or the driver's name of the GPU.
-        library: with its version.
-        fallback_reason: why the engine does not run; empty if it does or there is none.
-        without_graphs: why no CUDA graph is used; empty if one is, or if the device has none.
+    ``device`` is ``CPU`` or the driver's name of the GPU, ``library`` has its version. ``fallback_reason`` says why the
+    engine does not run, ``without_graphs`` why no CUDA graph is used; each is empty if there is nothing to say.
     """
 
     device: str
@@ -301,17 +291,11 @@ class Runner(Protocol):
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """Runs a batch, float32 (B, 3, H, W). A smaller batch than the fixed one is padded and its outputs are cut.
-
-        Raises:
-            BackendError: the batch is too large, or the device failed.
-        """
+        Raises BackendError if the batch is too large, or the device failed."""
 
     def new_context(self, images: NDArray[np.float32]) -> ExecutionContext:
-        """A new context for exactly this batch, warmed up once.
-
-        Raises:
-            BackendError: the batch size is not supported, or the device has no memory left.
-        """
+        """A new context for exactly this batch, warmed up once. Raises BackendError if the batch size is not supported,
+        or the device has no memory left."""
 
     def profile(self, images: NDArray[np.float32], runs: int, warm_up: int) -> tuple[LayerTime, ...]:
         """Times every layer over ``runs`` runs of a batch, after ``warm_up`` others; in the order of execution."""
@@ -327,8 +311,5 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
-        """Builds the engine; ``progress`` gets the builder's phases, if the builder reports them.
-
-        Raises:
-            BackendError: the backend refused the model or a target; the message quotes it.
-        """
+        """Builds the engine; ``progress`` gets the builder's phases, if the builder reports them. Raises BackendError
+        if the backend refused the model or a target; the message quotes it."""

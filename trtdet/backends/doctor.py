@@ -35,12 +35,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks.
+    """All checks, with a description of each CUDA device.
 
-    Attributes:
-        devices: description of each CUDA device.
-        driver: the CUDA driver, and whether clocks can be read; without a device, the reason.
-        consumers: where the bundles of each backend run, independent of this machine.
+    ``driver`` is the CUDA driver, and whether clocks can be read; without a device, the reason. ``consumers`` says
+    where the bundles of each backend run, independent of this machine.
     """
 
     python: str

@@ -96,11 +96,9 @@ class Library:
     def newest_opset(self, version: str = "") -> int | None:
         """The newest ONNX opset that a version such as 8.6 reads; None for any.
 
-        The version need not be installed. The default is the installed version, which is not looked up if all
-        versions read the same opset.
-
-        Raises:
-            BackendError: the version is invalid, or no version is given and the library is not installed.
+        The version need not be installed. The default is the installed version, which is not looked up if all versions
+        read the same opset. Raises BackendError if the version is invalid, or no version is given and the library is
+        not installed.
         """
         if not version and len(self.parsers) > 1:
             try:

@@ -1,4 +1,4 @@
-"""onnxruntime on the CPU, the accuracy reference: runs the float and the Q/DQ model and makes no engine."""
+"""onnxruntime on the CPU, the accuracy reference: runs and times the float and the Q/DQ model, makes no engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
@@ -23,12 +24,12 @@ from numpy.typing import NDArray
 from trtdet.backends.base import BuildRequest, Built, Capabilities, LayerTime, RunInfo, Runner
 from trtdet.backends.libraries import library_named
 from trtdet.backends.onnxruntime_half import with_roundings
-from trtdet.backends.onnxruntime_trace import layer_times
 from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import plain
+from trtdet.passes.provenance import graphs
 from trtdet.progress import Progress, silent
 
 LIBRARY = library_named("onnxruntime")
@@ -40,17 +41,15 @@ _CUSTOM_DOMAIN = "ai.onnx.contrib"
 class OnnxRuntime:
     """The backend without an engine: a build only checks that the model loads."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            name=LIBRARY.name,
-            version=onnxruntime.__version__,
-            makes_engine=LIBRARY.makes_engine,
-            lists_layers=False,
-            in_graph_nms=("onnx", "native", "efficient"),
-            silu=("keep", "swish", "plugin"),
-            fp8=True,
-        )
+    capabilities = Capabilities(
+        name=LIBRARY.name,
+        version=onnxruntime.__version__,
+        makes_engine=LIBRARY.makes_engine,
+        lists_layers=False,
+        in_graph_nms=("onnx", "native", "efficient"),
+        silu=("keep", "swish", "plugin"),
+        fp8=True,
+    )
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         OnnxRunner(request.model)
@@ -59,10 +58,7 @@ class OnnxRuntime:
 
 class OnnxRunner:
     """Runs a model on the CPU, in the form of :func:`portable`; ``alone`` uses one thread, for models run in parallel.
-
-    Raises:
-        BackendError: onnxruntime cannot load the model.
-    """
+    Raises BackendError if onnxruntime cannot load the model."""
 
     def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
         # The session refers to the same bytes, so keeping them for a profile costs nothing.
@@ -110,8 +106,7 @@ class OnnxRunner:
 
     def new_context(self, images: NDArray[np.float32]) -> OnnxContext:
         """A context that shares the model and its threads with the others."""
-        self._check_batch(images)
-        context = OnnxContext(self._session, {self.input: images})
+        context = OnnxContext(self._session, self._feeds(images))
         context.run()
         return context
 
@@ -119,12 +114,10 @@ class OnnxRunner:
         """Times kernels with onnxruntime's profiler, in a session with the same options.
 
         A kernel's time runs from its start to its end, to the microsecond; a Loop or an If excludes the kernels inside.
-        ``onnx`` is empty for the layout copies that onnxruntime adds.
-
-        Raises:
-            BackendError: the batch size is not the model's, or the profiler stopped before the last run.
+        ``onnx`` is empty for the layout copies that onnxruntime adds. Raises BackendError if the batch size is not the
+        model's, or the profiler stopped before the last run.
         """
-        self._check_batch(images)
+        feeds = self._feeds(images)
         with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
             # Each session orders and names optimised nodes differently, so all profiles run the first session's model.
             if self._optimised is None:
@@ -140,15 +133,16 @@ class OnnxRunner:
             try:
                 with _failures("run"):
                     for _ in range(warm_up + runs):
-                        session.run(None, {self.input: images})
+                        session.run(None, feeds)
             finally:
                 trace = Path(session.end_profiling())
             events = json.loads(trace.read_text(encoding="utf-8"))
         return layer_times(events, self.model, warm_up + runs, warm_up=warm_up)
 
-    def _check_batch(self, images: NDArray[np.float32]) -> None:
+    def _feeds(self, images: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         if self.batch not in (None, len(images)):
             raise BackendError(f"the model takes batches of exactly {self.batch}, got {len(images)} images")
+        return {self.input: images}
 
     def _options(self) -> Any:
         options = onnxruntime.SessionOptions()
@@ -184,8 +178,8 @@ class OnnxRunner:
 class OnnxContext:
     """One batch to run repeatedly; see :class:`trtdet.backends.base.ExecutionContext`."""
 
-    def __init__(self, session: Any, feeds: Mapping[str, NDArray[np.float32]]) -> None:
-        self._session, self._feeds = session, dict(feeds)
+    def __init__(self, session: Any, feeds: dict[str, NDArray[np.float32]]) -> None:
+        self._session, self._feeds = session, feeds
 
     def run(self, transfers: bool = True) -> float:
         """Milliseconds of one run, by the clock; the CPU copies nothing, whatever ``transfers`` says."""
@@ -194,9 +188,7 @@ class OnnxContext:
             self._session.run(None, self._feeds)
             return 1000 * (perf_counter() - started)
 
-    def compute(self) -> float:
-        """Same as :meth:`run`, as there is no device to launch work on."""
-        return self.run()
+    compute = run  # there is no device to launch work on
 
 
 @contextmanager
@@ -282,3 +274,96 @@ def _custom_operators() -> str:
 def for_scores(runner: Runner) -> Runner:
     """The runner that computes scores: a model on the CPU by :meth:`OnnxRunner.as_written`, an engine unchanged."""
     return runner.as_written() if isinstance(runner, OnnxRunner) else runner
+
+
+_KERNEL = "_kernel_time"
+_BLOCKED = "_nchwc"
+"""Suffix of kernels in onnxruntime's blocked memory layout; the name of their output tensor precedes it."""
+
+
+def layer_times(
+    events: Sequence[Mapping[str, Any]], model: onnx.ModelProto, runs: int, warm_up: int
+) -> tuple[LayerTime, ...]:
+    """Layer times from onnxruntime's trace, where ``Session`` events enclose the runs and ``Node`` events are kernels.
+
+    ``events`` are in Chrome's format, with times in microseconds. ``runs`` counts all runs, and the first ``warm_up``
+    are dropped. Raises BackendError if the trace lacks runs, as the profiler stops at a million events.
+    """
+    frames = sorted(
+        float(event["ts"]) for event in events if event["cat"] == "Session" and event["name"] == "model_run"
+    )
+    if len(frames) != runs:
+        raise BackendError(
+            f"onnxruntime's profiler kept {len(frames)} of {runs} runs, as it stops at a million events", "run fewer"
+        )
+    kernels = [event for event in events if event["cat"] == "Node" and str(event["name"]).endswith(_KERNEL)]
+    # Of two kernels with the same start, the longer contains the other.
+    kernels.sort(key=lambda kernel: (float(kernel["ts"]), -float(kernel["dur"])))
+    own = [float(kernel["dur"]) for kernel in kernels]
+    ends = [float(kernel["ts"]) + float(kernel["dur"]) for kernel in kernels]
+    around: list[int] = []
+    for index, kernel in enumerate(kernels):
+        while around and ends[around[-1]] <= float(kernel["ts"]):
+            around.pop()
+        if around and ends[index] <= ends[around[-1]]:
+            own[around[-1]] -= float(kernel["dur"])
+        around.append(index)
+    times: dict[tuple[str, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(runs))
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    rows = np.searchsorted(frames, [float(kernel["ts"]) for kernel in kernels], side="right") - 1
+    for kernel, row, microseconds in zip(kernels, rows, own, strict=True):
+        key = str(kernel["name"]).removesuffix(_KERNEL), str(kernel["args"]["op_name"])
+        times[key][row] += microseconds / 1000
+        counts[key] += 1
+    nodes = _origins(model, [name for name, _ in times])
+    return tuple(
+        LayerTime(
+            name,
+            type=kind,
+            onnx=nodes.get(name, ()),
+            ms=tuple(map(float, row_times[warm_up:])),
+            count=max(1, round(counts[name, kind] / runs)),
+        )
+        for (name, kind), row_times in times.items()
+    )
+
+
+def _origins(model: onnx.ModelProto, kernels: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The names of the model's nodes that each kernel computes.
+
+    A kernel is named after a node, after a node's output with ``_nchwc``, or after a node and a fusion. Any other node
+    was fused into the kernel of all its readers (the Sigmoid of a SiLU, the Q/DQ of weights), else into the kernel of
+    its input (an activation in a convolution). The remaining nodes were computed at load time or are unknown.
+    """
+    nodes = [node for node in model.graph.node if node.name]
+    named, writers = {node.name for node in nodes}, {name: node for node in nodes for name in node.output}
+    homes: dict[str, str] = {}
+    for kernel in kernels:
+        if kernel in named:
+            homes[kernel] = kernel
+        elif kernel.removesuffix(_BLOCKED) in writers:
+            homes[writers[kernel.removesuffix(_BLOCKED)].name] = kernel
+        else:
+            pieces = kernel.split("/")
+            starts = ("/".join(pieces[:count]) for count in range(len(pieces) - 1, 0, -1))
+            if node_name := next((start for start in starts if start in named), None):
+                homes[node_name] = kernel
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        for name in node.input:
+            readers[name].append(node.name)
+    for node in reversed(nodes):
+        into = {homes.get(reader) for name in node.output for reader in readers[name]}
+        if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
+            homes[node.name] = home
+    for node in nodes:
+        into = {homes.get(writers[name].name) for name in node.input if name in writers}
+        if node.name not in homes and len(into) == 1 and (home := into.pop()) is not None:
+            homes[node.name] = home
+    _, *bodies = graphs(model.graph)
+    inner = {node.name for body in bodies for node in body.node}
+    origins: dict[str, list[str]] = defaultdict(list, {kernel: [kernel] for kernel in kernels if kernel in inner})
+    for node in nodes:
+        if node.name in homes:
+            origins[homes[node.name]].append(node.name)
+    return {kernel: tuple(names) for kernel, names in origins.items()}

@@ -103,7 +103,15 @@ class _Rounded:
         self._as_half.update({name: name for name in sources & self._pinned})
         for node in graph.node:
             self._write(node)
-        self._finish()
+        for value in graph.output:
+            if value.name in half:
+                # If no node reads the output, this form is not written yet.
+                self._form(value.name, "half" if value.name in self._pinned else "float")
+        values = [value for value in graph.value_info if value.name not in half]
+        del graph.value_info[:], graph.node[:]
+        graph.value_info.extend(values)
+        graph.node.extend(self._nodes)
+        put(self.model, {**origin_of(self.model), **self._origins})
 
     def _write(self, node: onnx.NodeProto) -> None:
         """Appends a node, the casts before it and its roundings."""
@@ -111,15 +119,20 @@ class _Rounded:
         new_node.CopyFrom(node)
         if _opaque(node):
             for name in sorted(self._half.intersection(_captured(node))):
-                self._half_form(name)
-            new_node.input[:] = [self._half_form(name) if name in self._half else name for name in node.input]
+                self._form(name, "half")
+            new_node.input[:] = [self._form(name, "half") if name in self._half else name for name in node.input]
             self._nodes.append(new_node)
             self._as_half.update({name: name for name in node.output if name in self._half})
             return
-        unrounded = self._reads_unrounded(node)
+        # Whether the node computes with integers or moves them, so that its FP16 inputs are never rounded.
+        integers = node.input[:2]
+        if node.op_type not in _PRODUCTS:
+            integers = [name for name in node.input if name in self._half and name not in self._constants]
+        unrounded = all(name in self._unrounded for name in integers)
+        unrounded &= node.op_type in _PRODUCTS or (bool(integers) and _exact(node))
         for index, name in enumerate(node.input):
             if name in self._half:
-                new_node.input[index] = (unrounded and self._unrounded.get(name)) or self._float_form(name)
+                new_node.input[index] = (unrounded and self._unrounded.get(name)) or self._form(name, "float")
         half_outputs = [index for index, name in enumerate(node.output) if name in self._half]
         self._nodes.append(new_node)
         if node.op_type == "Cast" and half_outputs:
@@ -142,23 +155,14 @@ class _Rounded:
                 new_node.output[index] = self._fresh(f"{name}/unrounded")
                 self._cast(new_node.output[index], name, "half")
 
-    def _reads_unrounded(self, node: onnx.NodeProto) -> bool:
-        """Whether a node computes with integers or moves them, so that its FP16 inputs are never rounded."""
-        inputs = [name for name in node.input if name in self._half and name not in self._constants]
-        if node.op_type in _PRODUCTS:
-            return all(name in self._unrounded for name in node.input[:2])
-        return bool(inputs) and _exact(node) and all(name in self._unrounded for name in inputs)
-
-    def _half_form(self, name: str) -> str:
-        if name not in self._as_half:
-            self._cast(self._unrounded.get(name) or self._as_float[name], name, "half")
-        return self._as_half[name]
-
-    def _float_form(self, name: str) -> str:
-        """The rounded float32 form; written at its first reader, as some tensors have none."""
-        if name not in self._as_float:
-            self._cast(self._half_form(name), name, "float")
-        return self._as_float[name]
+    def _form(self, name: str, form: str) -> str:
+        """The "half" form or the rounded "float" form, written at its first reader, as some tensors have none."""
+        forms = self._as_half if form == "half" else self._as_float
+        if name not in forms and form == "half":
+            self._cast(self._unrounded.get(name) or self._as_float[name], name, form)
+        elif name not in forms:
+            self._cast(self._form(name, "half"), name, form)
+        return forms[name]
 
     def _cast(self, source: str, name: str, form: str) -> None:
         forms, kind = (self._as_half, _HALF) if form == "half" else (self._as_float, _FLOAT)
@@ -176,19 +180,6 @@ class _Rounded:
             name += "+"
         self._names.add(name)
         return name
-
-    def _finish(self) -> None:
-        graph = self.model.graph
-        for value in graph.output:
-            if value.name in self._half:
-                # If no node reads the output, this form is not written yet.
-                (self._half_form if value.name in self._pinned else self._float_form)(value.name)
-        values = [value for value in graph.value_info if value.name not in self._half]
-        del graph.value_info[:]
-        graph.value_info.extend(values)
-        del graph.node[:]
-        graph.node.extend(self._nodes)
-        put(self.model, {**origin_of(self.model), **self._origins})
 
 
 def _opaque(node: onnx.NodeProto) -> bool:

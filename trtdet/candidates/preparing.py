@@ -15,7 +15,7 @@ import onnx
 from trtdet import __version__
 from trtdet.backends import Backend
 from trtdet.backends.base import Built, EngineTarget
-from trtdet.backends.planned import PlannedBackend
+from trtdet.backends.choice import PlannedBackend
 from trtdet.building.assembly import prepared_of
 from trtdet.building.bundle import write_bundle
 from trtdet.building.corrections import Prepared

@@ -132,7 +132,7 @@ def _init_options(parser: ArgumentParser) -> None:
 def _init(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.data import evenly, find_images
     from trtdet.evaluation.guessing import draft, guess_config
-    from trtdet.exporter.recognition import UnknownHead
+    from trtdet.exporter.onnx_file import UnknownHead
     from trtdet.files import write_atomically
     from trtdet.runtime.detector import Detector
     from trtdet.runtime.pictures import infer

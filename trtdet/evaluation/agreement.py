@@ -127,11 +127,8 @@ def agreement_of(
     Classes are pooled, as in the AP pool of Dave et al. 2021 (arXiv:2102.01066), because a mean over classes depends on
     the number of images: a class with few boxes is found completely or not at all. Boxes without an area are left out.
     The interval is a bootstrap over the images, as in :func:`trtdet.compare`; ``progress`` gets the number of resamples
-    scored and their total.
-
-    Raises:
-        ConfigError: the classes differ.
-        DataError: the images differ, or the installed evaluator matches differently from pycocotools.
+    scored and their total. Raises ConfigError if the classes differ; DataError if the images differ, or the installed
+    evaluator matches differently from pycocotools.
     """
     metric, _ = against_detections(found, reference, options.threshold)
     images, boxes = len(metric.image_ids), len(metric.dataset.truth)
@@ -171,9 +168,7 @@ def against_detections(
     Returns:
         The metric, and (M,) the reference's scores, 0..1, of its M ground-truth boxes, in their order.
 
-    Raises:
-        ConfigError: the classes differ.
-        DataError: the images differ.
+    Raises ConfigError if the classes differ; DataError if the images differ.
     """
     dataset, other = found.dataset, reference.dataset
     check_pair(("the detector", found), ("the reference", reference), "agreement")

@@ -24,14 +24,10 @@ from trtdet.runtime.detector import Detector, Runtime
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of :func:`compare`; mAP over IoU 0.50:0.95 as fractions, 0..1.
+    """Result of :func:`compare`; mAP of boxes or masks over IoU 0.50:0.95 as fractions, 0..1.
 
-    Attributes:
-        difference: mAP of the evaluation minus that of the reference; below 0 is a loss.
-        low, high: interval of the difference.
-        images: number of images.
-        bootstrap: settings of the interval.
-        of: whether the IoU is that of boxes or of masks.
+    ``difference`` is the mAP of the evaluation minus that of the reference, below 0 a loss; ``low`` and ``high`` are
+    its interval.
     """
 
     reference: Evaluation
@@ -94,10 +90,7 @@ class MaskScore(TypedDict):
 def mask_score(evaluation: Evaluation, reference: Evaluation | None) -> MaskScore | None:
     """The mask score against a reference on the same images; None if detector or annotations have no masks.
 
-    Without a reference, the evaluation is the reference.
-
-    Raises:
-        ConfigError, DataError: as :func:`compare`.
+    Without a reference, the evaluation is the reference. Raises ConfigError, DataError as :func:`compare`.
     """
     if evaluation.masks is None:
         return None
@@ -118,11 +111,8 @@ def open_pair(
 
     ``config``, ``nms`` and ``runtime`` open ``target`` as in :meth:`Detector.open`. A reference that is an ONNX file
     uses the configuration and NMS mode of the target. A reference bundle runs its engine if possible, unless the
-    runtime is ``onnxruntime``.
-
-    Raises:
-        ConfigError: the classes differ, or a configuration is missing or superfluous.
-        BundleError, ModelError, BackendError: a detector cannot be opened or run.
+    runtime is ``onnxruntime``. Raises ConfigError if the classes differ, or a configuration is missing or superfluous;
+    BundleError, ModelError, BackendError if a detector cannot be opened or run.
     """
     detector = Detector.open(target, config, nms, runtime=runtime)
     if reference.is_dir():
@@ -173,10 +163,11 @@ def compare(
         check_score(scored.file, scored.metric.engine, _result(scored, of).map, got=score)
     warn_of_thresholds(evaluation, reference)
 
-    def difference(weights: NDArray[np.int32]) -> NDArray[np.float64]:
-        return mean_average_precision(pair[0], weights) - mean_average_precision(pair[1], weights)
-
-    low, high = bootstrap.interval_of(difference, images, progress)
+    low, high = bootstrap.interval_of(
+        lambda weights: mean_average_precision(pair[0], weights) - mean_average_precision(pair[1], weights),
+        images,
+        progress,
+    )
     return Comparison(
         reference=reference,
         difference=_result(evaluation, of).map - _result(reference, of).map,

@@ -22,11 +22,8 @@ def halves(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
     """Splits the images into two halves: the first chooses (one more if odd), the second scores.
 
     Images are ordered by the SHA-256 of their file names: the split separates neighbouring frames of a video at random,
-    and is the same whatever the order of the images.
-
-    Raises:
-        ConfigError: there are fewer than two images.
-        DataError: a half has no box.
+    and is the same whatever the order of the images. Raises ConfigError if there are fewer than two images; DataError
+    if a half has no box.
     """
     if len(dataset.images) < 2:
         raise ConfigError("a bound on the loss needs annotated images to choose by and others to report on: give more")
@@ -50,11 +47,8 @@ def images_needed(loss: float, worst: float, images: int, bound: float) -> int |
 
 
 def apart_from(dataset: CocoDataset, chosen: Collection[Path]) -> CocoDataset:
-    """Leaves out the images whose bytes equal those of a ``chosen`` file; names do not matter.
-
-    Raises:
-        DataError: no image is left, or only images without a box are left of an annotated set.
-    """
+    """Leaves out the images whose bytes equal those of a ``chosen`` file; names do not matter. Raises DataError if no
+    image is left, or only images without a box are left of an annotated set."""
     same = same_files([image.path for image in dataset.images], chosen)
     kept = tuple(image for image in dataset.images if image.path not in same)
     if not kept:

@@ -1,6 +1,6 @@
 """Guesses the configuration of an ONNX model from its shapes and output values, and tries it on images.
 
-:mod:`trtdet.exporter.recognition` recognises the head. :mod:`trtdet.evaluation.plausibility` tries pixel settings on
+:mod:`trtdet.exporter.onnx_file` recognises the head. :mod:`trtdet.evaluation.plausibility` tries pixel settings on
 images and their mirror images. Other keys get the usual value for such heads. Each key has a comment with its origin.
 """
 
@@ -17,7 +17,7 @@ import yaml
 from trtdet.config import COCO_CLASSES, Config, InputConfig
 from trtdet.errors import ConfigError, one_line
 from trtdet.evaluation.plausibility import FEWEST_IMAGES, Plausibility, examine_model
-from trtdet.exporter import ExportOptions, onnx_file, recognition
+from trtdet.exporter import ExportOptions, onnx_file
 from trtdet.passes import Options, load_model
 
 _PIXELS = ("resize", "color", "scale", "mean", "std")
@@ -30,10 +30,8 @@ _USUAL = "as usual for such heads"
 class Guess:
     """A guessed configuration.
 
-    Attributes:
-        origins: where the value of each written key is from, by its path such as ``input.color``.
-        unknown: keys that only the user knows, each with a description of its placeholder.
-        looks: plausibility of its detections; None without images.
+    ``origins`` says where the value of each written key is from, by its path such as ``input.color``. ``unknown`` are
+    the keys that only the user knows, each with a description of its placeholder. ``looks`` is None without images.
     """
 
     config: Config
@@ -62,9 +60,7 @@ class Guess:
         return "\n".join(lines) + "\n"
 
     def _entry(self, key: str, value: Any, section: str = "") -> list[str]:
-        path = f"{section}.{key}" if section else key
-        # Expressions may use those before them, so they keep their order, one a line.
-        return _commented(key, value, self.origins.get(path, _USUAL), width=110)
+        return _commented(key, value, self.origins.get(f"{section}.{key}".lstrip("."), _USUAL), width=110)
 
 
 def guess_config(
@@ -93,7 +89,7 @@ def guess_config(
     origins = {"name": "the file's name", "input.size": "given" if size else "the model's own"}
     origins |= {"input.name": "the model's own"}
     origins |= {f"head.{key}": "from the shapes and values of the outputs" for key in type(config.head).model_fields}
-    config, origins["classes"], unknown = _named(config, classes, recognition.class_names(loaded) is not None)
+    config, origins["classes"], unknown = _named(config, classes, onnx_file.class_names(loaded) is not None)
     if len(files) < FEWEST_IMAGES:
         origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
         return Guess(config, origins=origins, unknown=unknown, looks=None)
@@ -110,7 +106,7 @@ def guess_config(
     return Guess(config, origins=origins, unknown=unknown, looks=looks)
 
 
-def draft(known: recognition.Described, problem: str, classes: Sequence[str] | None = None) -> str:
+def draft(known: onnx_file.Described, problem: str, classes: Sequence[str] | None = None) -> str:
     """A YAML draft for a model whose head was not recognised; keys that the user must fill in are comments.
 
     ``problem`` says why the head was not recognised; ``classes`` None takes the names in the model's metadata.
@@ -143,7 +139,10 @@ def draft(known: recognition.Described, problem: str, classes: Sequence[str] | N
 
 
 def _commented(key: str, value: Any, note: str, width: int = 10**6) -> list[str]:
-    """Lines of YAML with a comment: after a value of one line, above a longer one."""
+    """Lines of YAML with a comment: after a value of one line, above a longer one.
+
+    Keys keep their order: an expression may use those before it.
+    """
     flow = None if isinstance(value, list) else False
     text = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False, default_flow_style=flow, width=width)
     lines: list[str] = text.splitlines()
@@ -155,8 +154,7 @@ def settled(
 ) -> tuple[Config, Plausibility, Plausibility]:
     """Replaces the keys of a float model's configuration for which another value is clearly better on the images.
 
-    Returns:
-        The new configuration, the plausibility of the old one, and that of the new one without further suggestions.
+    Returns the new configuration, the plausibility of the old one, and that of the new one without further suggestions.
     """
     first = examine_model(model, Options(config), images)
     if not first.better:
@@ -176,15 +174,14 @@ def _named(config: Config, names: Sequence[str] | None, described: bool) -> tupl
     if names is not None:
         if len(names) != count:
             raise ConfigError(
-                f"--classes names {len(names)}, and the model has {count}",
-                "give a name for each, in the model's order",
+                f"--classes names {len(names)}, and the model has {count}", "give a name for each, in the model's order"
             )
         return Config.model_validate(config.model_dump() | {"classes": tuple(names)}), "given", {}
     if described:
         return config, "the model's metadata", {}
     if config.classes == COCO_CLASSES:
         return config, f"those of COCO, as there are {count}", {}
-    if config.classes != recognition.placeholders(count):
+    if config.classes != onnx_file.placeholders(count):
         return config, _USUAL, {}
     note = f"{count} names in the order of training: the model does not hold them"
     return config, f"put here {note}", {"classes": note}

@@ -155,12 +155,8 @@ def iou(boxes: Floats, truths: Floats, crowd: Flags) -> Floats:
 
     For a crowd, (G,), it is the intersection over the detection's own area.
     """
-    corner, size, other_corner, other_size = (
-        boxes[:, None, :2],
-        boxes[:, None, 2:],
-        truths[None, :, :2],
-        truths[None, :, 2:],
-    )
+    corner, size = boxes[:, None, :2], boxes[:, None, 2:]
+    other_corner, other_size = truths[None, :, :2], truths[None, :, 2:]
     sides = np.minimum(size + corner, other_size + other_corner) - np.maximum(corner, other_corner)
     common, area = sides.prod(axis=-1), size.prod(axis=-1)
     union = np.where(crowd, area, area + other_size.prod(axis=-1) - common)

@@ -94,10 +94,8 @@ class CocoMetric:
     """Collects detections image by image and scores them.
 
     Only images given to ``update`` are scored, so give images without detections too, with empty arrays. The engine
-    ``auto`` is faster-coco-eval if it is installed, else pycocotools; their results are equal.
-
-    Raises:
-        DataError: the engine is not installed.
+    ``auto`` is faster-coco-eval if it is installed, else pycocotools; their results are equal. Raises DataError if the
+    engine is not installed.
     """
 
     def __init__(self, dataset: CocoDataset, engine: Literal["auto"] | Engine = "auto") -> None:
@@ -111,7 +109,8 @@ class CocoMetric:
         self.engine: Engine = installed[0]
         self._images = {image.id: image for image in dataset.images}
         # Kept by image, so that any choice of images can be scored without a second run of the model.
-        self._found: dict[int, Found] = {}
+        self.detections: dict[int, Found] = {}
+        """Detections by image id."""
         self._masks: dict[int, list[dict[str, Any]]] = {}
         self._matches: dict[str, dict[str, ClassMatches]] = {}
 
@@ -132,16 +131,15 @@ class CocoMetric:
             classes: int (N,), indices into the data set's classes.
             masks: run lengths of each detection, see :func:`trtdet.detection.masks.run_lengths`; None without masks.
 
-        Raises:
-            DataError: the id is unknown or repeated, a shape is wrong, a value is not finite, or a class is out of
-                range.
+        Raises DataError if the id is unknown or repeated, a shape is wrong, a value is not finite, or a class is out of
+        range.
         """
         if image_id not in self._images:
             raise DataError(
                 f"image id {image_id!r} is not in '{self.dataset.annotations}'; its {len(self._images)} "
                 f"ids run from {min(self._images)} to {max(self._images)}"
             )
-        if image_id in self._found:
+        if image_id in self.detections:
             raise DataError(f"image id {image_id} was given before; give each image once, with all its detections")
         box_array, score_array = np.asarray(boxes, dtype=np.float64), np.asarray(scores, dtype=np.float64)
         class_array = np.asarray(classes)
@@ -168,7 +166,7 @@ class CocoMetric:
                 f"are 0 to {total - 1}: indices into the classes, not category ids"
             )
         self._matches.clear()
-        self._found[image_id] = (box_array.copy(), score_array.copy(), class_array.astype(np.int64))
+        self.detections[image_id] = (box_array.copy(), score_array.copy(), class_array.astype(np.int64))
         if masks is not None:
             self._masks[image_id] = list(masks)
         return self
@@ -195,10 +193,8 @@ class CocoMetric:
     def compute_masks(self) -> CocoResult | None:
         """Scores the masks of the images given so far; None if the data set or the detections have no masks.
 
-        The size class of an annotation follows from its ``area``, that of a detection from its mask.
-
-        Raises:
-            DataError: no image was given, or the segmentations of the annotations cannot be read.
+        The size class of an annotation follows from its ``area``, that of a detection from its mask. Raises DataError
+        if no image was given, or the segmentations of the annotations cannot be read.
         """
         image_ids, segmentations = self._scored(), self.dataset.truth.segmentations
         if segmentations is None or not self.has_masks:
@@ -238,10 +234,8 @@ class CocoMetric:
     def recall(self, *limits: int) -> tuple[float, ...]:
         """Mean recall over IoU 0.50:0.05:0.95, 0..1, of boxes of any class, for each limit of detections per image.
 
-        This is pycocotools' AR with ``useCats = 0``; -1 if there is no box to find.
-
-        Raises:
-            DataError: no image was given.
+        This is pycocotools' AR with ``useCats = 0``; -1 if there is no box to find. Raises DataError if no image was
+        given.
         """
         image_ids = self._scored()
         truth, detections = self._truth(image_ids), self._detections(image_ids)
@@ -253,10 +247,8 @@ class CocoMetric:
     def matches(self, of: Literal["boxes", "masks"] = "boxes") -> tuple[ClassMatches, ...]:
         """Matches of every class that has a box to find, in order of category ids.
 
-        They give the average precision of any choice of the images without another matching.
-
-        Raises:
-            DataError: no image was given, or the data set or the detections have no masks.
+        They give the average precision of any choice of the images without another matching. Raises DataError if no
+        image was given, or the data set or the detections have no masks.
         """
         if of == "masks" and not self.has_masks:
             raise DataError(f"'{self.dataset.annotations}' or what was detected has no masks, so none can be matched")
@@ -267,7 +259,7 @@ class CocoMetric:
     @property
     def has_masks(self) -> bool:
         """Whether all boxes of the data set and all detections have a mask."""
-        return self.dataset.truth.segmentations is not None and self._masks.keys() == self._found.keys()
+        return self.dataset.truth.segmentations is not None and self._masks.keys() == self.detections.keys()
 
     def class_matches(self, of: Literal["boxes", "masks"] = "boxes") -> dict[str, ClassMatches]:
         """Matches of every class by name, also without a box to find; raises DataError if no image was given."""
@@ -277,7 +269,7 @@ class CocoMetric:
         matchers = [ClassMatcher(len(image_ids)) for _ in self.dataset.classes]
         rows_of = _rows_by_value(truth.image_ids)
         for position, image_id in enumerate(image_ids):
-            boxes, scores, classes = self._found[image_id]
+            boxes, scores, classes = self.detections[image_id]
             detected, rows = _rows_by_value(classes), rows_of.get(image_id, np.zeros(0, np.int64))
             annotated = {index: rows[part] for index, part in _rows_by_value(truth.classes[rows]).items()}
             for index in sorted(detected.keys() | annotated.keys()):
@@ -296,17 +288,12 @@ class CocoMetric:
         return self._matches[of]
 
     @property
-    def detections(self) -> Mapping[int, Found]:
-        """Detections by image id."""
-        return self._found
-
-    @property
     def image_ids(self) -> tuple[int, ...]:
         """Ids of the images given so far, ascending."""
-        return tuple(sorted(self._found))
+        return tuple(sorted(self.detections))
 
     def _scored(self) -> list[int]:
-        if not self._found:
+        if not self.detections:
             raise DataError("no image was given, so nothing can be scored; call update for each image first")
         return list(self.image_ids)
 
@@ -339,7 +326,7 @@ class CocoMetric:
     def _detections(self, image_ids: list[int]) -> dict[str, Any]:
         annotations: list[dict[str, Any]] = []
         for image_id in image_ids:
-            boxes, scores, classes = self._found[image_id]
+            boxes, scores, classes = self.detections[image_id]
             rows = zip(xywh(boxes).tolist(), scores.tolist(), classes.tolist(), strict=True)
             annotations += [
                 {

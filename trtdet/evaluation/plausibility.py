@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,100 @@ from trtdet.detection.heads import decode
 from trtdet.detection.suppression import Detections, non_max_suppression, sigmoid
 from trtdet.errors import DataError, ImplausibleDetections, ModelError, TrtdetWarning, one_line
 from trtdet.evaluation.matching import iou, xywh
-from trtdet.evaluation.readings import Reading, head_readings, input_readings
 from trtdet.passes import Options, load_model, raw_outputs
 from trtdet.runtime.detector import Detector
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""torchvision's mean and standard deviation of ImageNet, RGB, for pixels 0..1."""
+
+_GREY = (0.5, 0.5, 0.5)
+_ZERO, _ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+_UNIT = 1 / 255
+NORMALISATIONS: tuple[tuple[float, tuple[float, ...], tuple[float, ...]], ...] = (
+    (1.0, _ZERO, _ONE),
+    (_UNIT, _ZERO, _ONE),
+    (_UNIT, *IMAGENET),
+    (_UNIT, _GREY, _GREY),
+    (1.0, (123.675, 116.28, 103.53), _ONE),
+)
+"""Scale, mean and standard deviation (RGB) in common use: 0..255; 0..1; ImageNet's; -1..1; Caffe's ImageNet mean."""
+
+_SAME = 0.05
+"""Two normalisations are the same if no pixel differs by more than this share of the range of values."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A configuration, and the ``given`` one that it is an alternative to."""
+
+    config: Config
+    given: Config
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """Plain values of the keys that differ, by path such as ``input.color``."""
+        changes: dict[str, Any] = {}
+        for section in ("input", "head"):
+            old, new = (getattr(config, section).model_dump(mode="json") for config in (self.given, self.config))
+            changes |= {f"{section}.{key}": value for key, value in new.items() if value != old[key]}
+        return changes
+
+    def other(self, section: str, **changes: Any) -> Reading:
+        """This reading with some keys of a section replaced."""
+        part = getattr(self.config, section).model_copy(update=changes)
+        return Reading(self.config.model_copy(update={section: part}), self.given)
+
+    @property
+    def text(self) -> str:
+        """The changed keys as in a configuration file, such as ``input.color: bgr, input.scale: 1``."""
+        return ", ".join(f"{key}: {_plain(value)}" for key, value in self.changes.items())
+
+
+def input_readings(reading: Reading) -> Iterator[Reading]:
+    """Alternatives with the same head: swapped channels, another resize rule, another normalisation."""
+    given = reading.config.input
+    # Mean and standard deviation are not swapped: in a wrong configuration they are as often in the right order as not.
+    yield reading.other("input", color="bgr" if given.color == "rgb" else "rgb")
+    for resize in ("letterbox-centre", "letterbox-topleft", "stretch"):
+        if resize != given.resize:
+            yield reading.other("input", resize=resize)
+    for scale, mean, std in NORMALISATIONS:
+        order = 1 if given.color == "rgb" else -1
+        other = reading.other("input", scale=scale, mean=mean[::order], std=std[::order])
+        now, then = _values(given), _values(other.config.input)
+        if np.abs(now - then).max() > _SAME * np.abs(now[:, 1] - now[:, 0]).min():
+            yield other
+
+
+def head_readings(reading: Reading) -> Iterator[Reading]:
+    """Alternatives with the same input: other meanings of outputs of the same shape."""
+    head = reading.config.head
+    same_shape = {"yolox": "yolov5", "yolov5": "yolox"}
+    if head.decode in same_shape:
+        yield reading.other("head", decode=same_shape[head.decode])
+    if head.decode in ("boxes", "detections"):
+        yield reading.other("head", units="relative" if head.units == "pixels" else "pixels")
+        yield from (reading.other("head", boxes=form) for form in ("xyxy", "yxyx", "cxcywh") if form != head.boxes)
+    if head.decode == "dfl":
+        yield from (
+            reading.other("head", cell_offset=offset) for offset in (0.0, 0.5) if abs(offset - head.cell_offset) > 0.1
+        )
+    if head.decode != "detections":
+        yield reading.other("head", scores="logits" if head.scores == "probabilities" else "probabilities")
+
+
+def _values(config: InputConfig) -> NDArray[np.float64]:
+    """float64 (3, 2): normalised values of 0 and 255 in each channel, RGB."""
+    order = 1 if config.color == "rgb" else -1
+    mean, std = np.array(config.mean[::order]), np.array(config.std[::order])
+    return np.stack([(pixel * config.scale - mean) / std for pixel in (0, 255)], axis=1)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_plain, value))}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
 
 Float = NDArray[np.float32]
 
@@ -54,16 +146,14 @@ _ROUNDS = 4
 
 @dataclass(frozen=True)
 class Plausibility:
-    """Result of a check.
+    """Result of a check of some images.
 
     Attributes:
-        images: number of images examined.
         empty: number of images without a confident detection.
         boxes: mean number of confident detections per image.
         agreement: share of the scores that is found in the mirror image too, 0..1.
         symptoms: signs of a detector that does not work, each a clause.
-        better: keys and values that give clearly better detections.
-        better_text: ``better`` as written in a configuration.
+        better: keys and values that give clearly better detections; ``better_text`` has them as in a configuration.
         gain: figure with ``better`` divided by that of the given configuration; infinite if that is 0.
         obstacle: error that prevented the check; empty if none did.
     """
@@ -135,10 +225,8 @@ def examine_detector(detector: Detector, config: Config, paths: Sequence[Path]) 
 def examine_target(target: Path, detector: Detector, config: Config | None, paths: Sequence[Path]) -> dict[str, Any]:
     """Checks a bundle's folder, or an ONNX file with its configuration, and returns plain values.
 
-    For a bundle that was checked when it was built, this is the result in its manifest.
-
-    Warns:
-        ImplausibleDetections: the configuration looks wrong.
+    For a bundle that was checked when it was built, this is the result in its manifest. Warns with
+    ImplausibleDetections if the configuration looks wrong.
     """
     if config is None:
         bundle = Bundle(target, verify=False)
@@ -169,11 +257,8 @@ def _guarded(work: Callable[[], Plausibility]) -> Plausibility:
 class _Subject:
     """The model or detector under test.
 
-    Attributes:
-        run: computes all outputs of images float32 (B, 3, H, W), each with B rows.
-        config: the given configuration.
-        batch: best number of images at a time.
-        detector: decodes the head; None if the outputs are raw, so that other heads can be tried.
+    ``run`` computes all outputs of images float32 (B, 3, H, W), each with B rows; ``batch`` images at a time are best.
+    ``detector`` decodes the head; None if the outputs are raw, so that other heads can be tried.
     """
 
     run: Callable[[Float], Mapping[str, NDArray[Any]]]

@@ -70,12 +70,9 @@ class Bootstrap:
 def mean_average_precision(matches: Sequence[ClassMatches], weights: NDArray[np.int32]) -> NDArray[np.float64]:
     """COCO's mAP of several resamples of the images, from the matches of all classes that have a box to find.
 
-    Args:
-        weights: (B, I), how often each of B resamples contains each of I images.
-
-    Returns:
-        (B,), 0..1: mean over IoU thresholds, recall points and the classes that have a box in the resample; NaN if none
-        has. If all weights are 1, it is the evaluators' mAP.
+    ``weights``, (B, I), say how often each of B resamples contains each of I images. Returns (B,), 0..1: the mean over
+    IoU thresholds, recall points and the classes that have a box in the resample; NaN if none has. If all weights are
+    1, it is the evaluators' mAP.
     """
     total, classes = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
     for of_class in matches:

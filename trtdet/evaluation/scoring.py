@@ -1,4 +1,4 @@
-"""COCO mAP of a bundle or a model."""
+"""COCO mAP of a bundle or a model, and the recall of a two-stage detector's proposals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtdet.backends import RunInfo
-from trtdet.config import NmsConfig
+import numpy as np
+import onnx
+
+from trtdet.backends import OnnxRunner, RunInfo
+from trtdet.config import InputConfig, NmsConfig
 from trtdet.data import CocoDataset, ImageCache, ImageStream
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, ModelError
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
+from trtdet.passes.two_stage import BOXES, REAL, up_to_proposals
 from trtdet.runtime.detector import Detector
 
 
@@ -23,9 +27,7 @@ class Evaluation:
         metric: the detections, so that two evaluations can be compared image by image.
         ms_per_image: wall time of inference and NMS, without decoding the image file, in milliseconds.
         file: engine or ONNX file that ran.
-        run_info: device and library that ran it.
-        nms: where NMS ran.
-        thresholds: NMS thresholds.
+        nms: where NMS ran, with these ``thresholds``.
         masks: mask scores; None if the detector or the annotations have no masks.
     """
 
@@ -81,9 +83,8 @@ def evaluate_each(
         progress: called with the number of images run and their total.
         cache: decoded images, shared by several passes.
 
-    Raises:
-        DataError: an image cannot be read, or, without annotations, over 10 % of them.
-        ConfigError: NMS is in the graph, and other thresholds are given.
+    Raises DataError if an image cannot be read, or, without annotations, over 10 % of them; ConfigError if NMS is in
+    the graph, and other thresholds are given.
     """
     if detector.nms_mode != "host" and tuple(thresholds) != (detector.nms,):
         raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
@@ -122,3 +123,47 @@ def evaluate_each(
         )
         for metric, nms, spent in zip(metrics, thresholds, seconds, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class ProposalRecall:
+    """Recall of the proposals that enter the second stage, against the annotated boxes of any class.
+
+    ``ar100`` and ``ar1000`` are the mean recall over IoU 0.50:0.05:0.95 of the best 100 and 1000 proposals of each
+    image, 0..1; -1 without boxes. ``proposals`` is the mean number of proposals per image.
+    """
+
+    ar100: float
+    ar1000: float
+    proposals: float
+
+
+def proposal_recall(
+    model: onnx.ModelProto,
+    preprocess: InputConfig,
+    dataset: CocoDataset,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    cache: ImageCache | None = None,
+) -> ProposalRecall:
+    """Runs the first stage of a two-stage model on a data set, with onnxruntime without optimisations.
+
+    The model is a result of :func:`trtdet.passes.rewrite`, float or with Q/DQ nodes; it is not changed. Raises
+    ModelError if the model's proposals were not found; DataError if an image cannot be read.
+    """
+    part = up_to_proposals(model)
+    if part is None:
+        raise ModelError("the proposals of the model were not found between its first suppression and its regions")
+    runner = OnnxRunner(part).as_written()
+    metric, counts = CocoMetric(dataset), list[int]()
+    paths = [image.path for image in dataset.images]
+    for batch in ImageStream(paths, preprocess, on_bad="raise", cache=cache):
+        outputs = runner.feed({runner.input: batch.images})
+        boxes = outputs[BOXES][outputs[REAL]] if REAL in outputs else outputs[BOXES]
+        # The best come first; only the order of the scores matters.
+        scores = -np.arange(len(boxes), dtype=np.float64)
+        (index,), (transform,) = batch.indices, batch.transforms
+        metric.update(dataset.images[index].id, transform.to_image(boxes), scores, np.zeros(len(boxes), np.int64))
+        counts.append(len(boxes))
+        progress(len(counts), len(paths))
+    best, all_of_them = metric.recall(100, 1000)
+    return ProposalRecall(best, all_of_them, sum(counts) / len(counts))

@@ -37,15 +37,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EqualThreshold:
-    """A threshold of the reference, and the detector's equal threshold.
+    """A threshold of the reference, and the detector's equal threshold, which is None for the reason in ``problem``.
 
-    Attributes:
-        reference: threshold of the reference; it keeps detections with at least this score.
-        detections: number of detections that the reference keeps.
-        precision: their precision, 0..1; None without annotations.
-        threshold: equal threshold of the detector; None if there is none.
-        low, high: interval of ``threshold``.
-        problem: why there is no threshold; empty if there is one.
+    The reference keeps ``detections`` detections, those with at least the score ``reference``; ``precision`` is theirs,
+    0..1, or None without annotations. ``low`` and ``high`` are the interval of ``threshold``.
     """
 
     reference: float
@@ -70,10 +65,8 @@ class EqualThreshold:
 class ScoreRatio:
     """Ratios of the detector's scores to the reference's, for objects that both find.
 
-    Attributes:
-        median: median ratio; None if both find no common object.
-        low, high: interval of the median.
-        pairs: number of common objects, among those with a reference score of at least 0.25.
+    ``median`` is None if both find no common object; ``low`` and ``high`` are its interval. ``pairs`` is the number of
+    common objects, among those with a reference score of at least 0.25.
     """
 
     median: float | None
@@ -92,12 +85,8 @@ class ScoreRatio:
 
 @dataclass(frozen=True)
 class ScoreShift:
-    """Result of :func:`score_shift`.
-
-    Attributes:
-        overall: for each of :data:`THRESHOLDS`, one equal threshold for all classes.
-        per_class: the same for each class on its own.
-        bootstrap: settings of the intervals.
+    """Result of :func:`score_shift`: for each of :data:`THRESHOLDS`, one equal threshold for all classes, and the same
+    for each class on its own.
     """
 
     basis: Basis

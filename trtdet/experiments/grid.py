@@ -41,8 +41,7 @@ from trtdet.config import Config, NmsConfig, SiluForm
 from trtdet.data import CocoDataset, content_hash
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
 from trtdet.evaluation.comparison import compare, mask_score
-from trtdet.evaluation.proposals import proposal_recall
-from trtdet.evaluation.scoring import Evaluation, evaluate_each
+from trtdet.evaluation.scoring import Evaluation, evaluate_each, proposal_recall
 from trtdet.experiments.experiment import Experiment, Variant
 from trtdet.experiments.folder import (
     TIMINGS,

@@ -202,9 +202,7 @@ def _config(place: str, settings: Any, family: str) -> Config:
     )
     queries = getattr(settings, "num_queries", None) or settings.num_detection_tokens
     nms = NmsConfig(
-        iou_threshold=1.0,
-        max_detections=queries,
-        candidates="all-classes" if scores == "logits" else "best-class",
+        iou_threshold=1.0, max_detections=queries, candidates="all-classes" if scores == "logits" else "best-class"
     )
     name = Path(place).name or "detector"
     try:

@@ -1,18 +1,28 @@
-"""Checks and simplifies an ONNX model as a source, and guesses its configuration. Needs no torch."""
+"""Checks and simplifies an ONNX model as a source, and guesses its configuration. Needs no torch.
+
+Shapes at the input size show which head it is. Values on images show pixels or shares of the input, corners or centres,
+probabilities or logits. Colour order, pixel scale and resizing are taken from the head's family.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper
 
-from trtdet.config import Config, InputConfig
+from trtdet.config import COCO_CLASSES, Config, HeadConfig, InputConfig, load_config, shipped
 from trtdet.data.folders import find_images
-from trtdet.errors import ConfigError
-from trtdet.exporter import Confirm, ExportOptions, ParityComparison, recognition, trials
+from trtdet.detection import expressions
+from trtdet.detection.heads import class_columns, match_outputs
+from trtdet.errors import ConfigError, ModelError, TrtdetError
+from trtdet.exporter import Confirm, ExportOptions, ParityComparison, trials
 from trtdet.exporter.trials import resized
 from trtdet.passes import Options, batch, clean, load_model, two_stage
 from trtdet.passes.base import explained
@@ -25,12 +35,9 @@ def convert(
 ) -> tuple[onnx.ModelProto, Config, ParityComparison]:
     """Simplifies a model and, unless the options have a configuration, guesses it.
 
-    Constant expressions are folded, nodes without effect are removed, and the input size is fixed or, if the graph
-    does not depend on it, changed.
-
-    Raises:
-        ConfigError: the size is missing or does not fit the model.
-        ModelError: the model is not valid, its outputs are not recognised, or simplifying changes its results.
+    Constant expressions are folded, nodes without effect are removed, and the input size is fixed or, if the graph does
+    not depend on it, changed. Raises ConfigError if the size is missing or does not fit the model; ModelError if the
+    model is not valid, its outputs are not recognised, or simplifying changes its results.
     """
     path = Path(source)
     original = load_model(path)
@@ -84,12 +91,9 @@ def convert(
 def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[Config, str]:
     """The configuration that fits a float model's input and outputs, and how it was guessed, in words.
 
-    Of the options, ``size`` is for an input of dynamic size, and the outputs on ``images`` are inspected.
-
-    Raises:
-        ConfigError: the model's input is not a single image, or the size is missing or does not fit.
-        ModelError: no supported head fits the outputs, or the model cannot be run.
-        DataError: the images cannot be read.
+    Of the options, ``size`` is for an input of dynamic size, and the outputs on ``images`` are inspected. Raises
+    ConfigError if the model's input is not a single image, or the size is missing or does not fit; ModelError if no
+    supported head fits the outputs, or the model cannot be run; DataError if the images cannot be read.
     """
     inputs = _inputs(model)
     dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
@@ -107,7 +111,7 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     images = trials.batches(InputConfig(size=size, scale=1 / 255), replace(options, dynamic_batch=False))
     results = trials.run(str(path), model, names, input_name=input_name, inputs=images)
     outputs = {name: np.concatenate([result[name] for result in results]) for name in names}
-    return recognition.guessed(outputs, size, path.stem, input_name=input_name, classes=recognition.class_names(model))
+    return guessed(outputs, size, path.stem, input_name=input_name, classes=class_names(model))
 
 
 def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -119,4 +123,251 @@ def _noted_size(model: onnx.ModelProto) -> tuple[int, int] | None:
     """The size in the metadata, for an input of dynamic size."""
     inputs = _inputs(model)
     dims = inputs[0].type.tensor_type.shape.dim if len(inputs) == 1 else []
-    return recognition.input_size(model) if len(dims) == 4 and not any(dim.dim_value for dim in dims[2:]) else None
+    return input_size(model) if len(dims) == 4 and not any(dim.dim_value for dim in dims[2:]) else None
+
+
+Arrays = Mapping[str, NDArray[Any]]
+Heads = Iterator[tuple[str, dict[str, Any], int]]
+"""Heads that may fit: the shipped configuration of the family, the keys of the head, and the number of classes."""
+
+_STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
+_BINS = (8, 16, 17, 33)
+_MOST_ROWS = 1000
+"""Limit for final detections; grids of cells have more rows."""
+
+_UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
+
+_NAMES = ("names", "classes", "class_names", "labels", "character")
+"""Metadata keys for class names: Ultralytics writes the first, RapidAI's conversions of PaddleDetection the last."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model whose head is not recognised; ``classes`` are names from the model, ``shapes`` are those of outputs."""
+
+    name: str
+    input_name: str
+    size: tuple[int, int]
+    """Height and width of the input in pixels."""
+    classes: tuple[str, ...] | None
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+class UnknownHead(ModelError):
+    """No supported head fits the outputs of the model ``described``, or their values are ambiguous."""
+
+    def __init__(self, problem: str, hint: str, described: Described) -> None:
+        super().__init__(problem, hint)
+        self.described = described
+
+
+def class_names(model: onnx.ModelProto) -> tuple[str, ...] | None:
+    """Class names in a model's metadata: a Python list or dict, or text separated by lines or commas; else None."""
+    entries = {entry.key: entry.value for entry in model.metadata_props}
+    for text in (entries[key] for key in _NAMES if key in entries):
+        try:
+            value = ast.literal_eval(text)
+        except _UNREADABLE:
+            if any(sign in text for sign in "[{("):  # not Python's notation
+                continue
+            value = text.split("\n" if "\n" in text.strip() else ",")
+        if isinstance(value, dict):
+            value = list(value.values())
+        names = [name for each in value if (name := str(each).strip())] if isinstance(value, (list, tuple)) else []
+        if names and len(set(names)) == len(names):
+            return tuple(names)
+    return None
+
+
+def input_size(model: onnx.ModelProto) -> tuple[int, int] | None:
+    """Height and width in pixels that Ultralytics' exporters write into a model's metadata; None without them."""
+    try:
+        value = ast.literal_eval(next((entry.value for entry in model.metadata_props if entry.key == "imgsz"), "None"))
+    except _UNREADABLE:
+        return None
+    sides = value if isinstance(value, (list, tuple)) else [value, value]
+    valid = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
+    return (sides[0], sides[1]) if valid else None
+
+
+def placeholders(count: int) -> tuple[str, ...]:
+    """Names for classes without known names."""
+    return tuple(f"class {index}" for index in range(count))
+
+
+def guessed(
+    outputs: Arrays, size: tuple[int, int], name: str, input_name: str, classes: tuple[str, ...] | None
+) -> tuple[Config, str]:
+    """The configuration whose head fits the outputs, and how it was guessed; an UnknownHead if none fits clearly."""
+    shapes = {key: array.shape for key, array in outputs.items()}
+    described = Described(name, input_name=input_name, size=size, classes=classes, shapes=shapes)
+    try:
+        for family, keys, count in _heads(outputs, size, len(classes) if classes else None):
+            shipped_config = load_config(family)
+            names = shipped_config.classes if len(shipped_config.classes) == count else placeholders(count)
+            data = shipped_config.model_dump() | {"name": name, "classes": classes or names}
+            data["input"] |= {"size": size, "name": input_name}
+            data["head"] |= keys
+            if data["head"]["decode"] == "detections":
+                data["nms"] |= {"iou_threshold": 1.0}
+            try:
+                config = Config.model_validate(data)
+                match_outputs(shapes if config.head.compute is None else expressions.shapes(shapes, config), config)
+            except (TrtdetError, ValueError):
+                continue
+            break
+        else:
+            listed = ", ".join(f"'{key}' {shape}" for key, shape in shapes.items())
+            of_classes = f" of {len(classes)} classes" if classes else ""
+            raise ModelError(
+                f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}",
+                "write into a configuration what they mean, with head.compute if need be (docs/heads.md), and give it "
+                "with --config",
+            )
+    except ModelError as error:
+        raise UnknownHead(error.problem, error.hint, described) from None
+    head = config.head
+    parts = [f"decode {head.decode}", f"{len(config.classes)} classes{'' if classes else ', not named in the model'}"]
+    if head.decode == "dfl":
+        parts.append(f"{head.bins} bins, strides {' '.join(map(str, head.strides))}")
+    if head.decode in ("boxes", "detections"):
+        parts.append(f"boxes {head.boxes} in {head.units if head.units == 'pixels' else 'shares of the input'}")
+    parts.append(head.scores)
+    order, scale = config.input.color, "1/255" if config.input.scale != 1 else "1"
+    return config, (
+        f"guessed from shapes and values: {', '.join(parts)}; as in its family: {order}, scale {scale}, "
+        f"{config.input.resize}, which trtdet build tries on the images"
+    )
+
+
+def _heads(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> Heads:
+    arrays = list(outputs.values())
+    computed = list(_computed(outputs, size, class_count))
+    # A shipped head with its own number of classes comes first: the match is no accident.
+    yield from (head for head in computed if head[2] == len(load_config(head[0]).classes))
+    if all(array.ndim == 3 for array in arrays):
+        if len(arrays) == 1:
+            yield from _single(arrays[0], size, class_count)
+        elif len(arrays) == 2:
+            yield from _pair(outputs, class_count)
+        for strides in _STRIDES:
+            if len(arrays) == 2 * len(strides):
+                yield from _levels(arrays, _cells(size, strides), strides, class_count=class_count)
+    yield from computed
+
+
+def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> Heads:
+    """Shipped heads defined by expressions that give valid scores and a box for every cell with these outputs."""
+    for family in shipped("configs"):
+        config = load_config(family)
+        if config.head.compute is None:
+            continue
+        try:
+            tensors = expressions.computed(outputs, config.with_size(size))
+        except TrtdetError:
+            continue
+        boxes, scores = tensors["boxes"], tensors["scores"]
+        count = scores.shape[-1]
+        if count == 0 or class_count not in (None, count):
+            continue
+        # Expressions with cell points fit only outputs of their head; without them, the number of boxes must match.
+        pointed = any("points(" in expression for expression in config.head.compute.values())
+        if not pointed and boxes.shape[1] != sum(_cells(size, config.head.strides)):
+            continue
+        if config.head.scores == "probabilities" and not (scores.min() >= 0 and scores.max() <= 1 + 1e-5):
+            continue
+        if np.isfinite(boxes).all() and np.isfinite(scores).all():
+            yield family, {}, count
+
+
+def _single(array: NDArray[Any], size: tuple[int, int], class_count: int | None) -> Heads:
+    _, rows, columns = array.shape
+    is_dfl = any(columns == (class_count or len(COCO_CLASSES)) + 4 * bins for bins in _BINS)
+    for strides in _STRIDES:
+        cells = sum(_cells(size, strides))
+        # Only boxes in pixels: decoding offsets in cells would need anchors, which the model does not contain.
+        if rows == 3 * cells and columns > 5 and float(np.abs(array[..., :4]).max()) > 2:
+            scores = _kind(array[..., 4:])
+            yield "yolov5", {"decode": "yolov5", "strides": strides, "scores": scores}, columns - 5
+        if rows == cells and columns > 5 and class_count in (None, columns - 5) and not is_dfl:
+            # Boxes that are already decoded cover the input; offsets in cells do not.
+            if float(np.abs(array[..., :2]).max()) > min(size) / 2:
+                yield "yolov5", {"decode": "yolov5", "scores": _kind(array[..., 4:])}, columns - 5
+            elif not any(side % stride for side in size for stride in strides):
+                yield "yolox", {"decode": "yolox", "strides": strides, "scores": _kind(array[..., 4:])}, columns - 5
+        if columns == cells and rows > 4:
+            yield "yolov8", {"decode": "yolov8", "strides": strides, "scores": _kind(array[:, 4:])}, rows - 4
+        if rows == cells:
+            for bins in _BINS:
+                count = columns - 4 * bins
+                if count == (class_count or len(COCO_CLASSES)):
+                    scores = _kind(array[..., :count])
+                    yield "dfl", {"decode": "dfl", "strides": strides, "bins": bins, "scores": scores}, count
+    if columns == 6 and rows <= _MOST_ROWS:
+        labels = array[..., 5]
+        if bool((labels == np.round(labels)).all() and labels.min() >= -1):
+            count = class_count or max(len(COCO_CLASSES), int(labels.max()) + 1)
+            yield "yolov8", {"decode": "detections", **_form(array[..., :4], array[..., 4:5])}, count
+
+
+def _pair(outputs: Arrays, class_count: int | None) -> Heads:
+    names = list(outputs)
+    for boxes, scores in (names, names[::-1]):
+        count = outputs[scores].shape[2]
+        if outputs[boxes].shape[2] != 4 or outputs[boxes].shape[1] != outputs[scores].shape[1]:
+            continue
+        kind, background = _kind(outputs[scores]), "none"
+        if kind == "probabilities" and class_count != count:
+            # If each row sums to 1, there is a column for no object: the first or the last one, if it is the largest
+            # on average, because most places of an image show nothing.
+            share = outputs[scores].reshape(-1, count).mean(axis=0)
+            if count > 1 and float(np.abs(outputs[scores].sum(axis=-1) - 1).max()) <= 1e-3:
+                background = {0: "first", count - 1: "last"}.get(int(share.argmax()), "none")
+        if background == "none" and (
+            (class_count is None and kind == "logits" and count != len(COCO_CLASSES))
+            or count == (class_count or -1) + 1
+        ):
+            raise ModelError(
+                f"output '{scores}' has {count} columns of {kind}, and numbers cannot say whether one is that of "
+                "no object and whether a softmax or a sigmoid belongs to them",
+                "set classes, head.scores and head.background in a configuration, and give it with --config",
+            )
+        keys = {"decode": "boxes", "outputs": (boxes, scores), "scores": kind, "background": background}
+        columns = class_columns(HeadConfig.model_validate(keys), count)
+        form = _form(outputs[boxes], outputs[scores][..., columns])
+        yield "yolov8", keys | form, count - (background != "none")
+
+
+def _levels(
+    arrays: Sequence[NDArray[Any]], cells: Sequence[int], strides: tuple[int, ...], class_count: int | None
+) -> Heads:
+    if sorted(array.shape[1] for array in arrays) != sorted([*cells, *cells]):
+        return
+    widths = sorted({array.shape[2] for array in arrays})
+    for bins in _BINS:
+        class_widths = [width for width in widths if width != 4 * bins]
+        if 4 * bins in widths and len(class_widths) <= 1:
+            count = class_widths[0] if class_widths else 4 * bins
+            maps = [array for array in arrays if array.shape[2] == count]
+            kinds = {_kind(array) for array in maps}
+            head = {"decode": "dfl", "strides": strides, "bins": bins}
+            if class_count in (None, count):
+                yield "dfl", head | {"scores": "logits" if "logits" in kinds else "probabilities"}, count
+
+
+def _cells(size: tuple[int, int], strides: Sequence[int]) -> list[int]:
+    return [-(-size[0] // stride) * -(-size[1] // stride) for stride in strides]
+
+
+def _kind(scores: NDArray[Any]) -> str:
+    """``probabilities`` if all values are in 0..1 up to rounding, else ``logits``."""
+    return "probabilities" if scores.min() >= -1e-6 and scores.max() <= 1 + 1e-5 else "logits"
+
+
+def _form(boxes: NDArray[Any], scores: NDArray[Any]) -> dict[str, str]:
+    """The form of boxes by those with the best scores: corners if few are inside out, pixels if values exceed 2."""
+    best = scores.reshape(-1, scores.shape[-1]).max(axis=1)
+    rows = boxes.reshape(-1, 4)[np.argsort(-best, kind="stable")[: max(20, len(best) // 20)]]
+    inside_out = float((rows[:, 2:] < rows[:, :2]).any(axis=1).mean()) if len(rows) else 0.0
+    far = float(np.abs(rows).max(initial=0.0))
+    return {"boxes": "cxcywh" if inside_out > 0.3 else "xyxy", "units": "pixels" if far > 2 else "relative"}

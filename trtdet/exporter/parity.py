@@ -45,11 +45,9 @@ class OutputCheck:
 class DetectionCheck:
     """Comparison of the final detections with torch's over all images; all but the last two are counts.
 
-    Attributes:
-        matched: pairs of the same class within the tolerance.
-        ties: detections of one side, each within the tolerance of a threshold or of a rival.
-        max_score: largest score difference of a pair.
-        max_box: largest corner difference of a pair, in pixels of the network's input.
+    ``matched`` are pairs of the same class within the tolerance, ``ties`` detections of one side, each within the
+    tolerance of a threshold or of a rival. ``max_score`` and ``max_box`` are the largest differences of a pair, in
+    score and in pixels of the network's input.
     """
 
     images: int
@@ -99,9 +97,7 @@ def compare_selection(
 
     ``pairs`` are ``boxes`` (n, 4) in pixels, ``scores`` (n,) and ``labels`` (n,) of both, per image. ``score`` and
     ``corner`` are the allowed differences, of corners in pixels. Without ``nms`` every unpaired detection is a tie.
-
-    Raises:
-        ModelError: a detection of one side alone is not a tie.
+    Raises ModelError if a detection of one side alone is not a tie.
     """
     names, reach = (source, "torch"), _Reach(score, box=corner, tie=_NEAR_SCORE)
     sides = ([_Side(each["boxes"], each["scores"], each["labels"]) for each in pair] for pair in pairs)
@@ -111,11 +107,8 @@ def compare_selection(
 def compare_outputs(
     source: str, pairs: Sequence[tuple[Outputs, Outputs]], tolerance: float, reference: str = "torch"
 ) -> tuple[OutputCheck, ...]:
-    """Compares each output of torch and of the model over all batches, the first of them with one image.
-
-    Raises:
-        ModelError: an output has another shape, is not finite, or differs too much.
-    """
+    """Compares each output of torch and of the model over all batches, the first of them with one image. Raises
+    ModelError if an output has another shape, is not finite, or differs too much."""
     worst: dict[str, OutputCheck] = {}
     for expected, outputs in pairs:
         for name, want in expected.items():
@@ -152,11 +145,9 @@ def compare_detections(
 ) -> DetectionCheck:
     """Decodes torch's outputs and the model's for each batch, applies NMS, and matches the detections.
 
-    The tolerance is for scores, and for corners as a share of the longer input side.
-
-    Raises:
-        ConfigError: the outputs do not fit the configuration.
-        ModelError: a score or a box differs too much, or a detection of one side alone is not a tie.
+    The tolerance is for scores, and for corners as a share of the longer input side. Raises ConfigError if the outputs
+    do not fit the configuration; ModelError if a score or a box differs too much, or a detection of one side alone is
+    not a tie.
     """
     try:
         decoded = [(decode(expected, config), decode(outputs, config)) for expected, outputs in pairs]

@@ -90,11 +90,11 @@ def load(place: str, options: ExportOptions) -> SourceModel:
     state = checkpoints.read_state(options.weights) if options.weights is not None else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = _built(detection, place, state, options=options)
+        model, total = _built(detection, place, state, options=options)
     if state and options.weights is not None:
         checkpoints.load_state(model, state, Path(options.weights), advice=f"expected weights of torchvision's {place}")
-    config = resized(options.config or _configuration(place, model), options.size)
-    source, total, count = f"torchvision:{place}", _columns_of(model), len(config.classes)
+    config = resized(options.config or _configuration(place, model, total), options.size)
+    source, count = f"torchvision:{place}", len(config.classes)
     # The score columns of the classes, in their order; torchvision trains column 0 as no object.
     if options.config is None or (total == _COLUMNS and config.classes == COCO_CLASSES):
         columns = _COCO_COLUMNS
@@ -112,7 +112,8 @@ def load(place: str, options: ExportOptions) -> SourceModel:
     return two_stage_source(source, model.eval(), config, columns=columns)
 
 
-def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportOptions) -> Any:
+def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportOptions) -> tuple[Any, int]:
+    """The detector without its weights, and its number of score columns."""
     make = getattr(detection, name)
     blank = {"weights": None, "weights_backbone": None}
     columns = len(options.config.classes) + 1 if options.config is not None else _COLUMNS
@@ -130,14 +131,12 @@ def _built(detection: Any, name: str, state: dict[str, Tensor], options: ExportO
         for module in model.backbone.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 0.0
-    return model
+    return model, columns
 
 
-def _columns_of(model: Any) -> int:
-    if hasattr(model, "roi_heads"):
-        return int(model.roi_heads.box_predictor.cls_score.out_features)
-    head = model.head.classification_head
-    return int(head.num_columns if hasattr(head, "num_columns") else head.num_classes)
+def _feature_maps(backbone: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    features = backbone(x)
+    return {"0": features} if isinstance(features, Tensor) else features
 
 
 class _OneStage(nn.Module):
@@ -156,15 +155,11 @@ class _OneStage(nn.Module):
         image = torch.zeros(1, 3, *size)
         images = importlib.import_module("torchvision.models.detection.image_list").ImageList(image, [size])
         with torch.no_grad():
-            (anchors,) = model.anchor_generator(images, self._features(image))
+            (anchors,) = model.anchor_generator(images, list(_feature_maps(self.backbone, image).values()))
         self.register_buffer("anchors", anchors, persistent=False)
 
-    def _features(self, x: Tensor) -> list[Tensor]:
-        features = self.backbone(x)
-        return [features] if isinstance(features, Tensor) else list(features.values())
-
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        outputs = self.head(self._features(x))
+        outputs = self.head(list(_feature_maps(self.backbone, x).values()))
         logits, numbers = outputs["cls_logits"], outputs["bbox_regression"]
         scores = logits.softmax(-1) if self.softmax else logits.sigmoid()
         if self.distances:
@@ -181,8 +176,7 @@ class _OneStage(nn.Module):
         return {"boxes": boxes, "scores": scores.index_select(2, self.columns)}
 
 
-def _configuration(name: str, model: Any) -> Config:
-    total = _columns_of(model)
+def _configuration(name: str, model: Any, total: int) -> Config:
     if total != _COLUMNS:
         raise ConfigError(
             f"the weights of torchvision:{name} have {total} columns of scores, which have no names",
@@ -225,7 +219,7 @@ class TwoStageModel(nn.Module):
         self._own_masks = importlib.import_module("torchvision.models.detection.roi_heads").maskrcnn_inference
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        features = self.features(x)
+        features = _feature_maps(self.backbone, x)
         objectness, deltas, counts = self.scored(features)
         proposals, proposal_scores = self.proposed(x, features, objectness, deltas=deltas, counts=counts)
         logits, regression = self.classified(features, proposals)
@@ -234,10 +228,6 @@ class TwoStageModel(nn.Module):
             outputs["masks"] = self.masks(features, outputs["boxes"], outputs["labels"])
         steps = (objectness, deltas, proposals, proposal_scores, logits, regression)
         return outputs | dict(zip(STEPS, steps, strict=True))
-
-    def features(self, x: Tensor) -> dict[str, Tensor]:
-        features = self.backbone(x)
-        return {"0": features} if isinstance(features, Tensor) else features
 
     def scored(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor, list[int]]:
         """Objectness (a, 1) and offsets (a, 4) of all anchors, and the number of anchors of each level."""
@@ -342,7 +332,7 @@ def compare_stages(
         for batch, written in zip(inputs, outputs, strict=True):
             x = torch.from_numpy(batch)
             tensors = {name: torch.from_numpy(np.array(value)) for name, value in written.items()}
-            features = model.features(x)
+            features = _feature_maps(model.backbone, x)
             objectness, deltas, counts = model.scored(features)
             logits, regression = model.classified(features, tensors["proposals"])
             expected = {"objectness": objectness, "deltas": deltas, "logits": logits, "regression": regression}
@@ -384,7 +374,7 @@ def _whole(
     outputs = reference(x)
     if columns is not None:
         kept = list(columns)
-        logits, regression = model.classified(model.features(x), outputs["proposals"])
+        logits, regression = model.classified(_feature_maps(model.backbone, x), outputs["proposals"])
         offsets = outputs["regression"].unflatten(1, (-1, 4))[:, kept]
         expected = {"scores": outputs["logits"].softmax(1)[:, kept], "regression": offsets}
         fewer = {"scores": logits.softmax(1)[:, 1:], "regression": regression.unflatten(1, (-1, 4))[:, 1:]}

@@ -71,10 +71,7 @@ def compared(
     reference: str = "torch",
 ) -> ParityComparison:
     """Compares outputs and final detections; ``pairs`` are the reference's and the model's outputs for each batch.
-
-    Raises:
-        ModelError: they differ, or a configuration that the user did not write does not fit.
-    """
+    Raises ModelError if they differ, or a configuration that the user did not write does not fit."""
     outputs = parity.compare_outputs(source, pairs, options.tolerance, reference=reference)
     try:
         check = parity.compare_detections(source, pairs, config, tolerance=options.tolerance, reference=reference)
@@ -190,10 +187,7 @@ def first_line(error: BaseException) -> str:
 
 
 def resized(config: Config, size: tuple[int, int] | None, multiple: int = 1) -> Config:
-    """The configuration with this input size (height, width), rounded up to a multiple; None keeps the size.
-
-    Raises:
-        ConfigError: the strides do not divide the size.
-    """
+    """The configuration with this input size (height, width), rounded up to a multiple; None keeps the size. Raises
+    ConfigError if the strides do not divide the size."""
     height, width = (-(-side // multiple) * multiple for side in size or config.input.size)
     return config.with_size((height, width))

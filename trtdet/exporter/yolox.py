@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from torch import Tensor, nn
 from trtdet.config import load_config
 from trtdet.errors import ConfigError
 from trtdet.exporter import SHAPES_MODEL, ExportOptions, checkpoints
-from trtdet.exporter.checkpoints import fuse_batch_norm
 from trtdet.exporter.trials import SourceModel, resized
 
 STRIDES = (8, 16, 32)
@@ -51,32 +51,24 @@ VARIANTS: dict[str, YoloxVariant] = {
 }
 
 
-class Conv(nn.Module):
+class Conv(nn.Sequential):
     """Convolution, batch normalisation, activation; YOLOv5 and YOLOX store it alike."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None, groups: int = 1
     ) -> None:
-        super().__init__()
         padding = kernel // 2 if padding is None else padding
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
-        self.bn: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
-        self.act: nn.Module = nn.SiLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.bn(self.conv(x)))  # type: ignore[no-any-return]
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
+        norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
+        super().__init__(OrderedDict(conv=conv, bn=norm, act=nn.SiLU(inplace=True)))
 
 
-class DWConv(nn.Module):
+class DWConv(nn.Sequential):
     """A depthwise and a pointwise convolution, each with batch normalisation and SiLU."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
-        super().__init__()
-        self.dconv = Conv(inputs, outputs=inputs, kernel=kernel, stride=stride, groups=inputs)
-        self.pconv = Conv(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pconv(self.dconv(x))  # type: ignore[no-any-return]
+        depthwise = Conv(inputs, outputs=inputs, kernel=kernel, stride=stride, groups=inputs)
+        super().__init__(OrderedDict(dconv=depthwise, pconv=Conv(inputs, outputs)))
 
 
 def _spatial(inputs: int, outputs: int, stride: int, depthwise: bool) -> nn.Module:
@@ -287,12 +279,8 @@ def load_by_position(model: YOLOX, path: Path) -> None:
 
 
 def load(source: str, options: ExportOptions) -> SourceModel:
-    """A built-in source: YOLOX of any size, or the shapes detector.
-
-    Raises:
-        ConfigError: the input size is not a multiple of 32.
-        ModelError: the weights are unusable.
-    """
+    """A built-in source: YOLOX of any size, or the shapes detector. Raises ConfigError if the input size is not a
+    multiple of 32; ModelError if the weights are unusable."""
     variant = source.removeprefix("yolox-")
     config, size = options.config, options.size
     if config is None:
@@ -308,7 +296,7 @@ def load(source: str, options: ExportOptions) -> SourceModel:
     if options.weights is not None:
         checkpoints.load_state(reference, checkpoints.read_state(options.weights), options.weights)
     traced = copy.deepcopy(reference)
-    fuse_batch_norm(traced)
+    checkpoints.fuse_batch_norm(traced)
     if source == "shapes" and options.weights is None:
         load_by_position(traced, SHAPES_MODEL)
         reference = traced

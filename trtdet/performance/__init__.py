@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from trtdet.performance.latency import bench, measure
-from trtdet.performance.layer_differences import Difference, differences, slower
 from trtdet.performance.options import BenchOptions, ProfileOptions
-from trtdet.performance.profiles import OnnxNodes, Profile, Share
+from trtdet.performance.profiles import Difference, OnnxNodes, Profile, Share, differences, slower
 from trtdet.performance.profiling import Profiling, layer_means, profile, profile_targets
 from trtdet.performance.results import Bench, Ratio
 from trtdet.performance.targets import Target, open_targets

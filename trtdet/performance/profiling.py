@@ -13,9 +13,8 @@ from trtdet.backends.base import LayerTime
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.passes import load_model
-from trtdet.performance.layer_differences import Difference, differences, slower
 from trtdet.performance.options import ProfileOptions
-from trtdet.performance.profiles import OnnxNodes, Profile, Share, joined, shortened
+from trtdet.performance.profiles import Difference, OnnxNodes, Profile, Share, differences, joined, shortened, slower
 from trtdet.performance.targets import Machine, Target, circumstances, open_targets, source_of_pixels, unfair
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
@@ -27,14 +26,10 @@ _TURNS = 5
 
 @dataclass(frozen=True)
 class Profiling:
-    """Result of :func:`profile`.
+    """Result of :func:`profile`, against another target's profile if there is one.
 
-    Attributes:
-        against: profile of the other target; None if there is none.
-        images: source of the images, in words.
-        before, after: state of the machine.
-        warnings: one sentence each.
-        nms_differs: how the NMS of the two differs, in words; empty if it does not.
+    ``images`` is the source of the images, in words; ``before`` and ``after`` are states of the machine. ``warnings``
+    are one sentence each. ``nms_differs`` says how the NMS of the two differs; empty if it does not.
     """
 
     profile: Profile
@@ -80,10 +75,8 @@ class Profiling:
         return Tables((*parts, "\n".join(self.circumstances)))
 
     def compared(self, top: int = 20) -> Tables:
-        """The differences by type of operator, and the ``top`` convolutions that the first runs slower.
-
-        Raises ValueError without ``against``.
-        """
+        """The differences by type of operator, and the ``top`` convolutions that the first runs slower. Raises
+        ValueError without ``against``."""
         if self.against is None:
             raise ValueError("one profile alone has nothing to be compared with")
         mine, others = ({share.name: share for share in part.by_type} for part in (self.profile, self.against))
@@ -160,12 +153,9 @@ def profile_targets(
     """Profiles one or two targets that are open; ``nodes`` are those of the ONNX model of each.
 
     The runs are cut into parts. In each part every target is profiled and then runs as often without the profiler, so
-    that all series see the same state of the machine.
-
-    Raises:
-        ConfigError: a target does not take the batch.
-        BackendError: a target fails, or its layers change from one part to the next.
-        DataError: an image cannot be read.
+    that all series see the same state of the machine. Raises ConfigError if a target does not take the batch;
+    BackendError if a target fails, or its layers change from one part to the next; DataError if an image cannot be
+    read.
     """
     batch = options.batch or targets[0].runner.batch or 1
     for target in targets:
@@ -210,10 +200,8 @@ def profile_targets(
 
 
 def layer_means(path: Path, progress: Progress = silent) -> dict[str, float]:
-    """Mean milliseconds of each layer of a bundle's engine, by layer name.
-
-    Raises BackendError if the bundle has no engine, or the engine cannot run here.
-    """
+    """Mean milliseconds of each layer of a bundle's engine, by layer name. Raises BackendError if the bundle has no
+    engine, or the engine cannot run here."""
     detector = Detector.open(path, runtime="engine")
     target = Target(
         str(path), runner=detector.runner, input=detector.input, file=str(detector.file), nms=detector.nms_mode

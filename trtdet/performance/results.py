@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtdet.backends.base import RunInfo
 from trtdet.performance.options import BenchOptions
 from trtdet.performance.targets import Machine, circumstances
-from trtdet.performance.timing import Times, WarmUp
 from trtdet.tables import Cell, Column, Table, Tables
+
+Times = NDArray[np.float64]
 
 CONFIDENCE = 0.9
 """Confidence level of the intervals."""
@@ -53,6 +55,15 @@ def paired_ratio(first: Times, second: Times) -> Ratio:
     beyond = int(np.searchsorted(np.cumsum(choices) / choices.sum(), (1 - CONFIDENCE) / 2, side="right"))
     value, low, high = np.exp([np.median(means), means[beyond - 1], means[-beyond]])
     return Ratio(float(value), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """The runs before a measurement: number, seconds, and whether their times had settled."""
+
+    runs: int
+    seconds: float
+    settled: bool
 
 
 @dataclass(frozen=True)
@@ -102,10 +113,9 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Point:
-    """One target at one batch size.
+    """One target at one batch size, the images per run.
 
     Attributes:
-        batch: images per run.
         latency_ms: with transfers, unless they are excluded or there are none.
         compute_ms: without transfers; None if ``latency_ms`` is that already, or nothing is transferred.
         ratio: of the medians of ``latency_ms`` by round, below 1 is faster; None for the baseline itself.
@@ -129,14 +139,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of one target.
+    """Results of one target, an engine or a model in ``file``, with a point for each batch size.
 
     Attributes:
-        file: the engine or the model.
-        run_info: device and library of the run.
-        nms: NMS mode.
         transfers: ``included`` or ``excluded`` in ``latency_ms`` and the throughput; None if there are none.
-        points: for each batch size.
         nms_differs: how the timed NMS differs from the baseline's, in words; empty if it does not.
         tf32: the target has float32 convolutions, which may run in TF32.
     """
@@ -153,14 +159,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bench:
-    """Result of :func:`trtdet.bench`.
+    """Result of :func:`trtdet.bench`, with the targets in the given order.
 
-    Attributes:
-        targets: in the given order.
-        baseline: name of the target that the ratios refer to; None for a single target.
-        images: source of the images, in words.
-        before, after: state of the machine.
-        warnings: reasons to distrust the figures, one sentence each.
+    ``baseline`` is the name of the target that the ratios refer to; None for a single target. ``images`` is the source
+    of the images, in words; ``before`` and ``after`` are states of the machine. ``warnings`` are reasons to distrust
+    the figures, one sentence each.
     """
 
     targets: tuple[Measured, ...]

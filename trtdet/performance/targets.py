@@ -24,15 +24,10 @@ from trtdet.runtime.detector import Detector
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A detector to time.
+    """A detector to time, by its ``name`` in the results; ``file`` is the engine or model that runs.
 
-    Attributes:
-        name: in the results.
-        input: pre-processing of the detector.
-        file: the engine or model that runs.
-        nms: NMS mode; with ``host``, NMS runs after the engine and is not timed.
-        thresholds: of NMS in the graph; None if unknown.
-        tf32: the target has float32 convolutions, which may run in TF32.
+    With the NMS mode ``host``, NMS runs after the engine and is not timed. ``thresholds`` are those of NMS in the
+    graph; None if unknown. ``tf32`` says that the target has float32 convolutions, which may run in TF32.
     """
 
     name: str
@@ -54,11 +49,6 @@ class Target:
         unequal = [f"{key} {own[key]} against {theirs[key]}" for key in own if own[key] != theirs[key]]
         return f"NMS with {', '.join(unequal)}" if unequal else ""
 
-    @property
-    def on_device(self) -> bool:
-        """Whether images are copied to a device and results back."""
-        return self.runner.on_device
-
     def check_batch(self, batch: int) -> None:
         """Raises ConfigError if the target does not take a batch of this size."""
         fixed, largest = self.runner.batch, self.runner.largest_batch
@@ -77,10 +67,7 @@ class Target:
         """A pre-processed batch for the target, float32 (count, 3, H, W).
 
         ``images`` is a folder or list, evenly spaced, and repeated if too few; None for noise of 8-bit pixels from
-        ``seed``.
-
-        Raises:
-            DataError: an image cannot be read.
+        ``seed``. Raises DataError if an image cannot be read.
         """
         if images is None:
             generator = np.random.default_rng(seed)
@@ -108,10 +95,8 @@ def unfair(name: str, difference: str) -> str:
 class Machine:
     """State of the machine before or after a measurement.
 
-    Attributes:
-        cores, cores_in_all: those that this process may use, and all.
-        load: mean number of running processes over 1, 5 and 15 minutes.
-        clocks: clocks, temperature and throttling of the device; None if unknown.
+    ``cores`` are those that this process may use, ``load`` is the mean number of running processes over 1, 5 and 15
+    minutes. ``clocks`` are clocks, temperature and throttling of the device; None if unknown.
     """
 
     cpu: str
@@ -129,7 +114,7 @@ class Machine:
             lines = []
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         cores = len(os.sched_getaffinity(0))
-        runners = [target.runner for target in targets if target.on_device]
+        runners = [target.runner for target in targets if target.runner.on_device]
         return Machine(
             models[0] if models else platform.machine(),
             cores=cores,
@@ -166,11 +151,9 @@ def open_targets(paths: Sequence[Path], config: Config | None) -> tuple[Target, 
     """Opens bundles, and models with the configuration; a repeated path is opened again.
 
     If all bundles have the same NMS, models get it too, so that the same work is timed. If that fails, or bundles
-    differ, a model is opened as if alone, see :meth:`Target.unlike`.
-
-    Raises:
-        ConfigError: a model without a configuration, or a configuration without a model.
-        BundleError, ModelError, BackendError: a target cannot be opened or run.
+    differ, a model is opened as if alone, see :meth:`Target.unlike`. Raises ConfigError for a model without a
+    configuration, or a configuration without a model; BundleError, ModelError, BackendError if a target cannot be
+    opened or run.
     """
     if config is not None and all(path.is_dir() for path in paths):
         raise ConfigError("--config is for models, bundles carry their own configuration", "leave --config out")

@@ -77,7 +77,8 @@ def _version(*packages: str) -> str:
 class CudaPython:
     """The driver through cuda-python for CUDA 12.6 and later; ``through`` names the package and its version.
 
-    ``context`` is the primary context of the device. Every call needs it current, except push, pop and release.
+    ``context`` is the primary context of the device. Every call needs it current, except push, pop and release, which
+    takes ``retained``. ``device`` is the driver's handle.
     """
 
     graphs = True
@@ -85,13 +86,17 @@ class CudaPython:
     def __init__(self, driver: Any, index: int) -> None:
         self._cu = driver
         self.through = f"cuda-python {_version('cuda-bindings', 'cuda-python')}"
-        self._device = self.call("cuDeviceGet", index)
-        self.context = self.call("cuDevicePrimaryCtxRetain", self._device)
+        self.device = self.retained = self.call("cuDeviceGet", index)
+        self.context = self.call("cuDevicePrimaryCtxRetain", self.device)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Calls a driver function, which gives no result, one or a tuple; raises BackendError if it is refused."""
+        """Calls a driver function with its arguments in the driver's order, a NumPy array for its address.
+
+        It gives no result, one or a tuple; raises BackendError if it is refused.
+        """
+        plain = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments]
         try:
-            code, *results = getattr(self._cu, name)(*arguments)
+            code, *results = getattr(self._cu, name)(*plain)
         except RuntimeError as error:
             raise BackendError(
                 f"this machine's CUDA driver is older than {self.through} ({one_line(error)}); update the driver, or "
@@ -103,24 +108,11 @@ class CudaPython:
             raise _failure(name, f"error {int(code)}, {words}", int(code))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def release(self) -> None:
-        self.call("cuDevicePrimaryCtxRelease", self._device)
-
-    def bus_id(self) -> str:
-        text: bytes = self.call("cuDeviceGetPCIBusId", 32, self._device)
-        return text.split(b"\0")[0].decode()
-
     def allocate_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any]]:
         count = math.prod(shape)
         address = self.call("cuMemHostAlloc", max(1, count * dtype.itemsize), 0)
         memory: Any = (ctypes.c_ubyte * (count * dtype.itemsize)).from_address(int(address))
         return address, np.frombuffer(memory, dtype, count).reshape(shape)
-
-    def copy_in(self, to: int, array: NDArray[Any], stream: Any) -> None:
-        self.call("cuMemcpyHtoDAsync", to, array.ctypes.data, array.nbytes, stream)
-
-    def copy_out(self, array: NDArray[Any], start: int, stream: Any) -> None:
-        self.call("cuMemcpyDtoHAsync", array.ctypes.data, start, array.nbytes, stream)
 
     def capture(self, stream: Any, enqueue: Callable[[], None]) -> Any:
         # Other threads may allocate meanwhile, which would break the capture in global mode.
@@ -143,7 +135,6 @@ class CudaPython:
 _METHODS = {
     "cuDevicePrimaryCtxRetain": "retain_primary_context",
     "cuDevicePrimaryCtxRelease": "detach",
-    "cuDeviceGetPCIBusId": "pci_bus_id",
     "cuCtxPushCurrent": "push",
     "cuMemFree": "free",
     "cuMemFreeHost": "free",
@@ -168,19 +159,20 @@ class PyCuda:
         self._functions: dict[str, Callable[..., Any]] = {
             "cuInit": driver.init,
             "cuDeviceGet": driver.Device,
+            "cuDeviceGetPCIBusId": lambda _, device: device.pci_bus_id().encode(),
             # If a thread ends with a context on PyCUDA's own stack, the process ends too.
             "cuCtxPopCurrent": driver.Context.pop,
             "cuMemGetInfo": driver.mem_get_info,
             "cuMemAlloc": driver.mem_alloc,
             "cuMemHostAlloc": driver.pagelocked_empty,
-            "cuMemcpyHtoDAsync": driver.memcpy_htod_async,
-            "cuMemcpyDtoHAsync": driver.memcpy_dtoh_async,
+            "cuMemcpyHtoDAsync": lambda to, array, _, stream: driver.memcpy_htod_async(to, array, stream),
+            "cuMemcpyDtoHAsync": lambda array, start, _, stream: driver.memcpy_dtoh_async(array, start, stream),
             "cuStreamCreate": driver.Stream,
             "cuEventCreate": driver.Event,
         }
         self.call("cuInit")
-        self._device = self.call("cuDeviceGet", index)
-        self.context = self.call("cuDevicePrimaryCtxRetain", self._device)
+        self.device = self.call("cuDeviceGet", index)
+        self.context = self.retained = self.call("cuDevicePrimaryCtxRetain", self.device)
 
     def call(self, name: str, *arguments: Any) -> Any:
         if name in _BY_DESTRUCTOR:
@@ -196,21 +188,9 @@ class PyCuda:
             text = one_line(error)
             raise _failure(name, text, next((code for code, words in _STICKY.items() if words in text), -1)) from None
 
-    def release(self) -> None:
-        self.call("cuDevicePrimaryCtxRelease", self.context)
-
-    def bus_id(self) -> str:
-        return str(self.call("cuDeviceGetPCIBusId", self._device))
-
     def allocate_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, NDArray[Any]]:
         array = self.call("cuMemHostAlloc", shape, dtype)
         return array.base, array
-
-    def copy_in(self, to: int, array: NDArray[Any], stream: Any) -> None:
-        self.call("cuMemcpyHtoDAsync", to, array, stream)
-
-    def copy_out(self, array: NDArray[Any], start: int, stream: Any) -> None:
-        self.call("cuMemcpyDtoHAsync", array, start, stream)
 
     def capture(self, stream: Any, enqueue: Callable[[], None]) -> Any:
         raise BackendError(f"{self.through} has no CUDA graphs; for them, {PIP}")

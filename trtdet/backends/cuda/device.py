@@ -34,8 +34,8 @@ _THROTTLE_REASONS = {
 def open_device(index: int = 0) -> CudaDevice:
     """Opens a device by its number in ``devices()``, with the primary context that the process's libraries share.
 
-    Raises:
-        BackendError: no driver, an unsuitable driver, no such device, or neither PyCUDA nor cuda-python is usable.
+    Raises BackendError if the driver is missing or unsuitable, there is no such device, or neither PyCUDA nor
+    cuda-python is usable.
     """
     if reason := absence():
         raise BackendError(reason, "run this on a machine with a CUDA device")
@@ -135,13 +135,11 @@ class Stream(_Owned):
 
     def copy_in(self, to: Buffer, array: NDArray[Any]) -> None:
         """Copies a contiguous array to the device; do not change it before ``wait`` returns."""
-        with self._gpu.current():
-            self._gpu.bindings.copy_in(to.address, array, self._raw)
+        self._gpu.call("cuMemcpyHtoDAsync", to.address, array, array.nbytes, self._raw)
 
     def copy_out(self, array: NDArray[Any], start: Buffer) -> None:
         """Fills the contiguous array from the device; read it after ``wait``."""
-        with self._gpu.current():
-            self._gpu.bindings.copy_out(array, start.address, self._raw)
+        self._gpu.call("cuMemcpyDtoHAsync", array, start.address, array.nbytes, self._raw)
 
     def record(self, event: Event) -> None:
         """Marks the time when all work queued so far is done."""
@@ -153,10 +151,7 @@ class Stream(_Owned):
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Records what ``enqueue`` puts into this stream, without running it. Other threads may call CUDA meanwhile.
-
-        Raises:
-            BackendError: the work cannot be captured, or PyCUDA is used; the stream stays usable.
-        """
+        Raises BackendError if the work cannot be captured, or PyCUDA is used; the stream stays usable."""
         with self._gpu.current():
             return Graph(self._gpu, self._gpu.bindings.capture(self._raw, enqueue))
 
@@ -270,7 +265,8 @@ class CudaDevice:
             try:
                 nvml.nvmlInit()
                 with self.current():
-                    self._nvml = nvml, nvml.nvmlDeviceGetHandleByPciBusId(self.bindings.bus_id().encode())
+                    bus = self.bindings.call("cuDeviceGetPCIBusId", 32, self.bindings.device).split(b"\0")[0]
+                    self._nvml = nvml, nvml.nvmlDeviceGetHandleByPciBusId(bus)
             except nvml.NVMLError as error:
                 return f"NVML does not answer: {one_line(error)}"
         return ""
@@ -282,4 +278,4 @@ class CudaDevice:
             if self._nvml is not None:
                 self._nvml[0].nvmlShutdown()
                 self._nvml = None
-            self.bindings.release()
+            self.bindings.call("cuDevicePrimaryCtxRelease", self.bindings.retained)

@@ -161,11 +161,8 @@ def build_engine(
     """Builds an engine in its own process, with detailed layer messages.
 
     ``caps`` describe the installed version of the library. ``sms`` are the compute capabilities to build for ahead of
-    time; empty for this machine's GPU.
-
-    Raises:
-        BackendError: the parser or the builder refused, or the process ended. The text quotes the reason; ``messages``
-            has all builder messages, the error output and the full reason.
+    time; empty for this machine's GPU. Raises BackendError if the parser or the builder refused, or the process ended.
+    The text quotes the reason; ``messages`` has all builder messages, the error output and the full reason.
     """
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trtdet-") as name:

@@ -75,17 +75,11 @@ def _reason(messages: Sequence[str]) -> str:
 
 
 class CacheCalibration:
-    """A calibrator with a cache and without images.
+    """A calibrator with a cache and without images. Raises BackendError if this version has no calibrators.
 
     ``text`` is the cache that :func:`trtdet.calibration.cache.write` gives for this version and
-    ``EntropyCalibration2``.
-
-    Attributes:
-        calibrator: for ``IBuilderConfig.int8_calibrator``; this object must outlive the build.
-        written: the cache that TensorRT wrote; None before that.
-
-    Raises:
-        BackendError: this version has no calibrators.
+    ``EntropyCalibration2``. ``calibrator`` is for ``IBuilderConfig.int8_calibrator``; this object must outlive the
+    build. ``written`` is the cache that TensorRT wrote; None before that.
     """
 
     def __init__(self, trt: Any, text: str) -> None:
@@ -117,10 +111,8 @@ class CacheCalibration:
     def check(self, built: bool, messages: Sequence[str]) -> None:
         """Checks the calibration after the build, with the build's messages, oldest first.
 
-        If there is no engine, its error is reported elsewhere.
-
-        Raises:
-            CalibrationError: TensorRT did not calibrate as requested; the message quotes it.
+        If there is no engine, its error is reported elsewhere. Raises CalibrationError if TensorRT did not calibrate as
+        requested; the message quotes it.
         """
         if self._images_requested:
             raise CalibrationError(
@@ -145,10 +137,8 @@ class ImageCalibration:
         images: the first batch is read at once.
         quantile: for ``percentile``, the share of the magnitudes inside the range, in (0, 1].
 
-    Raises:
-        BackendError: this version has no calibrators, or Polygraphy is not installed.
-        CalibrationError: there are no images, or they do not fit the network.
-        ConfigError: TensorRT has no calibrator of that rule.
+    Raises BackendError if this version has no calibrators, or Polygraphy is not installed; CalibrationError if there
+    are no images, or they do not fit the network; ConfigError if TensorRT has no calibrator of that rule.
     """
 
     def __init__(self, trt: Any, rule: str, images: Images, quantile: float = 0.9999) -> None:

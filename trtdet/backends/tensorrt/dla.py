@@ -77,17 +77,6 @@ def _convolution(node: gs.Node) -> str:
     return problem
 
 
-def _pooling(node: gs.Node) -> str:
-    kernel = tuple(node.attrs.get("kernel_shape", ())) or tuple(node.inputs[0].shape[2:])
-    return _POOLING.problem(node, kernel)
-
-
-def _concatenation(node: gs.Node) -> str:
-    if len(node.inputs) < 2:
-        return "it has one input"
-    return "" if node.attrs["axis"] % 4 == 1 else f"it concatenates axis {node.attrs['axis']}, DLA takes channels alone"
-
-
 def _resize(node: gs.Node) -> str:
     mode, most = node.attrs.get("mode", "nearest"), {"nearest": 32, "linear": 4}
     coordinates = node.attrs.get("coordinate_transformation_mode", "half_pixel")
@@ -116,35 +105,44 @@ def _slice(node: gs.Node) -> str:
     return "it slices images of the batch" if 0 in axes and before[0] != after[0] else ""
 
 
-def _softmax(node: gs.Node) -> str:
-    axis, shape = node.attrs.get("axis", -1) % 4, node.inputs[0].shape
-    others = [size for place, size in enumerate(shape) if place not in (0, axis)]
-    most = 1024 if any(size > 1 for size in others) else _LARGEST
-    if axis == 0:
-        return "it runs over the batch"
-    return f"it runs over {shape[axis]} values, the most are {most}" if shape[axis] > most else ""
-
-
-def _shuffle(node: gs.Node) -> str:
-    if node.op == "Transpose":
-        return "" if node.attrs.get("perm", [0])[0] == 0 else "it moves the batch"
-    beside = (*node.inputs[0].inputs, *(reader for tensor in node.outputs for reader in tensor.outputs))
-    other = next((near.op for near in beside if near.op in ("Slice", "Split", "Concat")), "")
-    return f"a reshaping beside a {other}" if other else ""
+def _simple(node: gs.Node) -> str:
+    """The limits of operators with one limit."""
+    shape, problem = node.inputs[0].shape, ""
+    if node.op == "PRelu" and not isinstance(node.inputs[1], gs.Constant):
+        problem = "its slope is not constant"
+    elif node.op == "Concat" and len(node.inputs) < 2:
+        problem = "it has one input"
+    elif node.op == "Concat" and node.attrs["axis"] % 4 != 1:
+        problem = f"it concatenates axis {node.attrs['axis']}, DLA takes channels alone"
+    elif node.op == "Split" and node.attrs.get("axis", 0) % 4 == 0:
+        problem = "it splits the batch"
+    elif node.op == "Transpose" and node.attrs.get("perm", [0])[0] != 0:
+        problem = "it moves the batch"
+    elif node.op == "Reshape":
+        beside = (*node.inputs[0].inputs, *(reader for tensor in node.outputs for reader in tensor.outputs))
+        other = next((near.op for near in beside if near.op in ("Slice", "Split", "Concat")), "")
+        problem = f"a reshaping beside a {other}" if other else ""
+    elif node.op == "Softmax":
+        axis = node.attrs.get("axis", -1) % 4
+        alone = all(size <= 1 for place, size in enumerate(shape) if place not in (0, axis))
+        most = _LARGEST if alone else 1024
+        if axis == 0:
+            problem = "it runs over the batch"
+        elif shape[axis] > most:
+            problem = f"it runs over {shape[axis]} values, the most are {most}"
+    elif node.op.endswith("Pool"):
+        problem = _POOLING.problem(node, tuple(node.attrs.get("kernel_shape", ())) or tuple(shape[2:]))
+    return problem
 
 
 _RULES: Mapping[str, Callable[[gs.Node], str]] = {
     **dict.fromkeys(("Conv", "ConvTranspose"), _convolution),
-    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), _pooling),
-    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Clip", "LeakyRelu", "Abs", "BatchNormalization"), lambda node: ""),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min", "Div", "Pow", "ReduceMax"), lambda node: ""),
-    **dict.fromkeys(("Reshape", "Transpose"), _shuffle),
-    "PRelu": lambda node: "" if isinstance(node.inputs[1], gs.Constant) else "its slope is not constant",
-    "Concat": _concatenation,
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), _simple),
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Clip", "LeakyRelu", "Abs", "BatchNormalization", "PRelu"), _simple),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min", "Div", "Pow", "ReduceMax"), _simple),
+    **dict.fromkeys(("Reshape", "Transpose", "Concat", "Split", "Softmax"), _simple),
     "Resize": _resize,
     "Slice": _slice,
-    "Split": lambda node: "" if node.attrs.get("axis", 0) % 4 else "it splits the batch",
-    "Softmax": _softmax,
 }
 """By operator, why a layer of four dimensions is not taken; other operators never are."""
 
@@ -166,12 +164,10 @@ def _shapes_problem(node: gs.Node) -> str:
 
 @dataclass(frozen=True)
 class DlaPlacement:
-    """Where the layers of a network run; ``str()`` names what goes to the GPU, and why.
+    """Where the layers of a network that depend on the image run; ``str()`` names what goes to the GPU, and why.
 
-    Attributes:
-        layers: number of layers that depend on the image.
-        on_gpu: reason by name of each layer that the DLA does not take.
-        macs_on_gpu: their share of the multiply-adds, 0..1.
+    ``layers`` is their number. ``on_gpu`` has the reason for each that the DLA does not take, by name, and
+    ``macs_on_gpu`` is the share of these in the multiply-adds, 0..1.
     """
 
     layers: int
@@ -193,11 +189,9 @@ class DlaPlacement:
 
 
 def place_on_dla(model: onnx.ModelProto, in_float32: Collection[str] = ()) -> DlaPlacement:
-    """Divides the layers of a network between DLA and GPU.
+    """Divides the layers of a network, with the shapes of its tensors, between DLA and GPU.
 
-    Args:
-        model: with the shapes of its tensors.
-        in_float32: layers that run in FP32, which the DLA has not.
+    The DLA has no FP32: the layers ``in_float32`` run on the GPU.
     """
     graph = gs.import_onnx(model)
     live = {tensor.name for tensor in graph.inputs}

@@ -22,13 +22,10 @@ class TensorRTRTX:
     """The installed TensorRT-RTX; raises BackendError, with the install command, if there is none."""
 
     def __init__(self) -> None:
-        self._trt: Any = LIBRARY.load()
-
-    @property
-    def capabilities(self) -> Capabilities:
+        trt: Any = LIBRARY.load()
         # From 1.2 on; its release notes require the flag for capture.
-        flags = tuple(name for name in ("REQUIRE_USER_ALLOCATION",) if hasattr(self._trt.BuilderFlag, name))
-        return replace(capabilities_of(self._trt.__version__), capture_flags=flags)
+        flags = tuple(name for name in ("REQUIRE_USER_ALLOCATION",) if hasattr(trt.BuilderFlag, name))
+        self.capabilities = replace(capabilities_of(trt.__version__), capture_flags=flags)
 
     def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
         caps = self.capabilities

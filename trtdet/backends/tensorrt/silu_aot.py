@@ -66,12 +66,9 @@ _OUTPUT_TYPES = ("FLOAT", "HALF", "INT8")  # by their values in nvinfer1::DataTy
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel with its constants.
+    """One kernel with its constants: (input_scale, factor, offset) for each of its ``channels``, or once for all.
 
-    Attributes:
-        input, output: types of x and y.
-        vector: channels per vector of the layout, 1 for LINEAR.
-        channels: (input_scale, factor, offset) for each channel, or once for all.
+    ``input`` and ``output`` are the types of x and y, ``vector`` the channels per vector of the layout, 1 for LINEAR.
     """
 
     activation: Activation
@@ -115,11 +112,8 @@ extern "C" __global__ void __launch_bounds__(trtdet::kThreadsPerBlock)
 
 @functools.lru_cache(maxsize=256)
 def compile_ptx(kernel: Kernel) -> bytes:
-    """PTX of the kernel for compute capability 7.5 and later; needs no GPU.
-
-    Raises:
-        BackendError: NVRTC is not installed or refused the source; the message quotes it.
-    """
+    """PTX of the kernel for compute capability 7.5 and later; needs no GPU. Raises BackendError if NVRTC is not
+    installed or refused the source; the message quotes it."""
     nvrtc = _import_nvrtc()
     folder = shipped_folder("plugins") / "silu"
     headers = [(folder / name).read_bytes() for name in _HEADERS]
@@ -145,10 +139,8 @@ def compile_ptx(kernel: Kernel) -> bytes:
 def check_compiler() -> None:
     """Checks that kernels can be compiled here and read by the driver, before a long calibration.
 
-    A driver reads PTX of its own and earlier CUDA versions (CUDA Compatibility, "Application Considerations").
-
-    Raises:
-        BackendError: NVRTC is not installed, or its CUDA is newer than the driver's.
+    A driver reads PTX of its own and earlier CUDA versions (CUDA Compatibility, "Application Considerations"). Raises
+    BackendError if NVRTC is not installed, or its CUDA is newer than the driver's.
     """
     nvrtc, newest = _import_nvrtc(), cuda.driver_version()
     major, minor = _results(nvrtc, nvrtc.nvrtcVersion())
@@ -163,9 +155,8 @@ def check_compiler() -> None:
 def register(trt: Any) -> None:
     """Registers both ops with the module ``tensorrt``, 10.9 or later; repeated calls do nothing.
 
-    Raises:
-        BackendError: TensorRT-RTX is given or loaded, whose parser ends the process at an op with a registered creator;
-            TensorRT or the driver is too old; or NVRTC is not installed.
+    Raises BackendError if TensorRT-RTX is given or loaded, whose parser ends the process at an op with a registered
+    creator; TensorRT or the driver is too old; or NVRTC is not installed.
     """
     if trt.__name__ == "tensorrt_rtx" or "tensorrt_rtx" in sys.modules:
         raise BackendError(
@@ -187,11 +178,7 @@ def register(trt: Any) -> None:
 
 
 def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
-    types: dict[Any, ElementType] = {
-        trt.DataType.FLOAT: "float",
-        trt.DataType.HALF: "half",
-        trt.DataType.INT8: "int8",
-    }
+    types: dict[Any, ElementType] = {trt.DataType.FLOAT: "float", trt.DataType.HALF: "half", trt.DataType.INT8: "int8"}
 
     def describe(x: Any, output_type: Any, input_scale: Any, factor: Any, offset: Any) -> Any:
         kind = int(output_type[0])
@@ -250,11 +237,8 @@ def _register(trt: Any, trtp: Any, plugin: str, activation: Activation) -> None:
 def channel_table(
     input_scale: npt.NDArray[np.float32], factor: npt.NDArray[np.float32], offset: npt.NDArray[np.float32]
 ) -> tuple[tuple[float, float, float], ...]:
-    """(input_scale, factor, offset) for each channel, or once; each attribute has length 1 or C.
-
-    Raises:
-        BackendError: the lengths do not match, a value is not finite, or an input_scale is not above 0.
-    """
+    """(input_scale, factor, offset) for each channel, or once; each attribute has length 1 or C. Raises BackendError if
+    the lengths do not match, a value is not finite, or an input_scale is not above 0."""
     attributes = {"input_scale": input_scale, "factor": factor, "offset": offset}
     count = max(len(values) for values in attributes.values())
     for name, values in attributes.items():

@@ -26,20 +26,9 @@ class Error(Exception):
     pass
 
 
-class MemoryError(Error):
-    pass
-
-
-class LogicError(Error):
-    pass
-
-
-class LaunchError(Error):
-    pass
-
-
-class RuntimeError(Error):
-    pass
+MemoryError, LogicError, LaunchError, RuntimeError = (
+    type(f"{kind}Error", (Error,), {}) for kind in ("Memory", "Logic", "Launch", "Runtime")
+)
 
 
 def _call(name, *arguments):
