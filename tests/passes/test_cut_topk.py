@@ -7,11 +7,12 @@ from typing import Any
 import nets
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 
 from trtdet.config import Config
 from trtdet.errors import ModelError
-from trtdet.passes import Options, rewrite
+from trtdet.passes import Options, cut_topk, rewrite
 from trtdet.runtime.detector import Detector
 
 CLASSES, ANCHORS, ROWS = 3, 30, 8
@@ -157,6 +158,23 @@ def with_sizes(net: Any, old: str = "", new: str = "") -> onnx.ModelProto:
     assert old in THREE
     text = THREE.replace(old, new).replace("ROWS", str(ROWS))
     return net(text, opset=16, **{name: value for name, value in CONSTANTS.items() if name in text})
+
+
+@pytest.mark.parametrize(
+    ("boxes", "scores", "fits"),
+    [
+        # As torch's exporter names what it cannot infer, in the official export of DEIMv2.
+        (("b", "n", 4), ("c", "m", 3), True),
+        ((1, "n", 4), (1, 30, 3), True),
+        ((1, 30, 4), (1, 40, 3), False),
+        ((1, "n", 5), (1, "m", 3), False),
+        ((1, "n", 4), (1, "m", 4), False),
+        (("n", 4), (1, "n", 3), False),
+    ],
+)
+def test_open_numbers_of_boxes_fit_whatever_they_are_called(boxes, scores, fits):
+    tensors = (gs.Variable(name, np.float32, shape) for name, shape in (("boxes", boxes), ("scores", scores)))
+    assert cut_topk._fit(*tensors, CLASSES) is fits
 
 
 @pytest.mark.parametrize("rule", ["boxes", "detections"])

@@ -109,11 +109,10 @@ def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tens
 
 
 def _fit(boxes: gs.Tensor, scores: gs.Tensor, classes: int) -> bool:
-    """Whether the known shapes are (B, N, 4) and (B, N, C)."""
+    """Whether the known shapes are (B, N, 4) and (B, N, C); exporters may name one open N in two ways."""
     if boxes.shape is None or scores.shape is None:
         return True
-    return (
-        len(boxes.shape) == len(scores.shape) == 3
-        and (boxes.shape[2], scores.shape[2]) == (4, classes)
-        and boxes.shape[1] == scores.shape[1]
-    )
+    if not len(boxes.shape) == len(scores.shape) == 3 or (boxes.shape[2], scores.shape[2]) != (4, classes):
+        return False
+    counts = boxes.shape[1], scores.shape[1]
+    return counts[0] == counts[1] or not all(isinstance(count, int) for count in counts)
