@@ -100,7 +100,7 @@ def test_what_is_kept_comes_on_top(wide, options, tmp_path):
 def test_the_command_says_what_stays_in_fp16(wide, images, tmp_path, capsys):
     command = ["build", str(wide), "--config", "shapes", "--images", str(images), "--backend", "onnxruntime"]
     command += ["--effort", "none", "-o", str(tmp_path / "b")]
-    said = "2 depthwise, 1 with under 16 channels on a side, 6 outputs of heads (plan.json has each; --int8-all)"
+    said = "2 depthwise, 1 with few channels on a side, 6 outputs of heads (plan.json has each; --int8-all)"
     assert main(command) == 0
     assert f"in FP16 by default, as INT8 makes them no faster: {said}\n" in capsys.readouterr().out
     assert main([*command, "--int8-all"]) == 0

@@ -14,7 +14,7 @@ from trtdet.options import BuildOptions, PrepareOptions
 
 @pytest.fixture
 def folder(tmp_path):
-    onnx.save(small_detector(width=16), tmp_path / "model.onnx")
+    onnx.save(small_detector(width=32), tmp_path / "model.onnx")
     images = shapes.generate(tmp_path, "calibration", 6).images
     calibration = CalibrationOptions(rule="minmax", images=images, num_images=3)
     options = PrepareOptions(

@@ -51,6 +51,16 @@ def test_what_int8_makes_no_faster_stays_in_fp16_with_the_reason(net, normal, ke
     assert re.search(reason, entry.reason)
 
 
+@pytest.mark.parametrize("kernel", [(16, 32, 1, 1), (32, 16, 1, 1), (17, 32, 1, 1)])
+def test_where_kernels_write_int8_themselves_16_channels_are_as_many_bytes_as_in_fp16(net, normal, kernel):
+    """Vectors of 32 bytes a place: 16 values in FP16, 32 in INT8."""
+    model = chain(net, normal, w=kernel)
+    entry = default_plan(model, place(model), fused=True).entries["Conv_0"]
+    assert (entry.cause is Cause.FEW_CHANNELS) == (16 in kernel)
+    assert "under 17, INT8 kernels pad them" in entry.reason or 17 in kernel
+    assert planned(model).entries["Conv_0"].precision == "int8"
+
+
 HEAD = "(float[1,32,8,8] x) => (float[N] y) { a = Conv(x, w) b = Relu(a) c = Conv(b, w) %s }"
 
 

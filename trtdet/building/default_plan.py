@@ -30,7 +30,7 @@ from trtdet.options.fields import USUAL_GUARD
 from trtdet.plans.optimiser import PrecisionChoice, Problem, front
 from trtdet.plans.planning import keeping
 from trtdet.progress import Progress, silent
-from trtdet.quantization import Cause, DataFlow, PrecisionPlan, default_plan
+from trtdet.quantization import Cause, DataFlow, PrecisionPlan
 
 _FRONT = 4
 """Plans from the cheapest to INT8 everywhere, and from the cheapest to FP16 everywhere, that are built."""
@@ -135,7 +135,7 @@ def fastest_plan(
         ConfigError: the model lacks a named convolution, or the table of GPUs the named GPU.
         BackendError: the backend refuses a network.
     """
-    start = keeping_named(default_plan(graph.model, graph.placement), options.plan, graph.model)
+    start = keeping_named(graph.faster, options.plan, graph.model)
     engines = _Engines(graph, backend, options=options, progress=progress)
     able, every = start.names("int8"), graph.placement.plan.names("int8")
     if not engines.listed:

@@ -63,7 +63,12 @@ class PlacedGraph:
         """The default precision of each convolution."""
         if self.default is not None:
             return self.default
-        return self.placement.plan if self.int8_all else default_plan(self.model, self.placement)
+        return self.placement.plan if self.int8_all else self.faster
+
+    @cached_property
+    def faster(self) -> PrecisionPlan:
+        """INT8 only where it may be faster, by the shape of a convolution."""
+        return default_plan(self.model, self.placement, fused=bool(self.flow.fused))
 
     def captured(self, caps: Capabilities) -> bool:
         """Whether a CUDA graph can contain the engine."""

@@ -46,7 +46,7 @@ from trtdet.files import FolderWriter
 from trtdet.options import PrepareOptions, spelled
 from trtdet.plans.optimiser import front
 from trtdet.progress import Progress, silent
-from trtdet.quantization import CANDIDATES, PrecisionPlan, default_plan
+from trtdet.quantization import CANDIDATES, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
 from trtdet.runtime.detector import Detector
 
@@ -185,7 +185,7 @@ class Preparing:
         yield self._float()
         corrected = prepared_of(build, self._progress)
         self.collection = corrected.calibrated.collection
-        default = default_plan(graph.model, graph.placement)
+        default = graph.faster
         titled = titled_plans(graph, corrected.plan.names("int8"), default)
         plans = {kept: " and ".join(titles) for kept, titles in titled.items() if "all FP16" not in titles}
         names = {kept: _NAMES[titled[kept][0]] for kept in plans}

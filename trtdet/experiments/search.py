@@ -54,7 +54,7 @@ from trtdet.plans.optimiser import front
 from trtdet.plans.ranking import check_rankable
 from trtdet.plans.scores import Sensitivity
 from trtdet.progress import Expect, Progress, silent, unheard
-from trtdet.quantization import Cause, Entry, PrecisionPlan, default_plan
+from trtdet.quantization import Cause, Entry, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
 from trtdet.runtime.detector import Detector
 
@@ -190,7 +190,7 @@ def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozens
             forecasts.Part("measuring plans", f"{len(measured)} plans", seconds=0.0, there=str(folder / variants.ROWS))
         )
     # The optimiser may find fewer plans, or some of those that have a title.
-    plans = len(titled_plans(graph, graph.plan.names("int8"), default_plan(graph.model, graph.placement)))
+    plans = len(titled_plans(graph, graph.plan.names("int8"), graph.faster))
     plans += options.points
     plan_parts: list[forecasts.Part] = []
     for number in range(1, max(0, plans - len(measured)) + 1):
@@ -324,7 +324,7 @@ class _Measuring:
         chosen = None  # by a build without options of its plan
         if decided_by_time(options, self._backend.capabilities, graph.flow):
             chosen = fastest_plan(graph, self._backend, options, progress=self._progress)
-        default = default_plan(graph.model, graph.placement) if chosen is None else chosen.plan
+        default = graph.faster if chosen is None else chosen.plan
         titles = titled_plans(graph, prepared.plan.names("int8"), default)
         plans = front(problem, self._points)
         for plan in plans:

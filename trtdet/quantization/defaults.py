@@ -29,9 +29,12 @@ from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 
 FEWEST_CHANNELS = 16  # a convolution with fewer input or output channels per group stays in FP16
 
+_FEWEST_FUSED = FEWEST_CHANNELS + 1
+"""The same where kernels write INT8 themselves: 16 channels, padded to 32, take as many bytes as in FP16."""
+
 _TITLES = {
     Cause.DEPTHWISE: "depthwise",
-    Cause.FEW_CHANNELS: f"with under {FEWEST_CHANNELS} channels on a side",
+    Cause.FEW_CHANNELS: "with few channels on a side",
     Cause.HEAD_OUTPUT: "outputs of heads",
     Cause.NO_TIME_GAINED: "where INT8 is estimated to take longer",
 }
@@ -40,16 +43,17 @@ _DENSE = ("MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention", "MultiH
 _SHAPES = ("Shape", "Size")
 
 
-def default_plan(model: onnx.ModelProto, placement: QdqPlacement) -> PrecisionPlan:
-    """INT8 for each convolution of a float model that it may make faster; FP16 or FP32 with a reason for the others."""
+def default_plan(model: onnx.ModelProto, placement: QdqPlacement, fused: bool = False) -> PrecisionPlan:
+    """INT8 for each convolution of a float model that it may make faster; FP16 or FP32 with a reason for the others.
+    ``fused`` is that of :class:`trtdet.quantization.DataFlow`."""
     graph = gs.import_onnx(model)
     able = set(placement.plan.names("int8"))
     inner = _before_layers(graph, able, set(origin_of(model)))
-    entries = dict(placement.plan.entries)
+    entries, fewest = dict(placement.plan.entries), _FEWEST_FUSED if fused else FEWEST_CHANNELS
     for name, conv in multiply_adds(model).items():
         # Attention products have no weights and run in INT8 only on request.
         if name in able and conv.inputs:
-            entries[name] = _left_in_fp16(conv, name not in inner) or entries[name]
+            entries[name] = _left_in_fp16(conv, name not in inner, fewest) or entries[name]
     return PrecisionPlan(entries)
 
 
@@ -59,7 +63,7 @@ def left_by_default(plan: PrecisionPlan) -> str:
     return ", ".join(f"{causes.count(cause)} {title}" for cause, title in _TITLES.items() if cause in causes)
 
 
-def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
+def _left_in_fp16(conv: Macs, last: bool, fewest: int) -> Entry | None:
     """The FP16 entry of a convolution that INT8 makes no faster, else None."""
     if conv.depthwise:
         reason = "depthwise: bound by memory, its FP16 kernel is as fast, and INT8 pads its channels to 32"
@@ -68,10 +72,10 @@ def _left_in_fp16(conv: Macs, last: bool) -> Entry | None:
         return Entry("fp16", "head output: gives boxes or scores, and nothing quantises them", Cause.HEAD_OUTPUT)
     sides = {"input": conv.inputs // conv.groups, "output": conv.outputs // conv.groups}
     side = min(sides, key=lambda name: sides[name])
-    if sides[side] >= FEWEST_CHANNELS:
+    if sides[side] >= fewest:
         return None
     channels = f"{sides[side]} {side} channel{'s' if sides[side] > 1 else ''}{' a group' if conv.groups > 1 else ''}"
-    return Entry("fp16", f"{channels}: under {FEWEST_CHANNELS}, INT8 kernels pad them", Cause.FEW_CHANNELS)
+    return Entry("fp16", f"{channels}: under {fewest}, INT8 kernels pad them", Cause.FEW_CHANNELS)
 
 
 def _before_layers(graph: gs.Graph, able: set[str], written: set[str]) -> set[str]:
