@@ -6,6 +6,7 @@ import importlib
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import onnx
 import pytest
 from models import CONVOLUTIONS, judged_by, small_detector
@@ -19,6 +20,7 @@ from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import DEFAULT_CORRECTIONS, DataFlow, PrecisionPlan
 
 gate = importlib.import_module("trtdet.quantization.corrections.gate")
+head_ranges = importlib.import_module("trtdet.quantization.corrections.head_ranges")
 policies = importlib.import_module("trtdet.quantization.corrections.policies")
 
 Activation = Literal["silu", "relu"]
@@ -44,11 +46,12 @@ def before_rounding(model: onnx.ModelProto, quantizer: onnx.NodeProto) -> list[s
 
 @pytest.fixture
 def int8(images, tmp_path, monkeypatch):
-    """The Q/DQ model of default corrections, put together with channel maps wherever they may be, and its plan."""
-    monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.3, 0.4))
+    """The Q/DQ model of default corrections, put together with channel maps wherever they may be, its plan, and the
+    convolutions that INT8 makes faster."""
+    monkeypatch.setattr(gate, "head_errors", judged_by(0.5, 0.4, 0.3, 0.4, 0.2))
     monkeypatch.setattr(policies, "_with_seen_biases", lambda *_: None)  # which nodes there are they do not change
 
-    def int8(activation: Activation, int8_all: bool, fused: bool) -> tuple[onnx.ModelProto, PrecisionPlan]:
+    def int8(activation: Activation, int8_all: bool, fused: bool) -> tuple[onnx.ModelProto, PrecisionPlan, set[str]]:
         onnx.save(small_detector(width=16, activation=activation), tmp_path / "model.onnx")
         options = CalibrationOptions(rule="minmax", images=images)
         graph = host_graph(tmp_path / "model.onnx", load_config("shapes"))
@@ -56,7 +59,7 @@ def int8(images, tmp_path, monkeypatch):
         # Where kernels are not fused, no convolution of a model this small is worth INT8 by itself.
         ranged = calibrated(replace(graph, flow=DataFlow(fused=fused)), options, select_images(options))
         ready = prepared(ranged, options, DEFAULT_CORRECTIONS, plan=plan)
-        return ready.explicit(ready.plan).model, ready.plan
+        return ready.explicit(ready.plan).model, ready.plan, set(graph.plan.names("int8"))
 
     return int8
 
@@ -64,8 +67,11 @@ def int8(images, tmp_path, monkeypatch):
 @pytest.mark.parametrize("activation", ["silu", "relu"])
 @pytest.mark.parametrize("int8_all", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one_mul(int8, activation, int8_all, fused):
-    model, plan = int8(activation, int8_all, fused)
+def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one_mul(
+    int8, monkeypatch, activation, int8_all, fused
+):
+    monkeypatch.setattr(head_ranges, "_FAR", np.inf)
+    model, plan, faster = int8(activation, int8_all, fused)
     makers = {name: node for node in model.graph.node for name in node.output}
     constants = {tensor.name for tensor in model.graph.initializer}
     assert "Pad" not in {node.op_type for node in model.graph.node}
@@ -84,6 +90,16 @@ def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one
     if activation == "relu":
         assert inner == [["Relu"]] * len(inner) and mapped <= set(plan.names("int8"))
     elif fused:
-        assert inner == [["Mul"]] * len(inner) and not mapped
+        # Only for convolutions that are in INT8 by request.
+        assert not mapped & faster and bool(mapped) == int8_all
+        assert all(path in (["Mul"], ["map", "Mul"]) for path in inner) and (["map", "Mul"] in inner) == int8_all
     else:
         assert all(path in (["Mul"], ["map", "Mul"]) for path in inner) and mapped
+
+
+def test_a_tensor_that_moves_the_detections_far_has_a_map_whatever_its_mul_costs(int8, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
+    monkeypatch.setattr(head_ranges, "_FAR", 0.0)
+    _, plan, faster = int8("silu", int8_all=False, fused=True)
+    mapped = {name for name, entry in plan.entries.items() if "smooth" in {step.name for step in entry.corrections}}
+    assert mapped == faster

@@ -162,7 +162,7 @@ def prepared(
     ranges, start = calibrated.ranges, Start()
     if correcting and HeadRange.name in names:
         ranges, start = sense(graph.model, placement, ranges, sources=sources)
-    parted = frozenset(placement.activations) if graph.flow.fused else frozenset()
+    parted = _parted(graph, placement) - start.ruling(ranges)
     if share:
         plain, _ = shared(graph.model, placement, calibrated.ranges)
         ranges, together = shared(graph.model, placement, ranges)
@@ -174,6 +174,17 @@ def prepared(
     result = correct(graph.model, placement, {ranges.rule: ranges}, names=names, sources=sources, start=start)
     chosen = start.noise is not None and result.ranges is not start.plain
     return _with_result(calibrated, placement, result, chosen=chosen)
+
+
+def _parted(graph: PlacedGraph, placement: QdqPlacement) -> frozenset[str]:
+    """Tensors for which a channel map's Mul has a price where kernels round what they write: those that a layer reads
+    which INT8 makes faster. For a layer that is in INT8 by request alone, FP16 was no choice, whatever a Mul costs."""
+    if not graph.flow.fused:
+        return frozenset()
+    faster = set(graph.faster.names("int8"))
+    return frozenset(
+        tensor for tensor, readers in placement.readers.items() if any(reader in faster for reader, _ in readers)
+    )
 
 
 def prepared_beside(

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _IMAGES = 48  # maximum number of images for gradients, evenly spaced over the images that corrections are computed from
 
+_FAR = 0.01
+"""Error power of one tensor, from which scores or boxes move by a tenth. Most tensors of a network stay under 0.001."""
+
 
 @dataclass(frozen=True)
 class HeadRange(Correction):
@@ -45,6 +48,14 @@ class Start:
     # Tensors for which a channel map's Mul costs their bytes in FP16. It would separate them from the kernel that
     # rounds them, or from other readers of the same INT8.
     parted: Collection[str] = ()
+
+    def ruling(self, ranges: Ranges) -> frozenset[str]:
+        """Tensors that move the detections far by themselves, as where one channel takes the codes of all others: a map
+        is worth its Mul there at any price. Empty without gradients."""
+        noise = self.noise
+        if noise is None:
+            return frozenset()
+        return frozenset(name for name in noise.tensors if noise.noise(name, ranges.tensors[name].amax) > _FAR)
 
 
 def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sources: Sources) -> tuple[Ranges, Start]:
