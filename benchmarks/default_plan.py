@@ -11,6 +11,7 @@ plan with INT8 layers, which is built if it is 1.02 times as fast. Prints Markdo
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from trtdet.backends import choose
@@ -18,7 +19,7 @@ from trtdet.building.default_plan import decided_by_time, fastest_plan
 from trtdet.building.graph import build_graph, host_graph
 from trtdet.config import load_config
 from trtdet.options import BuildOptions, changed
-from trtdet.quantization import Cause
+from trtdet.quantization import Cause, DataFlow
 from trtdet.quantization.macs import multiply_adds
 
 CONFIGS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
@@ -37,7 +38,7 @@ def main() -> None:
     print("|---" * (5 + len(CAUSES)) + "|", flush=True)
     for path in arguments.models:
         config = load_config(arguments.config or CONFIGS[path.stem])
-        graph, times = host_graph(path, config), " | "
+        graph, times = replace(host_graph(path, config), flow=DataFlow(fused=True)), " | "
         plan = graph.plan
         if arguments.backend:
             backend, options = choose(arguments.backend), changed(BuildOptions(), gpu=arguments.gpu)

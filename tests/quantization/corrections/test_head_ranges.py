@@ -19,7 +19,7 @@ from trtdet.quantization import DEFAULT_CORRECTIONS, HeadError, correct, insert_
 from trtdet.quantization.corrections import head_ranges
 from trtdet.quantization.corrections.head_ranges import Start, head_noise
 from trtdet.quantization.encoding import ChannelMap
-from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, TensorNoise
+from trtdet.quantization.gradients.head_noise import CLIPPING, FRACTIONS, HeadNoise, TensorNoise
 from trtdet.quantization.gradients.operators import OPERATORS
 from trtdet.quantization.weight_forms import activation_pair
 
@@ -155,3 +155,12 @@ def test_with_gradients_few_maps_are_among_the_forms_that_are_compared(model, ca
     int8 = insert_qdq(model, placement, done.ranges, done.corrections)
     assert distance(model, int8, given) < distance(model, insert_qdq(model, placement, ranges), given) / 2
     assert isinstance(start, Start) and all(isinstance(seen, Range) for seen in done.ranges.tensors.values())
+
+
+def test_a_map_that_does_not_lower_the_noise_at_the_detections_is_not_tried(model, case, monkeypatch):
+    """It may lower the error of its layer, where outputs that no detection needs weigh like the others."""
+    given, placement, candidates = case
+    found, start = sense(model, placement, candidates["minmax"], given)
+    monkeypatch.setattr(HeadNoise, "noise", lambda *_: 1.0)
+    done = correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
+    assert not done.corrections.tensors

@@ -38,6 +38,9 @@ CORRECTIONS = tuple(correction.name for correction in REGISTRY)  # their names i
 
 DEFAULT_CORRECTIONS = EFFORTS["default"]
 
+_LITTLE = 0.8
+"""Share of a rule's noise at the detections from which on a channel map gains too little."""
+
 
 def correct(
     model: onnx.ModelProto,
@@ -117,7 +120,8 @@ def judged_beside(
 
 
 def _narrow(task: Task, sites: Sequence[Site]) -> None:
-    """Gives each channel map its range of least noise at the detections, and each trial its noise there."""
+    """Gives each channel map its range of least noise at the detections, and each trial its noise there. Maps that
+    hardly lower it go: a layer's error, which they lower, weighs outputs that matter little like the others."""
     plain = task.start.noise
     if plain is None:
         return
@@ -130,6 +134,10 @@ def _narrow(task: Task, sites: Sequence[Site]) -> None:
         for site in sites:
             for trial in site.mapped:
                 trial.map = replace(trial.map, amax=mapped.best(site.tensor))
-                judged.append((mapped, site, trial))
+                least = min(plain.noise(site.tensor, rule.map.amax) for rule in site.rules)
+                if mapped.noise(site.tensor, trial.map.amax) > _LITTLE * least:
+                    site.trials.remove(trial)
+                else:
+                    judged.append((mapped, site, trial))
     for noise, site, trial in judged:
         trial.head, trial.cut = noise.noise(site.tensor, trial.map.amax), noise.cut(site.tensor, trial.map.amax)
