@@ -19,6 +19,7 @@ from trtdet.options import CalibrationOptions
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import DEFAULT_CORRECTIONS, DataFlow, PrecisionPlan
 
+corrections = importlib.import_module("trtdet.quantization.corrections")
 gate = importlib.import_module("trtdet.quantization.corrections.gate")
 head_ranges = importlib.import_module("trtdet.quantization.corrections.head_ranges")
 policies = importlib.import_module("trtdet.quantization.corrections.policies")
@@ -52,7 +53,7 @@ def int8(images, tmp_path, monkeypatch):
     monkeypatch.setattr(policies, "_with_seen_biases", lambda *_: None)  # which nodes there are they do not change
 
     def int8(activation: Activation, int8_all: bool, fused: bool) -> tuple[onnx.ModelProto, PrecisionPlan, set[str]]:
-        onnx.save(small_detector(width=16, activation=activation), tmp_path / "model.onnx")
+        onnx.save(small_detector(width=32, activation=activation), tmp_path / "model.onnx")
         options = CalibrationOptions(rule="minmax", images=images)
         graph = host_graph(tmp_path / "model.onnx", load_config("shapes"))
         plan = replace(graph, int8_all=int8_all).plan
@@ -99,7 +100,8 @@ def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one
 
 def test_a_tensor_that_moves_the_detections_far_has_a_map_whatever_its_mul_costs(int8, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
-    monkeypatch.setattr(head_ranges, "_FAR", 0.0)
+    monkeypatch.setattr(head_ranges, "_FAR", -1.0)  # also where no detection is reached
+    monkeypatch.setattr(corrections, "_LITTLE", np.inf)
     _, plan, faster = int8("silu", int8_all=False, fused=True)
     mapped = {name for name, entry in plan.entries.items() if "smooth" in {step.name for step in entry.corrections}}
     assert mapped == faster
