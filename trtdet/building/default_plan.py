@@ -91,7 +91,9 @@ class DefaultPlan:
 def decided_by_time(options: BuildOptions, caps: Capabilities, flow: DataFlow) -> bool:
     """Whether the estimate chooses the plan: none is asked for, the backend quantises in separate kernels, and no
     candidates are timed instead."""
-    undecided = options.calibrated and not options.implicit and options.plan.estimated and not _varied(options)
+    variant = options.from_ is not None or options.tuned is not None
+    ranged = options.calibrated and not options.implicit
+    undecided = ranged and options.plan.estimated and not variant
     return undecided and caps.lists_layers and flow.fused is False and not timed_here(options, caps)
 
 
@@ -101,13 +103,8 @@ def timed_here(options: BuildOptions, caps: Capabilities) -> bool:
 
 
 def timeable(options: BuildOptions, caps: Capabilities) -> bool:
-    """Whether a GPU of this machine runs the engine, and the options ask for INT8 without a plan or a form of it."""
-    plan = options.plan
-    asked = options.implicit or plan.keep_fp16 is not None or plan.fp16_budget is not None or _varied(options)
-    asked = asked or options.engine.dla is not None or not (plan.estimated and options.compare)
-    if asked or not options.calibrated or plan.ray is not None:
-        return False
-    return runs_on("auto", caps, EngineTarget.of(options)) == "engine"
+    """Whether the options leave the plan open to measurements, and a GPU of this machine runs the engine."""
+    return options.plan_open and options.compare and runs_on("auto", caps, EngineTarget.of(options)) == "engine"
 
 
 def images_to_score(options: BuildOptions) -> int:
@@ -117,10 +114,6 @@ def images_to_score(options: BuildOptions) -> int:
         return len(find_images(plan.val_images))
     unused = len(calibration_images(calibration)) - (calibration.num_images or DEFAULT_IMAGES)
     return max(0, min(unused, DEFAULT_IMAGES))
-
-
-def _varied(options: BuildOptions) -> bool:
-    return options.from_ is not None or options.tuned is not None
 
 
 def fastest_plan(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtdet import building
-from trtdet.backends import Backend, choose
+from trtdet.backends import choose
 from trtdet.building import BuildResult
 from trtdet.building.bundle import BUILD_LOG, command_of, log_kept
 from trtdet.building.comparison import rewritten, scratch_folder
@@ -16,11 +16,10 @@ from trtdet.building.job import CheckedBuild, checked_build, job_of
 from trtdet.building.ranges import HISTOGRAMS
 from trtdet.building.validation import check_measured
 from trtdet.bundle import BundleWriter, GuardPart, QuantizationPart
-from trtdet.candidates.finishing import FP16, finish
+from trtdet.candidates.finishing import FP16, Finished, finish
 from trtdet.candidates.preparing import Preparing
 from trtdet.config import Config
 from trtdet.errors import TrtdetWarning
-from trtdet.evaluation.plausibility import warn_of
 from trtdet.options import BuildOptions, FinishOptions, PrepareOptions
 from trtdet.progress import Expect, Progress, silent, unheard
 
@@ -45,75 +44,65 @@ def build(
     if timeable(job.options, backend.capabilities):
         if images_to_score(job.options):
             with log_kept(job.beside(f"failed-{BUILD_LOG}")):
-                return _fastest(checked_build(job, progress, backend), backend, progress)
-        warnings.warn(
-            "every image calibrates, so that none can score candidates: only the default plan is built and timed; give "
-            "--val-images, or a smaller --num-images",
-            TrtdetWarning,
-            stacklevel=2,
-        )
+                checked = checked_build(job, progress, backend)
+                if checked.up_to_date is None:
+                    return _fastest(checked, progress)
+        else:
+            warnings.warn(
+                "every image calibrates, so that none can score candidates: only the default plan is built and timed; "
+                "give --val-images, or a smaller --num-images",
+                TrtdetWarning,
+                stacklevel=2,
+            )
     return building.build(model, config, output, options=options, progress=progress, expect=expect)
 
 
-def _fastest(checked: CheckedBuild, backend: Backend, progress: Progress) -> BuildResult:
-    """The fastest candidate on this machine's GPU, or the bundle at the output if it is up to date."""
-    job, options, current = checked.job, checked.options, checked.up_to_date
-    if current is not None:
-        check = current.manifest.input_check
-        if check is not None and options.calibration.check_input:
-            warn_of(check["warning"])
-        return BuildResult(current, up_to_date=True)
+def _fastest(checked: CheckedBuild, progress: Progress) -> BuildResult:
+    """Writes the bundle of the candidate that is the fastest on this machine's GPU."""
+    job, options = checked.job, checked.options
     check_measured(options.plan)
     with BundleWriter(job.output):
         pass  # an unwritable output fails before the work
     with scratch_folder(job.output) as folder:
-        # The input check warns here too; what is said of a candidate's own bundle is said of the one that ships.
         part = replace(options, plan=options.plan.formats_alone(), force=True, guard="warn")
         preparing = Preparing(
             replace(job, output=folder / "prepared", options=part),
-            backend,
+            checked.backend,
             PrepareOptions(build=options),
             previous=checked.previous,
             progress=progress,
         )
-        prepared = preparing.folder()
         timings = options.engine.timing_cache or job.beside("timing-cache")
         finished = finish(
-            prepared.path,
+            preparing.folder().path,
             folder / "finished",
             FinishOptions(engine=replace(options.engine, timing_cache=timings), force=True),
             progress=progress,
             least_speedup=options.least_speedup,
         )
         shipped = finished.bundle.manifest
-        part_of = {candidate.name: candidate for candidate in finished.candidates}
-        best = next(candidate for candidate in finished.candidates if candidate.shipped)
         files = {name: finished.bundle.file(name).read_bytes() for name in shipped.files}
-        quantization = shipped.quantization
+        changes = {"command": command_of(checked), "content_hash": checked.key, "guard": _decision(finished, options)}
         if preparing.collection is not None:
             files[HISTOGRAMS] = preparing.collection.to_bytes()
             if not shipped.precision.int8:
-                quantization = QuantizationPart(mode="none", histograms_key=preparing.collection.key)
-        others = [candidate.ratio for candidate in part_of.values() if candidate.ratio and candidate.name != FP16]
-        ratio = best.ratio if best.name != FP16 else min(others, default=None)
-        guard = GuardPart(
-            shipped="int8" if shipped.precision.int8 else "fp16",
-            least=options.least_speedup or 1.0,
-            speedup=None if ratio is None else 1 / ratio,
-            how=best.how,
-            on=best.on,
-            batch=shipped.input.shape.opt[0],
-            reason=finished.reason,
-        )
-        bundle = rewritten(
-            job.output,
-            finished.bundle,
-            files=files,
-            changes={
-                "quantization": quantization,
-                "command": command_of(checked),
-                "content_hash": checked.key,
-                "guard": guard,
-            },
-        )
+                changes["quantization"] = QuantizationPart(mode="none", histograms_key=preparing.collection.key)
+        bundle = rewritten(job.output, finished.bundle, files=files, changes=changes)
     return BuildResult(bundle, finished.audit)
+
+
+def _decision(finished: Finished, options: BuildOptions) -> GuardPart:
+    """Why the candidate ships, and the speed of the fastest with INT8 layers against FP16."""
+    manifest = finished.bundle.manifest
+    best = next(candidate for candidate in finished.candidates if candidate.shipped)
+    ratios = [candidate.ratio for candidate in finished.candidates if candidate.ratio and candidate.name != FP16]
+    ratio = min(ratios, default=None) if best.name == FP16 else best.ratio
+    return GuardPart(
+        shipped="int8" if manifest.precision.int8 else "fp16",
+        least=options.least_speedup or 1.0,
+        speedup=None if ratio is None else 1 / ratio,
+        how=best.how,
+        on=best.on,
+        batch=manifest.input.shape.opt[0],
+        reason=finished.reason,
+    )

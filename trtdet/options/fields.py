@@ -474,6 +474,14 @@ class BuildOptions(OptionSet, group="engine"):
         return self.int8 and self.calibration.cache is None
 
     @property
+    def plan_open(self) -> bool:
+        """Whether INT8 from images is asked for, and neither a plan, nor a variant, nor another form of network."""
+        plan = self.plan
+        named = plan.keep_fp16 is not None or plan.fp16_budget is not None or plan.ray is not None
+        varied = self.from_ is not None or self.tuned is not None or self.engine.dla is not None
+        return self.calibrated and not self.implicit and plan.estimated and not named and not varied
+
+    @property
     def runs_images(self) -> bool:
         """Whether calibration images are run: for INT8 ranges, or to find values that exceed FP16."""
         return self.calibrated or self.precision == "fp16"
