@@ -1,33 +1,18 @@
 """Published rates of GPUs, for time estimates of engines that cannot be run here.
 
-Each row of the table holds four published figures, multiprocessors (SMs), boost clock, memory bandwidth and L2 cache;
-the peak rates follow from SMs, clock and what the SM of an architecture computes in a clock. They agree with NVIDIA's
-published peaks within 2 %, FP32 of H100 and H200 within 8 %. Tensor-core rates are dense; NVIDIA's pages often give the
-double rate with sparsity. A Jetson is at its highest power mode; in a lower one it is slower.
-
-Sources of the rows, by marks of the table:
-
-- ``a``: product pages and data sheets, https://www.nvidia.com/en-us/data-center/ followed by tesla-t4, l4,
-  products/a10-gpu, l40s, a100, a30, h100, h200; RTX A6000, RTX 6000 Ada, RTX PRO 6000: their data sheets.
-- ``b``: NVIDIA, "Turing GPU Architecture", "Ampere GA102 GPU Architecture", "Ada GPU Architecture", "RTX Blackwell GPU
-  Architecture" (appendix A of each), for the other cards of a generation the specifications of nvidia.com/geforce:
-  https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/
-  NVIDIA-Turing-Architecture-Whitepaper.pdf; https://www.nvidia.com/content/PDF/
-  nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf; https://images.nvidia.com/aem-dam/Solutions/geforce/ada/
-  nvidia-ada-gpu-architecture.pdf and, beside it, blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf.
-- ``l``: laptop cards, at the highest clock of nvidia.com/geforce/laptops; a laptop's own power limit may halve it.
-- ``j``: NVIDIA, "Jetson Orin Modules" and "Jetson Thor" data sheets, "Jetson Orin Nano Super Developer Kit" (1020 MHz,
-  102 GB/s); L2 caches as CUDA's deviceQuery reports them.
-- Rates of an SM: the same papers; "A100 Tensor Core GPU Architecture" and "H100 Tensor Core GPU Architecture".
-
-Figures were read in quotations of these pages and papers in public repositories, not in the originals.
+Each row of ``gpus.csv``, which names the sources, has four published figures: multiprocessors (SMs), boost clock,
+memory bandwidth and L2 cache. Peak rates follow from SMs, clock and what the SM of an architecture computes in a clock.
+They agree with NVIDIA's published peaks within 2 %, FP32 of H100 and H200 within 8 %. Tensor-core rates are dense;
+NVIDIA's pages often give the double rate with sparsity. A Jetson is at its highest power mode.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtdet.errors import ConfigError
 
@@ -94,94 +79,30 @@ class Gpu:
         return self.sustained if self.capability in _JETSON else 1.0
 
 
-_TABLE = """
-a 75 T4: 40 1.59 320 4
-a 89 L4: 58 2.04 300 48
-a 86 A10: 72 1.695 600 6
-a 89 L40S: 142 2.52 864 96
-a 80 A100: 108 1.41 2039 40
-a 90 H200: 132 1.83 4800 50
-a 80 A100 PCIe: 108 1.41 1935 40
-a 80 A100 40GB: 108 1.41 1555 40
-a 80 A30: 56 1.44 933 24
-a 90 H100: 132 1.83 3350 50
-a 90 H100 PCIe: 114 1.62 2000 50
-a 86 RTX A6000: 84 1.8 768 6
-a 89 RTX 6000 Ada: 142 2.505 960 96
-a 120 RTX PRO 6000: 188 2.617 1792 128
-b 75 TITAN RTX: 72 1.77 672 6
-b 75 RTX 2060: 30 1.68 336 3
-b 75 RTX 2060 Super: 34 1.65 448 4
-b 75 RTX 2070: 36 1.62 448 4
-b 75 RTX 2070 Super: 40 1.77 448 4
-b 75 RTX 2080: 46 1.71 448 4
-b 75 RTX 2080 Super: 48 1.815 496 4
-b 75 RTX 2080 Ti: 68 1.545 616 5.5
-b 86 RTX 3050: 20 1.777 224 2
-b 86 RTX 3060: 28 1.777 360 3
-b 86 RTX 3060 Ti: 38 1.665 448 4
-b 86 RTX 3070: 46 1.725 448 4
-b 86 RTX 3070 Ti: 48 1.77 608 4
-b 86 RTX 3080: 68 1.71 760 5
-b 86 RTX 3080 Ti: 80 1.665 912 6
-b 86 RTX 3090: 82 1.695 936 6
-b 86 RTX 3090 Ti: 84 1.86 1008 6
-b 89 RTX 4060: 24 2.46 272 24
-b 89 RTX 4060 Ti: 34 2.535 288 32
-b 89 RTX 4070: 46 2.475 504 36
-b 89 RTX 4070 Super: 56 2.475 504 48
-b 89 RTX 4070 Ti: 60 2.61 504 48
-b 89 RTX 4070 Ti Super: 66 2.61 672 48
-b 89 RTX 4080: 76 2.505 717 64
-b 89 RTX 4080 Super: 80 2.55 736 64
-b 89 RTX 4090: 128 2.52 1008 72
-b 120 RTX 5060: 30 2.497 448 32
-b 120 RTX 5060 Ti: 36 2.572 448 32
-b 120 RTX 5070: 48 2.512 672 48
-b 120 RTX 5070 Ti: 70 2.452 896 48
-b 120 RTX 5080: 84 2.617 960 64
-b 120 RTX 5090: 170 2.407 1792 96
-l 86 RTX 3060 Laptop: 30 1.703 336 3
-l 86 RTX 3070 Laptop: 40 1.62 448 4
-l 86 RTX 3080 Laptop: 48 1.71 448 4
-l 89 RTX 4050 Laptop: 20 2.37 192 12
-l 89 RTX 4060 Laptop: 24 2.37 256 32
-l 89 RTX 4070 Laptop: 36 2.175 256 32
-l 89 RTX 4080 Laptop: 58 2.28 432 48
-l 89 RTX 4090 Laptop: 76 2.04 576 64
-j 87 Jetson AGX Orin: 16 1.3 204.8 4
-j 87 Jetson Orin NX: 8 0.918 102.4 2
-j 87 Jetson Orin NX Super: 8 1.173 102.4 2
-j 87 Jetson Orin Nano: 8 0.625 68 2
-j 87 Jetson Orin Nano Super: 8 1.02 102 2
-j 110 Jetson AGX Thor: 20 1.575 273 32
-"""
-"""Source, compute capability, name; multiprocessors, boost clock in GHz, bandwidth in GB/s, L2 cache in MB."""
-
-
-def _row(line: str) -> Gpu:
-    title, figures = line.split(": ")
-    source, kind, name = title.split(" ", 2)
-    sms, clock, bandwidth, l2 = map(float, figures.split())
-    capability = int(kind)
+def _row(figures: Mapping[str, str]) -> Gpu:
+    name, capability, sms = figures["name"], int(figures["capability"]), int(figures["multiprocessors"])
+    clock = float(figures["boost_ghz"])
     fp16 = sms * clock * _TENSOR[capability] / 1e3
     # GeForce cards halve the rate of tensor cores that accumulate in FP32, as TF32 does.
-    share = 4 if source in "bl" else 2
+    share = 4 if figures["source"] in "bl" else 2
     return Gpu(
         name=name,
         capability=capability,
-        bandwidth=bandwidth,
+        bandwidth=float(figures["bandwidth_gb_s"]),
         fp16=fp16,
         int8=2 * fp16,
         tf32=fp16 / share if capability >= 80 else None,
         fp32=2 * sms * clock * _LANES[capability] / 1e3,
-        l2=int(l2 * (1 << 20)),
-        sms=int(sms),
+        l2=int(float(figures["l2_mb"]) * (1 << 20)),
+        sms=sms,
         sustained=POWER_LIMITED if capability in _JETSON or name in ("T4", "L4") else 1.0,
     )
 
 
-GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in map(_row, _TABLE.strip().splitlines())}
+_LINES = Path(__file__).with_name("gpus.csv").read_text().splitlines()
+GPUS: Mapping[str, Gpu] = {
+    gpu.name: gpu for gpu in map(_row, csv.DictReader(line for line in _LINES if not line.startswith("#")))
+}
 
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|gpu|generation|blackwell|workstation|server|edition|sxm\d?|hbm\de?|80gb|16gb|8gb|developer|kit"
