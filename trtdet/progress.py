@@ -34,6 +34,11 @@ def silent(stage: str, done: int, total: int) -> None:
     """A ``Progress`` that shows nothing."""
 
 
+def titled(progress: Progress, title: str) -> Progress:
+    """A ``Progress`` that puts ``title`` and a colon before each stage."""
+    return lambda stage, done, total: progress(f"{title}: {stage}", done, total)
+
+
 def unheard(steps: Sequence[ExpectedStage]) -> None:
     """An ``Expect`` that does nothing."""
 

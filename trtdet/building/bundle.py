@@ -37,7 +37,6 @@ from trtdet.bundle import (
     ShapePart,
     SiluPart,
 )
-from trtdet.config import Config
 from trtdet.detection.masks import THRESHOLD
 from trtdet.errors import BackendError, OutputError
 from trtdet.evaluation.plausibility import Plausibility
@@ -57,11 +56,8 @@ TRADE_OFF = "tradeoff.json"
 
 @contextmanager
 def log_kept(place: Path) -> Iterator[None]:
-    """Writes a failing builder's messages to file ``place``; a success removes an old file.
-
-    Raises:
-        BackendError: the builder's error; its hint names the file, if one was written.
-    """
+    """Writes a failing builder's messages to file ``place``, which the BackendError then names; a success removes an
+    old file."""
     try:
         yield
     except BackendError as error:
@@ -87,15 +83,12 @@ def write_bundle(
     writer: BundleWriter, build: CheckedBuild, engine: Engine, planned: Planned | None, seen: Plausibility | None
 ) -> Bundle:
     """Writes all files of a bundle; ``planned`` is None for a float engine, ``seen`` without an input check."""
-    network, built, options, prepared = engine.network, engine.built, build.options, engine.network.prepared
-    name = "float.onnx" if options.implicit else f"{network.precision}.onnx"
-    runnable = network.model if options.implicit else portable(network.model)
-    apart = runnable is not network.model
+    network, built, prepared = engine.network, engine.built, engine.network.prepared
+    models, runs = model_files(network)
     files: dict[str, str | bytes | None] = {
         "model.engine": built.engine or None,
         **{path.name: path.read_bytes() for path in build.target.plugins},
-        name: model_bytes(network.model),
-        PORTABLE: model_bytes(runnable) if apart else None,
+        **models,
         "plan.json": network.plan.to_json(),
         AUDIT: engine.audit.to_json() if engine.audit is not None else None,
         BUILD_LOG: log_of(built.messages) if built.messages else None,
@@ -108,21 +101,44 @@ def write_bundle(
     for file, content in files.items():
         if content is not None:
             writer.add(file, content.encode() if isinstance(content, str) else content)
-    runs = None if options.implicit else PORTABLE if apart else name
     return writer.commit({**_manifest(build, engine, seen), "portable": runs})
+
+
+def model_files(network: BuildNetwork) -> tuple[dict[str, bytes], str | None]:
+    """The ONNX files of a bundle, and the one that onnxruntime runs; None for a network without Q/DQ nodes."""
+    if network.implicit is not None:
+        return {"float.onnx": model_bytes(network.model)}, None
+    name, runnable = f"{network.precision}.onnx", portable(network.model)
+    files = {name: model_bytes(network.model)}
+    if runnable is network.model:
+        return files, name
+    return {**files, PORTABLE: model_bytes(runnable)}, PORTABLE
 
 
 def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) -> dict[str, Any]:
     network, graph, options, caps = engine.network, build.graph, build.options, build.backend.capabilities
-    config, audit, silu = graph.config, engine.audit, graph.done.results["silu"]
-    outputs = {value.name: value for value in network.model.graph.output}
+    config, silu, value = graph.config, graph.done.results["silu"], network.model.graph.input[0]
+    tensors = (value, *network.model.graph.output)
+    dtypes = [onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type).name for each in tensors]
+    axes = [[*each.type.tensor_type.shape.dim] for each in tensors]
+    shapes = [tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims) for dims in axes]
+    outputs = {
+        each.name: OutputPart(name=each.name, dtype=dtype, shape=shape)
+        for each, dtype, shape in zip(tensors[1:], dtypes[1:], shapes[1:], strict=True)
+    }
+    first, *rest = shapes[0]
+    sizes = (first, first, first) if isinstance(first, int) else (build.target.batch or (1, 1, 1))
+    low, usual, high = ((size, *(int(axis) for axis in rest)) for size in sizes)
     return {
         "trtdet_version": __version__,
         "model": ModelPart(sha256=sha256_file(build.job.model), name=config.name, classes=config.classes),
-        "input": _input_part(network.model, config, build.target.batch),
-        "outputs": tuple(
-            OutputPart(name=name, dtype=_dtype(value), shape=_dimensions(value)) for name, value in outputs.items()
+        "input": InputPart(
+            name=value.name,
+            shape=ShapePart(min=low, opt=usual, max=high),
+            dtype=dtypes[0],
+            preprocess=config.input,
         ),
+        "outputs": tuple(outputs.values()),
         "nms": NmsPart(
             where=graph.nms_mode,
             scores="logits" if graph.nms_mode == "host" and config.suppresses_logits else "probabilities",
@@ -130,7 +146,7 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
             reason=graph.nms_reason,
             **config.nms.model_dump(),
         ),
-        "masks": MasksPart(output=MASKS, size=int(_dimensions(outputs[MASKS])[-1]), threshold=THRESHOLD)
+        "masks": MasksPart(output=MASKS, size=int(outputs[MASKS].shape[-1]), threshold=THRESHOLD)
         if MASKS in outputs
         else None,
         "backend": BackendPart(
@@ -145,7 +161,7 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
         ),
         "quantization": _quantization_part(network, options),
         "precision": CountsPart(**network.plan.counts()),
-        "audit": audit_part(audit),
+        "audit": audit_part(engine.audit),
         "command": command_of(build),
         "silu": SiluPart(
             asked=options.silu,
@@ -176,25 +192,6 @@ def command_of(build: CheckedBuild) -> dict[str, Any]:
     """The options and the configuration of a build as plain values, for the manifest."""
     options = json.loads(json.dumps(asdict(build.options), default=str))
     return {**options, "config": build.graph.config.model_dump(mode="json")}
-
-
-def _dimensions(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim
-    )
-
-
-def _dtype(value: onnx.ValueInfoProto) -> str:
-    return str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name)
-
-
-def _input_part(model: onnx.ModelProto, config: Config, batch: tuple[int, int, int] | None) -> InputPart:
-    value = model.graph.input[0]
-    first, *rest = _dimensions(value)
-    sizes = (first, first, first) if isinstance(first, int) else (batch or (1, 1, 1))
-    low, usual, high = ((size, *(int(axis) for axis in rest)) for size in sizes)
-    shape = ShapePart(min=low, opt=usual, max=high)
-    return InputPart(name=value.name, shape=shape, dtype=_dtype(value), preprocess=config.input)
 
 
 def _quantization_part(network: BuildNetwork, options: BuildOptions) -> QuantizationPart:

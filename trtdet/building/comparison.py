@@ -32,7 +32,7 @@ from trtdet.files import writing
 from trtdet.files.atomic import Temporary, remove
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.performance import BenchOptions, Difference, ProfileOptions, Ratio, bench, profile, slower
-from trtdet.progress import Progress, silent
+from trtdet.progress import Progress, silent, titled
 from trtdet.quantization import Cause, PrecisionPlan
 from trtdet.runtime.detector import Detector
 
@@ -96,13 +96,13 @@ class Estimated:
     @property
     def times(self) -> str:
         """The ratio with its interval, as text."""
-        return f"{self.ratio:.2f}x the time ({self.interval[0]:.2f} .. {self.interval[1]:.2f})"
+        low, high = self.interval
+        return f"{self.ratio:.2f}x the time ({low:.2f} .. {high:.2f})"
 
     @property
     def basis(self) -> str:
         """GPU and batch of the estimate, as text for brackets."""
-        launched = "" if self.cuda_graph else ", without CUDA graphs"
-        return f"estimate for {self.gpu}, batch {self.batch}{launched}"
+        return f"estimate for {self.gpu}, batch {self.batch}{'' if self.cuda_graph else ', without CUDA graphs'}"
 
     @property
     def sizes(self) -> str:
@@ -279,8 +279,9 @@ def compare_with_fp16(
     if not (engines or scored or options.least_speedup is not None):
         return None
     worth = Worth("fp16", batch=batch, unmeasured=reason)
+    nms: NmsMode | Literal["auto"] = "auto" if bundle.manifest.nms.embedded else bundle.manifest.nms.mode
     with scratch_folder(bundle.path) as folder:
-        own = fp16_options(job, bundle.manifest.backend.name, nms=_suppression(bundle), shipped=estimated)
+        own = fp16_options(job, bundle.manifest.backend.name, nms=nms, shipped=estimated)
         twin = _built(job, folder, own, progress=progress) if engines else None
         if twin is not None:
             worth = replace(worth, estimate=_estimated(bundle, twin, named_gpu(options), batch=batch))
@@ -293,8 +294,7 @@ def compare_with_fp16(
             worse = tuple(slower(profiled.profile, profiled.against))
             worth = replace(worth, run_info=timed.run_info, latency=timed.points[0].ratio, slower=worse)
         if scored:
-            nms = NmsOptions(mode=_suppression(bundle))
-            fp32 = BuildOptions(precision="fp32", nms=nms, backend="onnxruntime", batch=options.batch)
+            fp32 = BuildOptions(precision="fp32", nms=NmsOptions(mode=nms), backend="onnxruntime", batch=options.batch)
             run = twin if twin is not None and not reason else None
             other = run or _built(job, folder, fp32, progress=progress)
             dataset, cache = comparison_images(job), ImageCache()
@@ -324,11 +324,8 @@ def comparison_images(job: Job) -> CocoDataset:
 
 @contextmanager
 def staging_folder(job: Job) -> Iterator[Path]:
-    """Folder of the new bundle: the output itself, or with ``--guard X`` a temporary folder beside it.
-
-    Raises:
-        OutputError: the output is not a bundle, or cannot be written.
-    """
+    """Folder of the new bundle: the output itself, or with ``--guard X`` a temporary folder beside it. Raises
+    OutputError if the output is not a bundle, or cannot be written."""
     if job.options.least_speedup is None:
         yield job.output
         return
@@ -361,6 +358,7 @@ def fp16_options(job: Job, backend: str, nms: NmsMode | Literal["auto"], shipped
     before it. If FP16 may be shipped, the calibration images find values that exceed FP16.
     """
     options, calibration = job.options, CalibrationOptions()
+    timings = options.engine.timing_cache or job.beside("timing-cache")
     if shipped or options.least_speedup is not None:
         calibration = replace(options.calibration.images_alone(), check_input=False)
     return replace(
@@ -372,21 +370,11 @@ def fp16_options(job: Job, backend: str, nms: NmsMode | Literal["auto"], shipped
         plan=PlanOptions(),
         silu="auto",
         quantization="explicit",
-        engine=replace(
-            options.engine,
-            embed_plugins=False,
-            plugins=(),
-            gpu=None,
-            timing_cache=options.engine.timing_cache or job.beside("timing-cache"),
-        ),
+        engine=replace(options.engine, embed_plugins=False, plugins=(), gpu=None, timing_cache=timings),
         guard="warn",
         from_=None,
         tuned=None,
     )
-
-
-def _suppression(bundle: Bundle) -> NmsMode | Literal["auto"]:
-    return "auto" if bundle.manifest.nms.embedded else bundle.manifest.nms.mode
 
 
 @contextmanager
@@ -403,11 +391,7 @@ def scratch_folder(bundle: Path) -> Iterator[Path]:
 
 def _built(job: Job, folder: Path, options: BuildOptions, progress: Progress) -> Bundle:
     """Builds the same model in another precision, without repeating the warnings of the INT8 build."""
-    title = f"{options.precision.upper()} to compare with"
-
-    def tell(stage: str, done: int, total: int) -> None:
-        progress(f"{title}: {stage}", done, total)
-
+    tell = titled(progress, f"{options.precision.upper()} to compare with")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)
         twin = checked_build(replace(job, output=folder / options.precision, options=options), tell)
@@ -422,16 +406,9 @@ def _estimated(bundle: Bundle, twin: Bundle, gpu: Gpu | None, batch: int) -> Est
     graph = not choose(bundle.manifest.backend.name).capabilities.uncaptured(nms.mode, nms.thresholds)
     figures = []
     for each in (bundle, twin):
-        roofline = estimate(flow_of(each), row, batch, graph=graph)
-        figures.append(
-            EngineFigures(
-                roofline.ms,
-                bound_ms=roofline.as_dict()["bound_ms"],
-                bytes=roofline.bytes,
-                kernels=len(roofline.layers),
-                file_bytes=each.file("model.engine").stat().st_size,
-            )
-        )
+        line, size = estimate(flow_of(each), row, batch, graph=graph), each.file("model.engine").stat().st_size
+        bound, kernels = line.as_dict()["bound_ms"], len(line.layers)
+        figures.append(EngineFigures(line.ms, bound_ms=bound, bytes=line.bytes, kernels=kernels, file_bytes=size))
     int8, fp16 = figures
     return Estimated(row.name, batch=batch, int8=int8, fp16=fp16, cuda_graph=graph) if int8.ms and fp16.ms else None
 
@@ -447,7 +424,7 @@ def _keep(worth: Worth, bundle: Bundle, twin: Bundle | None, output: Path) -> No
         bundle.add(WORTH, answer)
         return
     shipped, int8 = bundle, bundle.manifest
-    lent: list[str] = []
+    files: dict[str, bytes] = {}
     changes: dict[str, Any] = {}
     if worth.guard.shipped != int8.shipped:
         assert twin is not None, "nothing is shipped in the place of INT8 without having been compared"
@@ -462,21 +439,16 @@ def _keep(worth: Worth, bundle: Bundle, twin: Bundle | None, output: Path) -> No
             "command": int8.command,
             "content_hash": int8.content_hash,
         }
-        lent = [name for name in (HISTOGRAMS, RANKING) if name in int8.files]
-    files = {
-        name: source.file(name).read_bytes()
-        for source, names in ((shipped, shipped.manifest.files), (bundle, lent))
-        for name in names
-    }
+        files = {name: bundle.file(name).read_bytes() for name in (HISTOGRAMS, RANKING) if name in int8.files}
     rewritten(output, shipped, files={**files, WORTH: answer}, changes={**changes, "guard": worth.guard})
 
 
 def rewritten(output: Path, shipped: Bundle, files: Mapping[str, bytes], changes: Mapping[str, Any]) -> Bundle:
-    """Writes a bundle of these files, by name, with the manifest of ``shipped`` but for some parts."""
+    """Writes ``shipped`` again, with these files added or replaced by name, and some parts of the manifest changed."""
     manifest = shipped.manifest.model_copy(update=dict(changes))
     with BundleWriter(output) as writer:
-        for name, content in files.items():
-            writer.add(name, content)
+        for name in dict.fromkeys((*manifest.files, *files)):
+            writer.add(name, files[name] if name in files else shipped.file(name).read_bytes())
         return writer.commit({name: getattr(manifest, name) for name in Manifest.model_fields})
 
 
@@ -498,11 +470,9 @@ def fp16_alone(build: CheckedBuild, progress: Progress = silent) -> tuple[Bundle
         pass  # an unwritable output fails before the work
     with scratch_folder(job.output) as folder:
         twin, audit, _ = assemble(checked_build(replace(job, output=folder / "fp16", options=fp16)), progress=progress)
-        own = PrecisionPlan.load(twin.file("plan.json")).entries
-        entries = {
-            name: default.plan.entries[name] if entry.cause is Cause.REQUESTED else entry for name, entry in own.items()
-        }
-        files = {name: twin.file(name).read_bytes() for name in twin.manifest.files}
+        entries = dict(PrecisionPlan.load(twin.file("plan.json")).entries)
+        for name, entry in entries.items():
+            entries[name] = default.plan.entries[name] if entry.cause is Cause.REQUESTED else entry
         guard = GuardPart(
             shipped="fp16",
             least=default.least,
@@ -521,4 +491,4 @@ def fp16_alone(build: CheckedBuild, progress: Progress = silent) -> tuple[Bundle
             "guard": guard,
         }
         plan = PrecisionPlan(entries).to_json().encode()
-        return rewritten(job.output, twin, files={**files, "plan.json": plan}, changes=changes), audit
+        return rewritten(job.output, twin, files={"plan.json": plan}, changes=changes), audit

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -19,8 +20,8 @@ from trtdet.building.corrections import Prepared
 from trtdet.building.costs import plan_costs, plan_stopwatch
 from trtdet.building.graph import PlacedGraph
 from trtdet.bundle import Bundle
-from trtdet.data import CocoDataset
-from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.data import CocoDataset, ImageCache
+from trtdet.errors import ConfigError, DataError, TrtdetError, TrtdetWarning
 from trtdet.evaluation.agreement import agree
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.confidence import halves
@@ -53,19 +54,14 @@ RANKING = "sensitivity.json"
 
 
 def check_placement(plan: PlanOptions, graph: PlacedGraph) -> None:
-    """Refuses unknown layer names, more FP16 layers than the model has, and a plan of another model."""
+    """Refuses unknown layer names, more FP16 layers than the model has, and a plan of another model. Warns if all
+    convolutions stay in FP16 by default."""
     if isinstance(plan.keep_fp16, tuple):
         named(graph.plan, [name for name in plan.keep_fp16 if name != DEPTHWISE])
     elif isinstance(plan.keep_fp16, int):
         check_count(plan.keep_fp16, len(graph.plan.names("int8")))
-    if not starting_plan(graph, plan).names("int8"):
-        warn_of_nothing(graph)
-
-
-def warn_of_nothing(graph: PlacedGraph) -> None:
-    """Warns if all convolutions stay in FP16 by default."""
-    left = graph.plan.names("fp16")
-    if left and not graph.plan.names("int8"):
+    starting, left = starting_plan(graph, plan).names("int8"), graph.plan.names("fp16")
+    if left and not starting and not graph.plan.names("int8"):
         example = graph.plan.entries[left[0]].reason
         warnings.warn(
             f"INT8 has nothing to do: all {len(left)} convolutions that can be in INT8 stay in FP16 by default, the "
@@ -76,11 +72,8 @@ def warn_of_nothing(graph: PlacedGraph) -> None:
 
 
 def edited_plan(path: Path, placement: QdqPlacement) -> PrecisionPlan:
-    """Loads a plan that a user edited.
-
-    Raises:
-        ConfigError: it cannot be read, belongs to another model, or has INT8 where the model cannot run it.
-    """
+    """Loads a plan that a user edited. Raises ConfigError if it cannot be read, belongs to another model, or has INT8
+    where the model cannot run it."""
     plan = PrecisionPlan.load(path)
     try:
         placement.following(plan)
@@ -148,12 +141,11 @@ def choose_plan(
     ranked = cache(ranked)
     chosen: tuple[str, ...] = ()
     if isinstance(plan_options.keep_fp16, Path):
-        edited = edited_plan(plan_options.keep_fp16, prepared.graph.placement)
-        own = {
-            name: replace(entry, corrections=plan.entries[name].corrections)
-            for name, entry in prepared.graph.plan.entries.items()
-        }
-        plan = PrecisionPlan({name: edited.entries[name].edited_from(entry) for name, entry in own.items()})
+        edited, entries = edited_plan(plan_options.keep_fp16, prepared.graph.placement), {}
+        for name, entry in prepared.graph.plan.entries.items():
+            own = replace(entry, corrections=plan.entries[name].corrections)
+            entries[name] = edited.entries[name].edited_from(own)
+        plan = PrecisionPlan(entries)
     elif isinstance(plan_options.keep_fp16, tuple):
         plan = keeping_named(plan, plan_options, prepared.model)
     elif plan_options.max_latency is not None:
@@ -231,9 +223,8 @@ def plan_problem(prepared: Prepared, costs: Costs | None, ranked: Sensitivity | 
     return Problem(choices, joints, fixed)
 
 
-def cost_unit(costs: Costs | None) -> str:
-    """Unit of the costs in :func:`plan_problem`."""
-    return "million multiply-adds, FP16 twice" if costs is None else costs.unit
+PLAIN_UNIT = "million multiply-adds, FP16 twice"
+"""Unit of :func:`plan_problem` without costs."""
 
 
 def search_within(
@@ -257,12 +248,41 @@ def search_within(
         start=plan_problem(prepared, costs),
         ranked=lambda: plan_problem(prepared, costs, ranked()),
         macs={name: work.count for name, work in macs.items() if name in prepared.plan.entries},
-        unit=cost_unit(costs),
+        unit=PLAIN_UNIT if costs is None else costs.unit,
         measure=choosing,
         report=verifying,
         figure=figure,
         others=(depthwise,) if depthwise else (),
     )
+
+
+def scored(
+    model: Any, graph: PlacedGraph, dataset: CocoDataset, stage: str, cache: ImageCache, progress: Progress
+) -> Evaluation:
+    """Scores an ONNX model, or a runner of it, that has the outputs of ``graph``; ``stage`` is for ``progress``."""
+    detector = Detector.running(model, graph.config, graph.nms_mode)
+    return evaluate(detector, dataset, lambda done, total: progress(stage, done, total), cache=cache)
+
+
+def score_against(
+    evaluation: Evaluation,
+    reference: Evaluation,
+    by_map: bool,
+    error: type[TrtdetError] = DataError,
+    subject: str = "accuracy cannot be measured by agreement",
+) -> Score:
+    """A network's score against the float model's on the same images: mAP, or else the agreement.
+
+    Raises ``error``, which names the ``subject``, if the float model detects too little for an agreement.
+    """
+    if by_map:
+        gap = compare(evaluation, reference)
+        return Score(evaluation.result.map, difference=gap.difference, low=gap.low, high=gap.high, images=gap.images)
+    found = agree(evaluation, reference)
+    if found.ap is None or found.low is None or found.high is None:
+        raise error(f"{subject}: {found.problem}")
+    low, high = found.low - 1, found.high - 1
+    return Score(None, difference=found.ap - 1, low=low, high=high, images=found.images, agreement=found.ap)
 
 
 class PlanScorer:
@@ -286,34 +306,16 @@ class PlanScorer:
         """Score of the plan with these convolutions in FP16; each plan is measured once."""
         if names in self._scores:
             return self._scores[names]
-        prepared, reference = self._prepared, self._float
+        prepared, reference, figure = self._prepared, self._float, self._figure
         plan = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_BOUND)
         evaluation = self._scored(prepared.explicit(prepared.without_overflow(plan, self._progress)).model)
-        if self._figure is MAP:
-            gap = compare(evaluation, reference)
-            score = Score(
-                evaluation.result.map, difference=gap.difference, low=gap.low, high=gap.high, images=gap.images
-            )
-        else:
-            agreement = agree(evaluation, reference)
-            if agreement.ap is None or agreement.low is None or agreement.high is None:
-                raise ConfigError(f"{self._figure.option}: {agreement.problem}")
-            score = Score(
-                map=None,
-                difference=agreement.ap - 1,
-                low=agreement.low - 1,
-                high=agreement.high - 1,
-                images=agreement.images,
-                agreement=agreement.ap,
-            )
+        score = score_against(evaluation, reference, figure is MAP, error=ConfigError, subject=figure.option)
         self._scores[names] = score
         return score
 
     def _scored(self, model: onnx.ModelProto) -> Evaluation:
         self._count += 1
-        stage = f"{self._figure.column} on {len(self._dataset.images)} images, evaluation {self._count}"
-        prepared, progress = self._prepared, self._progress
-        detector = Detector.running(model, prepared.config, prepared.graph.nms_mode)
-        return evaluate(
-            detector, self._dataset, lambda done, total: progress(stage, done, total), cache=prepared.calibrated.cache
-        )
+        prepared, dataset = self._prepared, self._dataset
+        stage = f"{self._figure.column} on {len(dataset.images)} images, evaluation {self._count}"
+        cache = prepared.calibrated.cache
+        return scored(model, prepared.graph, dataset, stage=stage, cache=cache, progress=self._progress)

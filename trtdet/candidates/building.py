@@ -81,7 +81,7 @@ def _fastest(checked: CheckedBuild, progress: Progress) -> BuildResult:
             least_speedup=options.least_speedup,
         )
         shipped = finished.bundle.manifest
-        files = {name: finished.bundle.file(name).read_bytes() for name in shipped.files}
+        files: dict[str, bytes] = {}
         changes = {"command": command_of(checked), "content_hash": checked.key, "guard": _decision(finished, options)}
         if preparing.collection is not None:
             files[HISTOGRAMS] = preparing.collection.to_bytes()

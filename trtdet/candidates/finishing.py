@@ -23,21 +23,19 @@ from trtdet.backends import (
     choose,
     obstacle,
     open_engine,
-    portable,
 )
-from trtdet.building.bundle import AUDIT, BUILD_LOG, audit_part, log_of
+from trtdet.building.bundle import AUDIT, BUILD_LOG, audit_part, log_of, model_files
 from trtdet.building.costs import gpu_of
 from trtdet.building.engine import BuildNetwork, Engine, best_engine
-from trtdet.building.graph import model_bytes
 from trtdet.building.job import previous_bundle
-from trtdet.bundle import MANIFEST, PORTABLE, Bundle, BundleWriter, CandidatePart, Manifest
+from trtdet.bundle import MANIFEST, Bundle, BundleWriter, CandidatePart, Manifest
 from trtdet.calibration import cache
 from trtdet.candidates.folder import Candidate, PreparedFolder
 from trtdet.errors import BackendError, TrtdetWarning
 from trtdet.options import FinishOptions
 from trtdet.performance import BenchOptions, Target, measure
 from trtdet.performance.results import ROUNDS, Ratio
-from trtdet.progress import Progress, silent
+from trtdet.progress import Progress, silent, titled
 from trtdet.quantization import PrecisionPlan, Requantized
 from trtdet.tables import Column, Table
 
@@ -98,16 +96,9 @@ class _Entrant:
 
 @dataclass(frozen=True)
 class _Times:
-    """Times of the entrants.
-
-    Attributes:
-        ms: median milliseconds of a run, by name of the candidate; empty if no time is known.
-        ratios: the same divided by the time of ``baseline``.
-        baseline: FP16, or the first entrant if FP16 was not built.
-        on: the GPU.
-        problems: by candidate, why its engine does not run.
-        unknown: why no time is known; empty if one is.
-    """
+    """Median milliseconds of a run by name of the candidate, and the same divided by the time of ``baseline``, which is
+    FP16 or else the first entrant; ``on`` is the GPU. ``problems`` says by candidate why its engine does not run, and
+    ``unknown`` why no time is known, if none is."""
 
     ms: Mapping[str, float] = field(default_factory=dict)
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
@@ -165,7 +156,11 @@ def finish(
         if not entrants:
             first = failures[0]
             raise BackendError(f"no candidate could be built; the first: {first.problem}", first.hint, first.messages)
-        times = _times(entrants, caps, options, progress=progress)
+        missing = obstacle(EngineFacts.built(caps, entrants[0].engine.built.sms, ()))
+        if missing:
+            times = _estimated(entrants, caps, options, missing=missing)
+        else:
+            times = _measured(entrants, caps, options, progress=progress)
         problems.update(times.problems)
         chosen, why = _choice(entrants, times, least_speedup)
         parts = tuple(
@@ -215,20 +210,9 @@ def _entrant(
         precisions=candidate.precisions,
         implicit=implicit,
     )
-
-    def tell(stage: str, done: int, total: int) -> None:
-        progress(f"{candidate.name}: {stage}", done, total)
-
+    tell = titled(progress, candidate.name)
     engine = best_engine((network,), backend, target, timings=timings, progress=tell)
     return _Entrant(candidate, folder.manifest(candidate), engine)
-
-
-def _times(entrants: list[_Entrant], caps: Capabilities, options: FinishOptions, progress: Progress) -> _Times:
-    """Times the engines, or estimates them where no GPU runs them."""
-    missing = obstacle(EngineFacts.built(caps, entrants[0].engine.built.sms, ()))
-    if missing:
-        return _estimated(entrants, caps, options, missing=missing)
-    return _measured(entrants, caps, options, progress=progress)
 
 
 def _estimated(entrants: list[_Entrant], caps: Capabilities, options: FinishOptions, missing: str) -> _Times:
@@ -304,18 +288,18 @@ def _choice(entrants: list[_Entrant], times: _Times, least: float | None) -> tup
 
 
 def _part(candidate: Candidate, problem: str, times: _Times, *, shipped: bool) -> CandidatePart:
-    name = candidate.name
-    timed = name in times.ms
+    name, timed = candidate.name, candidate.name in times.ms
     ratio = times.ratios.get(name) if times.baseline == FP16 else None
+    value, low, high = (None, None, None) if ratio is None else (ratio.value, ratio.low, ratio.high)
     return CandidatePart(
         name=name,
         title=candidate.title,
         int8_share=candidate.int8_share,
         **asdict(candidate.accuracy),
         ms=times.ms.get(name),
-        ratio=None if ratio is None else ratio.value,
-        ratio_low=None if ratio is None else ratio.low,
-        ratio_high=None if ratio is None else ratio.high,
+        ratio=value,
+        ratio_low=low,
+        ratio_high=high,
         how=times.how if timed else None,
         on=times.on if timed else "",
         shipped=shipped,
@@ -332,15 +316,10 @@ def _write(
     options: FinishOptions,
 ) -> Bundle:
     """Writes the bundle of the chosen candidate."""
-    candidate, manifest, engine = chosen.candidate, chosen.manifest, chosen.engine
-    model, built, audit = engine.network.model, engine.built, engine.audit
-    own = "float.onnx" if candidate.implicit else f"{candidate.precision}.onnx"
-    runnable = model if candidate.implicit else portable(model)
-    apart = runnable is not model
-    writer.add("model.engine", built.engine)
-    writer.add(own, model_bytes(model))
-    if apart:
-        writer.add(PORTABLE, model_bytes(runnable))
+    candidate, manifest, built, audit = chosen.candidate, chosen.manifest, chosen.engine.built, chosen.engine.audit
+    models, runs = model_files(chosen.engine.network)
+    for name, content in {"model.engine": built.engine, **models}.items():
+        writer.add(name, content)
     for name, file in candidate.files.items():
         if name != MANIFEST and not (name == "calibration.cache" and built.calibration_cache):
             writer.add(name, (folder.path / file).read_bytes())
@@ -353,20 +332,13 @@ def _write(
     builder = json.loads(json.dumps(asdict(options.engine), default=str))
     key = json.dumps([folder.content.key, candidate.name, caps.name, caps.version, builder], sort_keys=True)
     fields: dict[str, Any] = {name: getattr(manifest, name) for name in Manifest.model_fields}
-    backend = manifest.backend.model_copy(
-        update={
-            "version": caps.version,
-            "sms": built.sms,
-            "version_compatible": options.engine.version_compatible,
-            "hardware_compatible": options.engine.hardware_compatible,
-            "tf32": caps.tf32 and options.engine.tf32,
-        }
-    )
+    backend = {name: getattr(options.engine, name) for name in ("version_compatible", "hardware_compatible")}
+    backend |= {"version": caps.version, "sms": built.sms, "tf32": caps.tf32 and options.engine.tf32}
     fields.update(
-        backend=backend,
+        backend=manifest.backend.model_copy(update=backend),
         audit=audit_part(audit),
         command={**manifest.command, "engine": builder},
-        portable=None if candidate.implicit else PORTABLE if apart else own,
+        portable=runs,
         candidates=parts,
         content_hash=hashlib.sha256(key.encode()).hexdigest(),
     )

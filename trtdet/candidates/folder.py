@@ -59,8 +59,7 @@ class Accuracy:
     images: int
 
     def __str__(self) -> str:
-        low, high = 100 * self.low, 100 * self.high
-        return f"{100 * self.difference:+.2f} ({low:+.2f} .. {high:+.2f})"
+        return f"{100 * self.difference:+.2f} ({100 * self.low:+.2f} .. {100 * self.high:+.2f})"
 
 
 @dataclass(frozen=True)
@@ -175,12 +174,10 @@ class PreparedFolder:
                 raise BundleError(f"'{path}' lacks '{name}'; copy the whole folder, or run 'trtdet prepare' again")
             if sha256_file(self.path / name) != digest:
                 raise BundleError(f"'{path}': '{name}' was altered; copy it again, or run 'trtdet prepare' again")
-        missing = next((name for one in self.content.candidates for name in one.files.values() if name not in self), "")
+        named = (name for one in self.content.candidates for name in one.files.values())
+        missing = next((name for name in named if name not in self.content.files), "")
         if missing:
             raise BundleError(f"'{file}' names '{missing}' without a hash; run 'trtdet prepare' again")
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.content.files
 
     def model(self, candidate: Candidate) -> onnx.ModelProto:
         """A candidate's network with its weights."""

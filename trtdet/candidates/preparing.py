@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from trtdet.building.bundle import write_bundle
 from trtdet.building.corrections import Prepared
 from trtdet.building.engine import BuildNetwork, Engine, explicit_networks, float_network, implicit_network
 from trtdet.building.job import CheckedBuild, Job, checked_build, job_of
-from trtdet.building.plan import plan_problem, ranking
+from trtdet.building.plan import plan_problem, ranking, score_against, scored
 from trtdet.building.ranges import HISTOGRAMS, check_detections
 from trtdet.building.validation import check_measured
 from trtdet.bundle import MANIFEST, PORTABLE, Bundle, BundleWriter
@@ -40,15 +41,13 @@ from trtdet.candidates.readme import readme
 from trtdet.config import Config
 from trtdet.errors import ConfigError
 from trtdet.evaluation.plausibility import Plausibility
-from trtdet.evaluation.scoring import Evaluation, evaluate
-from trtdet.experiments.search import measuring_images, plan_with, score_against, titled_plans
+from trtdet.experiments.search import measuring_images, plan_with, titled_plans
 from trtdet.files import FolderWriter
 from trtdet.options import PrepareOptions, spelled
 from trtdet.plans.optimiser import front
 from trtdet.progress import Progress, silent
 from trtdet.quantization import CANDIDATES, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
-from trtdet.runtime.detector import Detector
 
 _USUAL_DROP = 0.5
 """Largest loss without ``--max-map-drop``, in points."""
@@ -157,7 +156,7 @@ class Preparing:
                 version=backend.capabilities.version,
                 sms=target.sms,
                 batch=target.batch,
-                key=self.key,
+                key=self._build.key,  # over all inputs of the INT8 networks
                 bound=bound,
                 reference=self.reference,
                 candidates=tuple(candidates),
@@ -166,11 +165,6 @@ class Preparing:
             writer.put((json.dumps(asdict(content), indent=1) + "\n").encode())
         self._job.beside("reconstruction").unlink(missing_ok=True)
         return PreparedFolder(self._job.output)
-
-    @property
-    def key(self) -> str:
-        """A hash over all inputs of the INT8 networks."""
-        return self._build.key
 
     def _checked(self, int8_all: bool = False, **changes: Any) -> CheckedBuild:
         options = self._job.options
@@ -182,7 +176,9 @@ class Preparing:
         build, caps = self._build, self._backend.capabilities
         graph, selected = build.graph, build.selected
         self.plausibility = check_detections(graph, build.options.calibration, selected, progress=self._progress)
-        yield self._float()
+        plain = self._checked(precision="fp16")
+        network = float_network(plain.graph, "fp16", plain.selected, progress=self._progress)
+        yield _Draft("fp16", "the float model in FP16", build=plain, network=network, scored=network.model)
         corrected = prepared_of(build, self._progress)
         self.collection = corrected.calibrated.collection
         default = graph.faster
@@ -211,12 +207,12 @@ class Preparing:
                 yield from self._other_silu(corrected, plan, title)
                 yield from self._other_forms(corrected, plan, networks[0].model)
         if caps.implicit is not None:
-            yield self._implicit()
-
-    def _float(self) -> _Draft:
-        build = self._checked(precision="fp16")
-        network = float_network(build.graph, "fp16", build.selected, progress=self._progress)
-        return _Draft("fp16", "the float model in FP16", build=build, network=network, scored=network.model)
+            build = self._checked(quantization="implicit", effort="none")
+            ranged = prepared_of(build, self._progress)
+            plan = ranged.without_overflow(ranged.plan, self._progress)
+            network = implicit_network(ranged, plan, build.options, caps=caps)
+            title = f"implicit: TensorRT chooses among {len(plan.names('int8'))} convolutions and other layers"
+            yield _Draft("implicit", title, build=build, network=network, scored=ranged.explicit(plan).model)
 
     def _other_silu(self, corrected: Prepared, plan: PrecisionPlan, title: str) -> Iterator[_Draft]:
         """The default plan with the target's other form of SiLU, if the model has SiLU and none is a plugin's."""
@@ -242,43 +238,24 @@ class Preparing:
                 title = f"default plan in form {name}: {len(network.plan.names('int8'))} convolutions in INT8"
                 yield _Draft(f"default-{name}", title, build=self._build, network=network, scored=network.model)
 
-    def _implicit(self) -> _Draft:
-        build = self._checked(quantization="implicit", effort="none")
-        ranged = prepared_of(build, self._progress)
-        plan = ranged.without_overflow(ranged.plan, self._progress)
-        network = implicit_network(ranged, plan, build.options, caps=self._backend.capabilities)
-        title = f"implicit: TensorRT chooses among {len(plan.names('int8'))} convolutions and other layers"
-        return _Draft("implicit", title, build=build, network=network, scored=ranged.explicit(plan).model)
-
     def scores(self, drafts: list[_Draft]) -> list[Accuracy]:
         """The accuracy of each, against the float model on the same images."""
-        reference = self._scored(self._build.graph.model, "measuring the float model")
-        if self._dataset.annotated:
+        build, dataset = self._build, self._dataset
+        measure = partial(
+            scored, graph=build.graph, dataset=dataset, cache=build.selected.cache, progress=self._progress
+        )
+        reference = measure(build.graph.model, stage="measuring the float model")
+        figure: Literal["map", "agreement"] = "map" if dataset.annotated else "agreement"
+        if dataset.annotated:
             self.reference = reference.result.map
-        return [self._accuracy(self._scored(draft.scored, f"measuring {draft.name}"), reference) for draft in drafts]
-
-    def _accuracy(self, evaluation: Evaluation, reference: Evaluation) -> Accuracy:
-        score = score_against(evaluation, reference, self._dataset)
-        assert score.value is not None, "a score has mAP or agreement"
-        figure: Literal["map", "agreement"] = "map" if score.agreement is None else "agreement"
-        return Accuracy(
-            figure,
-            value=score.value,
-            difference=score.difference,
-            low=score.low,
-            high=score.high,
-            images=score.images,
-        )
-
-    def _scored(self, model: onnx.ModelProto, stage: str) -> Evaluation:
-        graph = self._build.graph
-        detector = Detector.running(model, graph.config, graph.nms_mode)
-        return evaluate(
-            detector,
-            self._dataset,
-            lambda done, total: self._progress(stage, done, total),
-            cache=self._build.selected.cache,
-        )
+        accuracies = []
+        for draft in drafts:
+            evaluation = measure(draft.scored, stage=f"measuring {draft.name}")
+            score = score_against(evaluation, reference, dataset.annotated)
+            assert score.value is not None, "a score has mAP or agreement"
+            bounds = {"difference": score.difference, "low": score.low, "high": score.high}
+            accuracies.append(Accuracy(figure, score.value, **bounds, images=len(dataset.images)))
+        return accuracies
 
     def candidate(self, draft: _Draft, accuracy: Accuracy, refused: str) -> Candidate:
         network = draft.network

@@ -26,16 +26,15 @@ from trtdet.building.default_plan import decided_by_time, fastest_plan
 from trtdet.building.engine import BuildNetwork, Engine, best_engine, explicit_networks, float_network, runs_on
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.job import CheckedBuild, Job, checked_build
-from trtdet.building.plan import RANKING, plan_problem, ranking
+from trtdet.building.plan import RANKING, plan_problem, ranking, score_against, scored
 from trtdet.building.ranges import HISTOGRAMS, calibration_images, check_detections
 from trtdet.building.validation import check_tune, scored_images
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import DataError, TrtdetError, TrtdetWarning
-from trtdet.evaluation.agreement import agree
-from trtdet.evaluation.comparison import compare, mask_score
+from trtdet.evaluation.comparison import mask_score
 from trtdet.evaluation.confidence import apart_from
-from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.evaluation.scoring import Evaluation
 from trtdet.experiments.experiment import Experiment, Variant
 from trtdet.experiments.folder import (
     TIMINGS,
@@ -49,14 +48,12 @@ from trtdet.experiments.folder import (
 )
 from trtdet.files import sha256_file, writing
 from trtdet.options import DEFAULT_IMAGES, PlanOptions, Stage, TuneOptions, changed
-from trtdet.plans.front import Score
 from trtdet.plans.optimiser import front
 from trtdet.plans.ranking import check_rankable
 from trtdet.plans.scores import Sensitivity
 from trtdet.progress import Expect, Progress, silent, unheard
 from trtdet.quantization import Cause, Entry, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
-from trtdet.runtime.detector import Detector
 
 _FLOAT = "measuring the float model"
 
@@ -260,20 +257,6 @@ def measuring_images(plan: PlanOptions, build: CheckedBuild) -> tuple[CocoDatase
     return apart, len(dataset.images) - len(apart.images)
 
 
-def score_against(evaluation: Evaluation, reference: Evaluation, dataset: CocoDataset) -> Score:
-    """A network's score against the float model's on the same images: mAP if annotated, else agreement. Raises
-    DataError: the float model detects too little for an agreement."""
-    images = len(dataset.images)
-    if dataset.annotated:
-        gap = compare(evaluation, reference)
-        return Score(evaluation.result.map, difference=gap.difference, low=gap.low, high=gap.high, images=images)
-    agreement = agree(evaluation, reference)
-    if agreement.ap is None or agreement.low is None or agreement.high is None:
-        raise DataError(f"accuracy cannot be measured by agreement: {agreement.problem}")
-    low, high = agreement.low - 1, agreement.high - 1
-    return Score(None, difference=agreement.ap - 1, low=low, high=high, images=images, agreement=agreement.ap)
-
-
 def titled_plans(
     graph: PlacedGraph, names: Sequence[str], default: PrecisionPlan
 ) -> dict[tuple[str, ...], tuple[str, ...]]:
@@ -367,7 +350,7 @@ class _Measuring:
         if evaluation is None:
             evaluation = self._scored(network.model, stage)
         reference = self._reference
-        score = score_against(evaluation, reference, self._dataset)
+        score = score_against(evaluation, reference, self._dataset.annotated)
         facts.update(difference=score.difference, low=score.low, high=score.high)
         if self._dataset.annotated:
             facts.update(map50=evaluation.result.map50, masks=mask_score(evaluation, reference))
@@ -430,13 +413,8 @@ class _Measuring:
 
     def _scored(self, model: Any, stage: str) -> Evaluation:
         """Scores an ONNX model or a runner."""
-        detector = Detector.running(model, self.prepared.config, self.prepared.graph.nms_mode)
-        return evaluate(
-            detector,
-            self._dataset,
-            lambda done, total: self._progress(stage, done, total),
-            cache=self._checked.selected.cache,
-        )
+        cache, progress = self._checked.selected.cache, self._progress
+        return scored(model, self.prepared.graph, self._dataset, stage=stage, cache=cache, progress=progress)
 
 
 def variant_of_plan(tuning: Tuning, plan: CandidatePlan) -> Variant:
