@@ -456,10 +456,8 @@ def fp16_alone(build: CheckedBuild, progress: Progress = silent) -> tuple[Bundle
     """Builds FP16 in place of a default plan in which INT8 gains no time; nothing is calibrated or corrected.
 
     The bundle keeps the command and the content hash of the INT8 build, so that the same build finds it up to date. Its
-    plan has the reasons of the default plan.
-
-    Raises:
-        TrtdetError: a step failed; its subclass names the kind of failure. The previous bundle is unchanged.
+    plan has the reasons of the default plan. Raises TrtdetError: a step failed; its subclass names the kind of failure.
+    The previous bundle is unchanged.
     """
     job, options, graph, default = build.job, build.options, build.graph, build.default
     assert default is not None and default.fp16_alone

@@ -88,12 +88,8 @@ class Prepared:
         self, plan: PrecisionPlan, weights: WeightForm | None = None, form: NetworkForm = NetworkForm()
     ) -> Requantized:
         """The Q/DQ model of a plan; ``weights`` is the form of their scales, the backend's first if None. A tensor that
-        only ``form`` quantises takes its largest magnitude on the calibration images as its range.
-
-        Raises:
-            ConfigError: the plan does not fit the model.
-            ModelError: the Q/DQ nodes would make a backend run INT8 layers in float.
-        """
+        only ``form`` quantises takes its largest magnitude on the calibration images as its range. Raises ConfigError:
+        the plan does not fit the model; ModelError: the Q/DQ nodes would make a backend run INT8 layers in float."""
         flow, model, able = self.flow, self.model, self.graph.placement
         plan = form.planned(model, plan, able.plan)
         half = half_parts(model, plan, flow, magnitudes=self.magnitudes)

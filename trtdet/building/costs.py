@@ -31,10 +31,7 @@ from trtdet.quantization.macs import multiply_adds
 
 def gpu_of(gpu: str | None, sms: Sequence[int]) -> Gpu:
     """The GPU of an estimate: the named one, else the first in the table with one of ``sms`` (such as 86), else an L4.
-
-    Raises:
-        ConfigError: the table lacks the named GPU.
-    """
+    Raises ConfigError: the table lacks the named GPU."""
     if gpu is not None:
         return gpu_named(gpu)
     return next((row for row in GPUS.values() if row.capability in sms), gpu_named("L4"))
@@ -68,12 +65,10 @@ def plan_times(
 ) -> Costs | None:
     """Milliseconds of all plans at the batch of the objective; None if the backend lists no layers.
 
-    Times are per run, or per image for the throughput. If a local GPU can run engines and the options name no GPU,
-    the layers of two engines are measured, see :func:`trtdet.audit.neighbours.measured_costs`: one with the plan of
-    ``prepared``, one with its INT8 convolutions in FP16. Otherwise the layers of the first are estimated.
-
-    Raises:
-        BackendError: the backend refuses the network, or an engine fails.
+    Times are per run, or per image for the throughput. If a local GPU can run engines and the options name no GPU, the
+    layers of two engines are measured, see :func:`trtdet.audit.neighbours.measured_costs`: one with the plan of
+    ``prepared``, one with its INT8 convolutions in FP16. Otherwise the layers of the first are estimated. Raises
+    BackendError: the backend refuses the network, or an engine fails.
     """
     caps = backend.capabilities
     if not caps.lists_layers or options.implicit:

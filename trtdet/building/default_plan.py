@@ -122,11 +122,8 @@ def fastest_plan(
     """Builds plans between INT8 wherever possible and FP16, and returns the fastest; None if no layers are listed.
 
     Convolutions that ``keep_fp16`` names stay in FP16. FP16 alone is chosen unless a plan is ``least_speedup`` times as
-    fast, without that 1.02 times.
-
-    Raises:
-        ConfigError: the model lacks a named convolution, or the table of GPUs the named GPU.
-        BackendError: the backend refuses a network.
+    fast, without that 1.02 times. Raises ConfigError: the model lacks a named convolution, or the table of GPUs the
+    named GPU; BackendError: the backend refuses a network.
     """
     start = keeping_named(graph.faster, options.plan, graph.model)
     engines = _Engines(graph, backend, options=options, progress=progress)

@@ -149,11 +149,8 @@ def implicit_network(
 
 
 def cached_network(graph: PlacedGraph, path: Path, caps: Capabilities) -> BuildNetwork:
-    """The float model with the ranges of a calibration cache, which was made from the original model.
-
-    Raises:
-        CalibrationError: the cache cannot be read, or lacks tensors of the model.
-    """
+    """The float model with the ranges of a calibration cache, which was made from the original model. Raises
+    CalibrationError: the cache cannot be read, or lacks tensors of the model."""
     title = f"the calibration cache '{path}'"
     try:
         text = path.read_text(encoding="utf-8")
@@ -196,10 +193,8 @@ def best_engine(
 ) -> Engine:
     """Builds and audits equivalent networks, at least one; returns the engine that moves the fewest bytes by estimate.
 
-    ``timings`` is the timing cache if the target's options name none; the file may be missing.
-
-    Raises:
-        BackendError: the backend refused a network or the target.
+    ``timings`` is the timing cache if the target's options name none; the file may be missing. Raises BackendError: the
+    backend refused a network or the target.
     """
     caps, engines = backend.capabilities, []
     for network in networks:
@@ -217,11 +212,8 @@ def best_engine(
 
 
 def runs_on(runtime: Runtime, caps: Capabilities, target: EngineTarget) -> Literal["engine", "onnxruntime"]:
-    """Whether this machine can run engines of a backend, as far as this is known before a build.
-
-    Raises:
-        BackendError: ``runtime`` is ``engine``, and engines cannot run here.
-    """
+    """Whether this machine can run engines of a backend, as far as this is known before a build. Raises BackendError:
+    ``runtime`` is ``engine``, and engines cannot run here."""
     if runtime == "onnxruntime":
         return runtime
     reason = f"{caps.name} makes none"

@@ -137,10 +137,8 @@ def host_graph(
 ) -> PlacedGraph:
     """Rewrites a float ONNX model for NMS on the host: outputs are decoded boxes and scores, a dynamic batch becomes 1.
 
-    ``caps`` are those of the backend; None for a backend that can run every operator.
-
-    Raises:
-        ModelError, ConfigError: see :func:`rewritten`.
+    ``caps`` are those of the backend; None for a backend that can run every operator. Raises ModelError, ConfigError:
+    see :func:`rewritten`.
     """
     source = load_model(model)
     batch = _batch(source, config.input.name, None)
@@ -224,11 +222,8 @@ def suppression(
 ) -> Suppression:
     """Chooses the NMS mode.
 
-    ``auto`` keeps the model's embedded NMS. Without one it takes the backend's best mode that a CUDA graph can
-    contain, or else the host.
-
-    Raises:
-        BackendError: the backend lacks the requested mode.
+    ``auto`` keeps the model's embedded NMS. Without one it takes the backend's best mode that a CUDA graph can contain,
+    or else the host. Raises BackendError: the backend lacks the requested mode.
     """
     allowed = caps.in_graph_nms
     if nms.class_agnostic and not caps.nms_across_classes:
@@ -254,11 +249,8 @@ def suppression(
 
 
 def silu_form(requested: str, plugins: tuple[Path, ...], caps: Capabilities) -> SiluForm:
-    """Chooses the form of SiLU; ``auto`` takes the backend's first form whose library is available.
-
-    Raises:
-        BackendError: the backend lacks the form, or its plugin library is not given and cannot be compiled here.
-    """
+    """Chooses the form of SiLU; ``auto`` takes the backend's first form whose library is available. Raises
+    BackendError: the backend lacks the form, or its plugin library is not given and cannot be compiled here."""
     # onnxruntime needs no library, as the model contains the definitions of the plugin's operators.
     library = bool(plugins) or not caps.makes_engine
     compiled = caps.compiles_plugins and requested == "plugin"

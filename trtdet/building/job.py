@@ -103,10 +103,8 @@ class CheckedBuild:
 def checked_build(job: Job, progress: Progress = silent, backend: Backend | None = None) -> CheckedBuild:
     """Makes all checks that need no decoded image, rewrites the model, and chooses the default plan.
 
-    ``backend`` replaces the backend that the options name.
-
-    Raises:
-        TrtdetError: its subclass names the kind of problem; nothing has been written.
+    ``backend`` replaces the backend that the options name. Raises TrtdetError: its subclass names the kind of problem;
+    nothing has been written.
     """
     options, backend = job.options, backend or choose(job.options.backend)
     caps, int8 = backend.capabilities, job.options.int8
@@ -146,10 +144,8 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
 def previous_bundle(output: Path, source: Path, sha256: str, force: bool) -> Bundle | None:
     """The bundle at ``output``; None if missing or damaged.
 
-    ``sha256`` is of the model that is built, from ``source``.
-
-    Raises:
-        OutputError: it is of another model, and ``force`` is not set.
+    ``sha256`` is of the model that is built, from ``source``. Raises OutputError: it is of another model, and ``force``
+    is not set.
     """
     try:
         model = Bundle(output, verify=False).manifest.model

@@ -132,10 +132,8 @@ def choose_plan(
     """Chooses the plan by the options, with FP32 where values exceed FP16.
 
     ``ranked`` returns the ranking, and is called only if needed. Limits on latency and accuracy loss need a
-    ``backend``; those on loss also need a ``dataset``.
-
-    Raises:
-        ConfigError: the options do not fit the model, or no plan meets the limit.
+    ``backend``; those on loss also need a ``dataset``. Raises ConfigError: the options do not fit the model, or no plan
+    meets the limit.
     """
     plan_options, plan, trade_off, latency = options.plan, prepared.plan, None, None
     ranked = cache(ranked)

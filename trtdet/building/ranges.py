@@ -39,10 +39,8 @@ def calibration_images(options: CalibrationOptions) -> list[Path]:
 def select_images(options: CalibrationOptions) -> Selection:
     """Calibration images at equal steps over the sorted names, so that they cover a whole video or data set.
 
-    Names are sorted because every fourth image judges the corrections: the order of a list must not matter.
-
-    Raises:
-        DataError: the source does not exist, or has no images.
+    Names are sorted because every fourth image judges the corrections: the order of a list must not matter. Raises
+    DataError: the source does not exist, or has no images.
     """
     images = calibration_images(options)
     if not images:

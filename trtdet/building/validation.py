@@ -294,11 +294,8 @@ def check_tune(options: TuneOptions) -> None:
 
 
 def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool = False) -> tuple[PluginPart, ...]:
-    """Checks the plugin libraries.
-
-    Raises:
-        BackendError: the backend loads no plugins, a file is missing, or two have the same name.
-    """
+    """Checks the plugin libraries. Raises BackendError: the backend loads no plugins, a file is missing, or two have
+    the same name."""
     if plugins and not caps.loads_plugins:
         raise BackendError(
             f"{caps.name} {caps.version} loads no plugin libraries; leave engine.plugins out, or use --backend tensorrt"
@@ -315,11 +312,8 @@ def plugin_parts(plugins: tuple[Path, ...], caps: Capabilities, embedded: bool =
 
 
 def scored_images(plan: PlanOptions, config: Config) -> CocoDataset | None:
-    """The images for measuring accuracy, not decoded yet; None if the options name none.
-
-    Raises:
-        DataError: there are no images; or the annotations cannot be read, or do not fit the images or the classes.
-    """
+    """The images for measuring accuracy, not decoded yet; None if the options name none. Raises DataError: there are no
+    images; or the annotations cannot be read, or do not fit the images or the classes."""
     if plan.val_images is None:
         return None
     if plan.annotations is None:
@@ -328,11 +322,8 @@ def scored_images(plan: PlanOptions, config: Config) -> CocoDataset | None:
 
 
 def bounding_images(plan: PlanOptions, config: Config, calibrating: Collection[Path]) -> CocoDataset | None:
-    """The images that score plans. A limit on accuracy loss excludes calibration images, with a warning.
-
-    Raises:
-        DataError: see :func:`scored_images`; or all images are calibration images.
-    """
+    """The images that score plans. A limit on accuracy loss excludes calibration images, with a warning. Raises
+    DataError: see :func:`scored_images`; or all images are calibration images."""
     dataset, limit = scored_images(plan, config), limit_of(plan)
     if dataset is None or limit is None:
         return dataset

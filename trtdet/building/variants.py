@@ -145,10 +145,7 @@ def variant_options(folder: Path | str, number: int, config: Config) -> tuple[Bu
 
 def resolved(options: BuildOptions, config: Config) -> tuple[BuildOptions, Config]:
     """Options and configuration of the variant of ``--from``, with the user's other options; no change without it.
-
-    Raises:
-        ConfigError: there is no such variant, or an option contradicts it.
-    """
+    Raises ConfigError: there is no such variant, or an option contradicts it."""
     if options.from_ is None or options.tuned is not None:
         return options, config
     values = [(row, value_of(options, row)) for row in rows_of(BuildOptions)]

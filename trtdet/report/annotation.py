@@ -38,10 +38,7 @@ def annotated(run: Run, times: Times | None = None) -> onnx.ModelProto:
 
     Annotations, where available: the planned precision and its reason; the engine's layer with its data types, bytes
     and time; the output error against the float model. Nodes that trtdet inserted also get their origin and the
-    original layers that they serve.
-
-    Raises:
-        ConfigError: the run is not a bundle.
+    original layers that they serve. Raises ConfigError: the run is not a bundle.
     """
     if run.model is None or run.plan is None:
         raise ConfigError(f"'{run.path}' is no bundle: there is no model to annotate", "give the -o of 'trtdet build'")

@@ -138,12 +138,8 @@ class RunDifference:
 
 
 def compare_runs(first: Path, second: Path) -> RunDifference:
-    """Compares two bundles or plans, or two sweeps, by their files; nothing is run.
-
-    Raises:
-        ConfigError: the runs have no such files, or are of different kinds.
-        TrtdetError: a file cannot be read.
-    """
+    """Compares two bundles or plans, or two sweeps, by their files; nothing is run. Raises ConfigError: the runs have
+    no such files, or are of different kinds; TrtdetError: a file cannot be read."""
     runs = read_run(first), read_run(second)
     names = runs[0].name, runs[1].name
     if names[0] == names[1]:

@@ -111,11 +111,7 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Reads a bundle, the folder of a tune or a sweep, or a sensitivity.json, plan.json, profile.json or eval.json.
-
-    Raises:
-        ConfigError: ``path`` is none of these.
-        TrtdetError: a file is damaged.
-    """
+    Raises ConfigError: ``path`` is none of these; TrtdetError: a file is damaged."""
     allowed = (
         "give a bundle, the -o of 'trtdet tune' or 'trtdet sweep', a sensitivity.json, a plan.json, a profile.json, "
         "or an eval.json"
