@@ -120,8 +120,8 @@ class RankingSubject:
     def _task(self, ready: Prepared) -> Task:
         """For the gate's measure, on the images that are scored."""
         paths = [image.path for image in self.dataset.images]
-        head = decoded(ready.graph.nms_mode, ready.config)
-        sources = Sources(paths, ready.config.input, OnnxRunner, head)
+        head = decoded(ready.graph.nms_mode, ready.graph.config)
+        sources = Sources(paths, ready.graph.config.input, OnnxRunner, head)
         return Task(ready.model, ready.graph.placement, {}, (), (), paths, sources)
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from trtdet.backends import choose
 from trtdet.building.corrections import Prepared, prepared
-from trtdet.building.costs import plan_costs
+from trtdet.building.costs import plan_times
 from trtdet.building.graph import build_graph
-from trtdet.building.plan import PlanScorer, cost_unit, plan_problem, search_within
+from trtdet.building.plan import PLAIN_UNIT, PlanScorer, plan_problem, search_within
 from trtdet.building.ranges import calibrated, select_images
 from trtdet.config import load_config
 from trtdet.data import CocoDataset
@@ -111,8 +111,8 @@ def main() -> None:
     warnings.simplefilter("ignore", TrtdetWarning)
     asked = build_options(options)
     ready = prepare(options, asked)
-    costs = plan_costs(ready, choose(asked.backend), asked)
-    dataset = CocoDataset.load(options.annotations, options.val_images, ready.config.classes)
+    costs = plan_times(ready, choose(asked.backend), asked)
+    dataset = CocoDataset.load(options.annotations, options.val_images, ready.graph.config.classes)
     ranking = cache(lambda: rank(ready.subject(RANKED)))
     search = search_within(ready, ranking, costs, dataset)
     found = {f"chosen for {bound:g}": chosen(search, bound) for bound in options.bounds}
@@ -121,7 +121,8 @@ def main() -> None:
     problem = plan_problem(ready, costs, ranking())
     whole = PlanScorer(ready, MAP, dataset, silent)
     print(f"{options.model.stem}, corrections {options.correct}, FP32 {100 * whole.reference:.2f} on all images\n")
-    print(f"| plan | convs in FP16 | {cost_unit(costs)} | against FP32 | as cheap, by the program | against FP32 |")
+    unit = PLAIN_UNIT if costs is None else costs.unit
+    print(f"| plan | convs in FP16 | {unit} | against FP32 | as cheap, by the program | against FP32 |")
     print("|---" * 6 + "|", flush=True)
     for label, names in plans.items():
         plan = problem.plan({name: "fp16" if name in names else "int8" for name in problem.choices})

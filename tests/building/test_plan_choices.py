@@ -11,7 +11,7 @@ import pytest
 from trtdet.audit.neighbours import Costs, Joint
 from trtdet.building import plan
 from trtdet.building.corrections import Prepared
-from trtdet.building.plan import PlanScorer, cost_unit, plan_problem
+from trtdet.building.plan import PlanScorer, plan_problem
 from trtdet.errors import ConfigError
 from trtdet.evaluation.agreement import Agreement, AgreementOptions
 from trtdet.plans.front import AGREEMENT
@@ -42,7 +42,6 @@ def test_without_layers_multiply_adds_count_and_those_in_fp16_twice(ready):
         "a": [3.0, 6.0],
         "b": [5.0, 10.0],
     }
-    assert cost_unit(None) == "million multiply-adds, FP16 twice"
     joint = Joint(("a",), np.array([1.0, 2.0]))
     timed = plan_problem(ready, Costs(("a", "b"), (joint,), 0.5))
     assert all(choice.cost == 0 for found in timed.choices.values() for choice in found)

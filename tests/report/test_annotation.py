@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -111,7 +112,7 @@ def test_what_a_node_said_before_stays(run):
     own.CopyFrom(run.model)
     name = next(iter(run.plan.entries))
     by_name(own)[name].doc_string = "/model.py(7): forward"
-    changed = Run(run.path, bundle=run.bundle)
+    changed = replace(run)
     vars(changed)["model"] = own
     assert by_name(annotated(changed))[name].doc_string.endswith("\n\n/model.py(7): forward")
 

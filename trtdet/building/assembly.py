@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from trtdet.audit import Audit
@@ -10,13 +11,11 @@ from trtdet.building.bundle import write_bundle
 from trtdet.building.corrections import Prepared, prepared
 from trtdet.building.engine import (
     BuildNetwork,
-    best_engine,
     cached_network,
     explicit_networks,
     float_network,
     implicit_network,
-    warn_of_audit,
-    warn_of_dla,
+    shipped_engine,
 )
 from trtdet.building.job import CheckedBuild
 from trtdet.building.plan import Planned, check_latency, choose_plan, ranking, starting_plan
@@ -50,22 +49,16 @@ def assemble(
             networks = (float_network(graph, options.precision, build.selected, progress=progress),)
         else:
             corrected = prepared_of(build, progress)
+            ranked = partial(ranking, corrected, options.plan, previous=build.previous, progress=progress)
             planned = choose_plan(
-                corrected,
-                options,
-                lambda: ranking(corrected, options.plan, previous=build.previous, progress=progress),
-                backend=build.backend,
-                dataset=build.dataset,
-                progress=progress,
+                corrected, options, ranked, backend=build.backend, dataset=build.dataset, progress=progress
             )
             if options.implicit:
                 networks = (implicit_network(corrected, planned.plan, options, caps=caps),)
             else:
                 networks = explicit_networks(corrected, planned.plan, caps)
-        warn_of_dla(networks[0], build.target)
         timings = job.beside("timing-cache")
-        engine = best_engine(networks, build.backend, build.target, timings=timings, progress=progress)
-        warn_of_audit(engine, caps)
+        engine = shipped_engine(networks, build.backend, build.target, timings=timings, progress=progress)
         bundle = write_bundle(writer, build, engine, planned=planned, seen=plausibility)
     job.beside("reconstruction").unlink(missing_ok=True)
     return bundle, engine.audit, planned

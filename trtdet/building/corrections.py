@@ -11,7 +11,6 @@ from trtdet.building.graph import PlacedGraph
 from trtdet.building.half import Magnitudes, half_parts, within_half
 from trtdet.building.ranges import Calibrated, Selection, sources_of
 from trtdet.calibration import Range, Ranges
-from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import ConfigError, ModelError
 from trtdet.options import CalibrationOptions
@@ -21,7 +20,6 @@ from trtdet.progress import Progress, silent
 from trtdet.quantization import (
     Corrected,
     Corrections,
-    DataFlow,
     HeadRange,
     NetworkForm,
     PrecisionPlan,
@@ -63,26 +61,18 @@ class Prepared:
     @cached_property
     def magnitudes(self) -> Magnitudes:
         """Largest magnitudes of the model's tensors, measured at first use."""
-        calibrated = self.calibrated
-        maxima = {name: float(histogram.amax) for name, histogram in calibrated.collection.histograms.items()}
-        return Magnitudes(self.graph, Selection(calibrated.paths, cache=calibrated.cache), maxima)
+        paths, cache, histograms = self.calibrated.paths, self.calibrated.cache, self.calibrated.collection.histograms
+        maxima = {name: float(histogram.amax) for name, histogram in histograms.items()}
+        return Magnitudes(self.graph, Selection(paths, cache=cache), maxima)
 
     @property
     def graph(self) -> PlacedGraph:
         return self.calibrated.graph
 
     @property
-    def flow(self) -> DataFlow:
-        return self.graph.flow
-
-    @property
     def model(self) -> onnx.ModelProto:
         """The rewritten float model."""
         return self.graph.model
-
-    @property
-    def config(self) -> Config:
-        return self.graph.config
 
     def explicit(
         self, plan: PrecisionPlan, weights: WeightForm | None = None, form: NetworkForm = NetworkForm()
@@ -90,7 +80,7 @@ class Prepared:
         """The Q/DQ model of a plan; ``weights`` is the form of their scales, the backend's first if None. A tensor that
         only ``form`` quantises takes its largest magnitude on the calibration images as its range. Raises ConfigError:
         the plan does not fit the model; ModelError: the Q/DQ nodes would make a backend run INT8 layers in float."""
-        flow, model, able = self.flow, self.model, self.graph.placement
+        flow, model, able = self.graph.flow, self.model, self.graph.placement
         plan = form.planned(model, plan, able.plan)
         half = half_parts(model, plan, flow, magnitudes=self.magnitudes)
         placement = form.placed(model, able.following(plan))
@@ -109,24 +99,25 @@ class Prepared:
 
     def without_overflow(self, plan: PrecisionPlan, progress: Progress = silent) -> PrecisionPlan:
         """The plan with FP32 where values exceed FP16, see :func:`trtdet.building.half.within_half`."""
-        return within_half(self.model, plan, self.flow, magnitudes=self.magnitudes, progress=progress)
+        return within_half(self.model, plan, self.graph.flow, magnitudes=self.magnitudes, progress=progress)
 
     def subject(self, count: int, dataset: CocoDataset | None = None) -> RankingSubject:
         """Input of the ranking, on ``count`` calibration images or on all images of ``dataset``."""
         if count < 1:
             raise ConfigError(f"a ranking needs at least 1 image, got {count}")
-        paths = self.calibrated.paths if dataset is None else tuple(image.path for image in dataset.images)
         if dataset is None:
-            paths = evenly(paths, count)
+            paths = evenly(self.calibrated.paths, count)
+        else:
+            paths = tuple(image.path for image in dataset.images)
         return RankingSubject(
             model=self.model,
             placement=self.graph.placement.following(self.plan),
             ranges=self.ranges,
             corrections=self.corrections,
-            head=decoded(self.graph.nms_mode, self.config),
+            head=decoded(self.graph.nms_mode, self.graph.config),
             images=paths,
             images_sha256=content_hash(paths),
-            preprocess=self.config.input,
+            preprocess=self.graph.config.input,
             cache=self.calibrated.cache,
         )
 

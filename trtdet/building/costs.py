@@ -51,15 +51,6 @@ def batch_of(options: BuildOptions, model: onnx.ModelProto) -> int:
     return high if options.plan.objective == "throughput" else usual
 
 
-def plan_costs(
-    prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
-) -> Costs | None:
-    """Costs of all plans by the objective: times from :func:`plan_times`, or bytes of weights."""
-    if options.plan.objective == "size" and not options.implicit:
-        return size_costs(prepared)
-    return plan_times(prepared, backend, options, progress=progress)
-
-
 def plan_times(
     prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Costs | None:
@@ -79,7 +70,7 @@ def plan_times(
         return None
     gpu, batch = gpu_of(options.engine.gpu, engine.built.sms), batch_of(options, prepared.model)
     roofline = Roofline(flow, gpu=gpu, batch=batch, graph=prepared.graph.captured(caps))
-    if options.engine.gpu is None and _run_here(backend, options):
+    if options.engine.gpu is None and runs_on("auto", caps, EngineTarget.of(options)) == "engine":
         plan = _kept(prepared, prepared.plan.names("int8"), progress)
         half = built_of(prepared, plan, backend, options=options, progress=progress)
         measured, name = _layers_measured(engine, half, prepared, backend=backend, options=options, progress=progress)
@@ -109,21 +100,16 @@ def built_of(
         )
 
 
-def _run_here(backend: Backend, options: BuildOptions) -> bool:
-    return runs_on("auto", backend.capabilities, EngineTarget.of(options)) == "engine"
-
-
 def _layers_measured(
     int8: Engine, fp16: Engine, prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress
 ) -> tuple[list[MeasuredPart], str]:
     """Times of the layers of both engines, scaled to add up to a run without the profiler; and the device's name."""
     with ExitStack() as stack:
-        targets = []
+        targets, nms = [], prepared.graph.nms_mode
         for name, engine in (("INT8", int8), ("FP16", fp16)):
             facts = EngineFacts.built(backend.capabilities, engine.built.sms, EngineTarget.of(options).plugins)
             run = stack.enter_context(open_engine(engine.built.engine, facts))
-            nms = prepared.graph.nms_mode
-            targets.append(Target(name, runner=run, input=prepared.config.input, file=name, nms=nms))
+            targets.append(Target(name, runner=run, input=prepared.graph.config.input, file=name, nms=nms))
         nodes = [OnnxNodes.of(engine.network.model) for engine in (int8, fp16)]
         profiling = profile_targets(
             targets, nodes, ProfileOptions(batch_of(options, prepared.model)), progress=progress
@@ -140,7 +126,8 @@ def _layers_measured(
 def run_ms(run: Runner, prepared: Prepared, options: BuildOptions, progress: Progress = silent) -> tuple[float, str]:
     """Median milliseconds of a run with its transfers, or per image for the throughput; and the device's name."""
     batch = batch_of(options, prepared.model)
-    target = Target("engine", runner=run, input=prepared.config.input, file="engine", nms=prepared.graph.nms_mode)
+    graph = prepared.graph
+    target = Target("engine", runner=run, input=graph.config.input, file="engine", nms=graph.nms_mode)
     timed = measure([target], BenchOptions((batch,), seconds=1.0), progress=progress).targets[0]
     images = batch if options.plan.objective == "throughput" else 1
     return timed.points[0].latency_ms.p50 / images, timed.run_info.device
@@ -150,13 +137,13 @@ def plan_stopwatch(
     prepared: Prepared, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Callable[[tuple[str, ...]], float] | None:
     """Returns a function that measures the plan with some convolutions in FP16; None if engines cannot run here."""
-    if not _run_here(backend, options):
+    target = EngineTarget.of(options)
+    if runs_on("auto", backend.capabilities, target) != "engine":
         return None
 
     def ms(names: tuple[str, ...]) -> float:
         built = built_of(prepared, _kept(prepared, names, progress), backend, options=options, progress=progress).built
-        facts = EngineFacts.built(backend.capabilities, built.sms, EngineTarget.of(options).plugins)
-        with open_engine(built.engine, facts) as run:
+        with open_engine(built.engine, EngineFacts.built(backend.capabilities, built.sms, target.plugins)) as run:
             return run_ms(run, prepared, options, progress=progress)[0]
 
     return ms
@@ -168,8 +155,7 @@ _BYTES = {"int8": 1, "fp16": 2, "fp32": 4}
 def weight_counts(model: onnx.ModelProto) -> dict[str, int]:
     """Number of weights of each convolution and matrix product of a float model; computed weights count 0."""
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
-    layers = (node for node in model.graph.node if node.op_type in LAYERS)
-    return {node.name: sizes.get(node.input[1], 0) for node in layers}
+    return {node.name: sizes.get(node.input[1], 0) for node in model.graph.node if node.op_type in LAYERS}
 
 
 def weight_bytes(model: onnx.ModelProto, plan: PrecisionPlan) -> int:

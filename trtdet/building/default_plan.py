@@ -16,7 +16,7 @@ from trtdet.audit.neighbours import time_costs
 from trtdet.audit.roofline import Roofline, estimate
 from trtdet.audit.traffic import Flow
 from trtdet.backends import Backend, Capabilities, EngineTarget
-from trtdet.building.corrections import Prepared, prepared
+from trtdet.building.corrections import prepared
 from trtdet.building.costs import batch_of, built_of, gpu_of
 from trtdet.building.engine import runs_on
 from trtdet.building.graph import PlacedGraph
@@ -41,22 +41,19 @@ _AMAX = 4.0
 
 @dataclass(frozen=True)
 class DefaultPlan:
-    """The fastest plan by estimate.
-
-    Attributes:
-        plan: of the build; without INT8 if FP16 is built alone.
-        int8: number of INT8 convolutions of the fastest plan that has some; 0 if none has the channels for INT8.
-        int8_ms, fp16_ms: estimated milliseconds per run of that plan and of FP16.
-        least: the smallest speed-up over FP16 for which the build has INT8 layers.
-    """
+    """The fastest plan by estimate."""
 
     plan: PrecisionPlan
+    """Of the build; without INT8 if FP16 is built alone."""
     gpu: str
     batch: int
     int8: int
+    """Number of INT8 convolutions of the fastest plan that has some; 0 if none has the channels for INT8."""
     int8_ms: float | None
+    """Estimated milliseconds per run of that plan."""
     fp16_ms: float
     least: float
+    """The smallest speed-up over FP16 for which the build has INT8 layers."""
 
     @property
     def speedup(self) -> float | None:
@@ -131,10 +128,14 @@ def fastest_plan(
     if not engines.listed:
         return None
     # The costs are best known of an engine with every convolution in INT8, also those that stay in FP16 anyway.
-    costs, fixed = time_costs(engines.flow(every), engines.roofline(every)), frozenset(every).difference(able)
+    flow, fixed = engines.flow(every), frozenset(every).difference(able)
+    costs = time_costs(flow, Roofline(flow, gpu=engines.gpu, batch=engines.batch, graph=engines.captured))
     tried: dict[tuple[str, ...], float] = {able: engines.ms(able)} if able else {}
-    for in_int8 in (True, False) if able else ():
-        choices = {name: _FP16 if name in fixed else _choices(in_int8) for name in every}
+    kept = (PrecisionChoice("fp16", 0.0, half=True),)
+    # The error of a plan is its number of convolutions that are not as wanted: in INT8, then in FP16.
+    for int8_error, fp16_error in ((0.0, 1.0), (1.0, 0.0)) if able else ():
+        both = PrecisionChoice("int8", int8_error), PrecisionChoice("fp16", fp16_error, half=True)
+        choices = {name: kept if name in fixed else both for name in every}
         for plan in front(Problem(choices, costs.joints, costs.fixed), _FRONT):
             int8 = tuple(name for name in able if name not in plan.half)
             tried |= {int8: engines.ms(int8)} if int8 else {}
@@ -159,21 +160,18 @@ def fastest_plan(
     return replace(found, plan=keeping(start, reasons, Cause.NO_TIME_GAINED))
 
 
-_FP16 = (PrecisionChoice("fp16", 0.0, half=True),)
-
-
-def _choices(in_int8: bool) -> tuple[PrecisionChoice, ...]:
-    """Both precisions of a convolution; the error of a plan is its number of convolutions that are not as wanted."""
-    int8, fp16 = (0.0, 1.0) if in_int8 else (1.0, 0.0)
-    return PrecisionChoice("int8", int8), PrecisionChoice("fp16", fp16, half=True)
-
-
 class _Engines:
     """Engines with some convolutions in INT8, each built once."""
 
     def __init__(self, graph: PlacedGraph, backend: Backend, options: BuildOptions, progress: Progress) -> None:
         self._backend, self._options, self._progress = backend, options, progress
-        self._prepared, self._captured = _uncalibrated(graph), graph.captured(backend.capabilities)
+        # Every possible convolution is in INT8, and every tensor has one fixed range.
+        tensors = dict.fromkeys(graph.placement.activations, Range(_AMAX, -_AMAX, _AMAX))
+        ranges = Ranges("minmax", None, tensors, key="", images=0, images_sha256="")
+        collection = Histograms({}, key="", images=0, images_sha256="", source=graph.model.graph.input[0].name)
+        calibrated = Calibrated(graph, collection, ranges, paths=(), cache=ImageCache(0), reused=False)
+        self._prepared = prepared(calibrated, CalibrationOptions(), (), plan=graph.placement.plan)
+        self.captured = graph.captured(backend.capabilities)
         self._flows: dict[frozenset[str], Flow | None] = {}
         self.batch = batch_of(options, graph.model)
         self.gpu = gpu_of(options.engine.gpu, ())
@@ -184,11 +182,8 @@ class _Engines:
         assert flow is not None, "one engine listed its layers"
         return flow
 
-    def roofline(self, int8: Collection[str]) -> Roofline:
-        return Roofline(self.flow(int8), gpu=self.gpu, batch=self.batch, graph=self._captured)
-
     def ms(self, int8: Collection[str]) -> float:
-        return estimate(self.flow(int8), self.gpu, self.batch, graph=self._captured).ms
+        return estimate(self.flow(int8), self.gpu, self.batch, graph=self.captured).ms
 
     def _built(self, int8: Collection[str]) -> Flow | None:
         key = frozenset(int8)
@@ -201,12 +196,3 @@ class _Engines:
             self._flows[key] = engine.flow
             self.gpu = gpu_of(self._options.engine.gpu, engine.built.sms)
         return self._flows[key]
-
-
-def _uncalibrated(graph: PlacedGraph) -> Prepared:
-    """The model with every possible convolution in INT8, and one fixed range for every tensor."""
-    tensors = dict.fromkeys(graph.placement.activations, Range(_AMAX, -_AMAX, _AMAX))
-    ranges = Ranges("minmax", None, tensors, key="", images=0, images_sha256="")
-    collection = Histograms({}, key="", images=0, images_sha256="", source=graph.model.graph.input[0].name)
-    calibrated = Calibrated(graph, collection, ranges, paths=(), cache=ImageCache(0), reused=False)
-    return prepared(calibrated, CalibrationOptions(), (), plan=graph.placement.plan)

@@ -52,26 +52,23 @@ OLDEST = 8600
 
 @dataclass(frozen=True, eq=False)
 class BuildNetwork:
-    """Input of the builder.
-
-    Attributes:
-        activations: the model, and how many plugin activations read and write INT8.
-        precision: the lowest precision that the engine may use.
-        precisions: precisions of nodes that stay out of INT8, by node name, for weakly typed networks.
-        implicit: ranges of a model without Q/DQ nodes.
-        cache: the ranges as text of a calibration cache.
-        prepared: ranges and corrections; None for float networks and for the user's calibration cache.
-        form: form of the INT8 weight scales; None without Q/DQ nodes.
-    """
+    """Input of the builder."""
 
     activations: Requantized
+    """The model, and how many plugin activations read and write INT8."""
     precision: Precision
+    """The lowest precision that the engine may use."""
     plan: PrecisionPlan
     precisions: Mapping[str, str] = field(default_factory=dict)
+    """Of nodes that stay out of INT8, by node name, for weakly typed networks."""
     implicit: Implicit | None = None
+    """Ranges of a model without Q/DQ nodes."""
     cache: str = ""
+    """The ranges as text of a calibration cache."""
     prepared: Prepared | None = None
+    """None for float networks and for the user's calibration cache."""
     form: WeightForm | None = None
+    """Of the INT8 weight scales; None without Q/DQ nodes."""
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -118,7 +115,7 @@ def explicit_networks(
             prepared=prepared,
             form=weights,
         )
-        for weights in prepared.flow.weights
+        for weights in prepared.graph.flow.weights
     )
 
 
@@ -133,7 +130,7 @@ def implicit_network(
         ranges = Implicit(
             cast(OwnCalibrator, options.calibration.rule_name),
             images=prepared.calibrated.paths,
-            preprocess=prepared.config.input,
+            preprocess=prepared.graph.config.input,
             batch=first.dim_value if first.HasField("dim_value") else (EngineTarget.of(options).batch or (1, 1, 1))[1],
             percentile=options.calibration.percentile,
         )
@@ -158,9 +155,9 @@ def cached_network(graph: PlacedGraph, path: Path, caps: Capabilities) -> BuildN
         raise CalibrationError(f"{title} cannot be read: {error}; give another") from None
     cached = cache.read(text, title, version=caps.cache_version, skip_unusable=True)
     names: dict[str, None] = {}
-    for model in (graph.model, graph.source):
-        names.update(dict.fromkeys(value.name for value in model.graph.input))
-        names.update(dict.fromkeys(name for node in model.graph.node for name in node.output))
+    for each in (graph.model.graph, graph.source.graph):
+        outputs = (name for node in each.node for name in node.output)
+        names.update(dict.fromkeys((*(value.name for value in each.input), *outputs)))
     tensors, plan = graph.quantizable.tensors, graph.plan
     scales = cache.matched(cached, names, tensors, where=title)
     text = cache.write({name: scales[name] for name in tensors}, caps.cache_version)
@@ -225,24 +222,19 @@ def runs_on(runtime: Runtime, caps: Capabilities, target: EngineTarget) -> Liter
     return "onnxruntime" if reason else "engine"
 
 
-def warn_of_dla(network: BuildNetwork, target: EngineTarget) -> None:
-    """Before a build for the DLA: warns of the layers that will run on the GPU, and why."""
-    if target.options.dla is None:
-        return
-    in_float32 = {name for name, precision in network.precisions.items() if precision == "fp32"}
-    placement = place_on_dla(network.model, in_float32)
-    if placement.on_gpu:
-        warnings.warn(str(placement), TrtdetWarning, stacklevel=3)
-
-
-def warn_of_audit(engine: Engine, caps: Capabilities) -> None:
-    """Issues the audit's warnings, or warns that the engine could not be audited."""
-    if engine.audit is not None:
-        for warning in engine.audit.warnings:
-            warnings.warn(warning, TrtdetWarning, stacklevel=3)
-    elif caps.lists_layers:
-        warnings.warn(
-            f"{caps.name} {caps.version} built the engine and its inspector gave nothing: it is not audited",
-            TrtdetWarning,
-            stacklevel=3,
-        )
+def shipped_engine(
+    networks: Sequence[BuildNetwork], backend: Backend, target: EngineTarget, timings: Path, progress: Progress = silent
+) -> Engine:
+    """As :func:`best_engine`. Warns of layers that the DLA leaves to the GPU, and of what the audit finds or lacks."""
+    if target.options.dla is not None:
+        in_float32 = {name for name, precision in networks[0].precisions.items() if precision == "fp32"}
+        placement = place_on_dla(networks[0].model, in_float32)
+        if placement.on_gpu:
+            warnings.warn(str(placement), TrtdetWarning, stacklevel=3)
+    engine, caps = best_engine(networks, backend, target, timings=timings, progress=progress), backend.capabilities
+    found = () if engine.audit is None else engine.audit.warnings
+    if engine.audit is None and caps.lists_layers:
+        found = (f"{caps.name} {caps.version} built the engine and its inspector gave nothing: it is not audited",)
+    for warning in found:
+        warnings.warn(warning, TrtdetWarning, stacklevel=3)
+    return engine

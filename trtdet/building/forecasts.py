@@ -24,6 +24,8 @@ from trtdet.progress import ExpectedStage
 from trtdet.quantization.macs import multiply_adds
 from trtdet.tables import Column, Table
 
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 _RATE = 8e9
 """Multiply-adds per second of one core in float32, including the time of all other layers."""
 
@@ -89,7 +91,7 @@ class Forecast:
             [part.stage, part.what, part.there or "to do", None if part.there else part.seconds] for part in self.parts
         ]
         note = (
-            f"about {self.seconds:.0f} s in all on the {_cores()} cores here, by the model's multiply-adds and not "
+            f"about {self.seconds:.0f} s in all on the {_CORES} cores here, by the model's multiply-adds and not "
             "measured: expect a factor of two or three either way"
         )
         return Table(
@@ -159,11 +161,7 @@ def _plan_of(build: CheckedBuild) -> str:
 
 def run_seconds(graph: PlacedGraph) -> float:
     """Estimated seconds of the float model on one image."""
-    return IMAGE + sum(macs.count for macs in multiply_adds(graph.model).values()) / _RATE / _cores()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return IMAGE + sum(macs.count for macs in multiply_adds(graph.model).values()) / _RATE / _CORES
 
 
 def looked_parts(build: CheckedBuild, run: float) -> list[Part]:

@@ -25,25 +25,22 @@ FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 
 @dataclass(frozen=True, eq=False)
 class PlacedGraph:
-    """A rewritten float model; ``source`` is the original model.
-
-    Attributes:
-        done: the rewritten model, its configuration, and the result of each pass.
-        placement: positions of Q/DQ pairs; its plan has all possible convolutions in INT8.
-        int8_all: use INT8 even where it is not faster.
-        default: the plan that the estimate chose as default; None for the structural rules.
-        nms_reason: effect of CUDA graphs on the NMS mode, or of that mode on CUDA graphs; may be empty.
-        flow: input and output types of the backend's INT8 kernels.
-    """
+    """A rewritten float model; ``source`` is the original model."""
 
     source: onnx.ModelProto
     passes: Options
     done: Rewritten
+    """The rewritten model, its configuration, and the result of each pass."""
     placement: QdqPlacement
+    """Positions of Q/DQ pairs; its plan has all possible convolutions in INT8."""
     int8_all: bool = False
+    """Use INT8 even where it is not faster."""
     default: PrecisionPlan | None = None
+    """The plan that the estimate chose as default; None for the structural rules."""
     nms_reason: str = ""
+    """Effect of CUDA graphs on the NMS mode, or of that mode on CUDA graphs; may be empty."""
     flow: DataFlow = DataFlow()
+    """Input and output types of the backend's INT8 kernels."""
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -82,11 +79,10 @@ class PlacedGraph:
     @cached_property
     def with_own_activations(self) -> onnx.ModelProto:
         """The model with its original SiLU, HardSwish and opset: every form and backend can use its histograms."""
-        oldest = self.passes.min_opset
-        raised = oldest is not None and _opset(self.source) < oldest
-        if self.passes.silu == "keep" and not raised:
+        passes = self.passes
+        if passes.silu == "keep" and (passes.min_opset is None or _opset(self.source) >= passes.min_opset):
             return self.model
-        return rewrite(self.source, replace(self.passes, silu="keep", min_opset=None)).model
+        return rewrite(self.source, replace(passes, silu="keep", min_opset=None)).model
 
 
 def rewritten(source: onnx.ModelProto, passes: Options, plan: PlanOptions = PlanOptions()) -> PlacedGraph:
@@ -142,12 +138,12 @@ def host_graph(
     """
     source = load_model(model)
     batch = _batch(source, config.input.name, None)
-    passes = Options(config, batch=batch, silu=silu, min_opset=HALF_SCALES if plan.fp8 else None)
+    # FP16 scales and FP8 came in the same opset.
+    oldest = HALF_SCALES if plan.fp8 or (caps is not None and caps.data_flow.half) else None
+    passes = Options(config, batch=batch, silu=silu, min_opset=oldest)
     if caps is None:
         return rewritten(source, passes, plan)
-    passes = replace(
-        passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops), min_opset=_min_opset(caps, plan.fp8)
-    )
+    passes = replace(passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops))
     graph = rewritten(source, passes, plan)
     return replace(graph, flow=_flow(graph, caps))
 
@@ -171,6 +167,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     kept = embedded if options.nms.mode == "auto" else None
     nms = config.with_nms(**kept.thresholds).nms if kept is not None else config.nms
     mode, nms_reason = suppression(options.nms.mode, caps, embedded, nms=nms)
+    explicit = options.int8 and not options.implicit
     passes = Options(
         config=config,
         nms=mode,
@@ -180,7 +177,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         keep_embedded=kept is not None,
         max_opset=caps.max_opset,
         missing_ops=frozenset(caps.missing_ops),
-        min_opset=_min_opset(caps, plan.fp8) if options.int8 and not options.implicit else None,
+        min_opset=HALF_SCALES if explicit and (caps.data_flow.half or plan.fp8) else None,
     )
     if kept is not None:
         requested = config.nms.model_dump()
@@ -281,11 +278,6 @@ def _batch(model: onnx.ModelProto, name: str | None, batch: tuple[int, int, int]
     if not inputs or not inputs[0].type.tensor_type.shape.dim:
         return None  # the passes report the error
     return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
-
-
-def _min_opset(caps: Capabilities, fp8: bool) -> int | None:
-    """The oldest opset of a model with Q/DQ pairs: FP16 scales and FP8 came in the same opset."""
-    return HALF_SCALES if caps.data_flow.half or fp8 else None
 
 
 def _opset(model: onnx.ModelProto) -> int:

@@ -60,8 +60,8 @@ class CheckedBuild:
     """A checked build, before any image is decoded.
 
     ``selected`` has the calibration images, ``dataset`` those that score plans for a limit on accuracy loss.
-    Histograms and ranking of ``previous``, the bundle at the output, may be reused. ``default`` is the plan that the
-    estimate chose; None if it chose none, or the bundle is up to date.
+    Histograms and ranking of ``previous``, the bundle at the output, may be reused. ``estimated`` says whether
+    estimates choose the default plan, and ``default`` is that plan; None if the bundle is up to date.
     """
 
     job: Job
@@ -72,6 +72,7 @@ class CheckedBuild:
     dataset: CocoDataset | None
     previous: Bundle | None
     keys: Mapping[Stage, str]
+    estimated: bool = False
     default: DefaultPlan | None = None
 
     @property
@@ -81,11 +82,6 @@ class CheckedBuild:
     @property
     def target(self) -> EngineTarget:
         return EngineTarget.of(self.options)
-
-    @property
-    def estimated(self) -> bool:
-        """Whether estimates choose the default plan."""
-        return decided_by_time(self.options, self.backend.capabilities, self.graph.flow)
 
     @property
     def key(self) -> str:
@@ -116,12 +112,11 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
     selected = select_images(options.calibration) if options.runs_images else Selection()
     dataset = bounding_images(options.plan, graph.config, selected.paths)
 
-    def keys(build: BuildOptions) -> dict[Stage, str]:
-        return stage_keys(build, _facts(graph, build, caps, selected=selected, plugins=plugins), int8)
-
+    estimated = decided_by_time(options, caps, graph.flow)
     if options.tuned is not None:
         plain = replace(options, plan=options.plan.formats_alone(), from_=None, tuned=None)
-        check_tuned(options.tuned, sha256_file(job.model), keys(plain)[Stage.CORRECTIONS])
+        facts = _facts(graph, plain, caps, selected=selected, plugins=plugins)
+        check_tuned(options.tuned, sha256_file(job.model), stage_keys(plain, facts, int8)[Stage.CORRECTIONS])
     build = CheckedBuild(
         job=job,
         backend=backend,
@@ -130,9 +125,10 @@ def checked_build(job: Job, progress: Progress = silent, backend: Backend | None
         selected=selected,
         dataset=dataset,
         previous=previous,
-        keys=keys(options),
+        keys=stage_keys(options, _facts(graph, options, caps, selected=selected, plugins=plugins), int8),
+        estimated=estimated,
     )
-    if build.up_to_date is None and build.estimated:
+    if build.up_to_date is None and estimated:
         default = fastest_plan(graph, backend, options, progress=progress)
         if default is not None:
             build = replace(build, graph=replace(graph, default=default.plan), default=default)
@@ -169,6 +165,7 @@ def _facts(
     """Resolved values of options, by the keys in their metadata, and other inputs of the build."""
     plan, histograms, cache = options.plan, options.calibration.histograms, options.calibration.cache
     keep_fp16: Any = plan.keep_fp16
+    least = options.least_speedup
     if isinstance(keep_fp16, Path):
         keep_fp16 = ["plan", json.dumps(asdict(PrecisionPlan.load(keep_fp16)), sort_keys=True)]
     estimated: Any = None
@@ -199,7 +196,5 @@ def _facts(
         "tuned": tuned_key(options.tuned) if options.tuned is not None else None,
         "plugins": [part.sha256 for part in plugins],
         # The GPU matters only where its estimate decides.
-        "guard": [options.least_speedup, options.engine.gpu]
-        if options.least_speedup is not None or plan.limited
-        else None,
+        "guard": [least, options.engine.gpu] if least is not None or plan.limited else None,
     }

@@ -17,7 +17,7 @@ import onnx
 from trtdet.audit.neighbours import Costs
 from trtdet.backends import Backend
 from trtdet.building.corrections import Prepared
-from trtdet.building.costs import plan_costs, plan_stopwatch
+from trtdet.building.costs import plan_stopwatch, plan_times, size_costs
 from trtdet.building.graph import PlacedGraph
 from trtdet.bundle import Bundle
 from trtdet.data import CocoDataset, ImageCache
@@ -54,14 +54,19 @@ RANKING = "sensitivity.json"
 
 
 def check_placement(plan: PlanOptions, graph: PlacedGraph) -> None:
-    """Refuses unknown layer names, more FP16 layers than the model has, and a plan of another model. Warns if all
-    convolutions stay in FP16 by default."""
+    """Refuses unknown layer names, more FP16 layers than the model has, and a plan of another model."""
     if isinstance(plan.keep_fp16, tuple):
         named(graph.plan, [name for name in plan.keep_fp16 if name != DEPTHWISE])
     elif isinstance(plan.keep_fp16, int):
         check_count(plan.keep_fp16, len(graph.plan.names("int8")))
-    starting, left = starting_plan(graph, plan).names("int8"), graph.plan.names("fp16")
-    if left and not starting and not graph.plan.names("int8"):
+    if not starting_plan(graph, plan).names("int8"):
+        warn_of_nothing(graph)
+
+
+def warn_of_nothing(graph: PlacedGraph) -> None:
+    """Warns if all convolutions stay in FP16 by default."""
+    left = graph.plan.names("fp16")
+    if left and not graph.plan.names("int8"):
         example = graph.plan.entries[left[0]].reason
         warnings.warn(
             f"INT8 has nothing to do: all {len(left)} convolutions that can be in INT8 stay in FP16 by default, the "
@@ -106,7 +111,7 @@ def check_latency(plain: Prepared, backend: Backend, options: BuildOptions, prog
     limit = options.plan.max_latency
     if limit is None or plan_stopwatch(plain, backend, options, progress=progress) is not None:
         return  # the plan itself is measured later
-    costs = plan_costs(plain, backend, options, progress=progress)
+    costs = plan_times(plain, backend, options, progress=progress)
     if costs is not None:
         check_reachable(costs.unit, plan_problem(plain, costs), limit)
 
@@ -148,7 +153,7 @@ def choose_plan(
         plan = keeping_named(plan, plan_options, prepared.model)
     elif plan_options.max_latency is not None:
         assert backend is not None
-        costs = plan_costs(prepared, backend, options, progress=progress)
+        costs = plan_times(prepared, backend, options, progress=progress)
         stopwatch = plan_stopwatch(prepared, backend, options, progress=progress)
         assert costs is not None, "validation refuses a backend without layers"
         if stopwatch is None:
@@ -160,7 +165,10 @@ def choose_plan(
     elif (accuracy_limit := limit_of(plan_options)) is not None:
         assert dataset is not None and backend is not None, "validation gives the images"
         figure, limit = accuracy_limit
-        costs = plan_costs(prepared, backend, options, progress=progress)
+        if plan_options.objective == "size":
+            costs = size_costs(prepared)
+        else:
+            costs = plan_times(prepared, backend, options, progress=progress)
         search = search_within(prepared, ranked, costs, dataset=dataset, figure=figure, progress=progress)
         trade_off = cheapest_within(search, limit)
         chosen, cause = trade_off.chosen.names, Cause.KEPT_BOUND

@@ -141,14 +141,8 @@ def calibrated(
     paths = tuple(path for path in selected.paths if path.name not in skipped)
     ranges = Ranges.choose(collection, options.rule_name, options.percentile)
     sources = sources_of(graph, paths, cache=selected.cache, progress=progress)
-    return Calibrated(
-        graph=graph,
-        collection=collection,
-        ranges=replace(ranges, inputs=reach(graph.model, sources) if paths else {}),
-        paths=paths,
-        cache=selected.cache,
-        reused=reused,
-    )
+    ranges = replace(ranges, inputs=reach(graph.model, sources) if paths else {})
+    return Calibrated(graph, collection, ranges, paths=paths, cache=selected.cache, reused=reused)
 
 
 def sources_of(

@@ -36,6 +36,7 @@ FIRST_FP8 = 89
 _spelled = partial(spelled, BuildOptions)
 _KEEP, _LATENCY = _spelled("plan.keep_fp16"), _spelled("plan.max_latency")
 _VAL_IMAGES, _ANNOTATIONS = _spelled("plan.val_images"), _spelled("plan.annotations")
+_NO_IMAGES = "{} needs calibration images: a folder or a list of file names with --images"
 
 
 def check_build(options: BuildOptions, caps: Capabilities) -> None:
@@ -245,7 +246,7 @@ def check_ray(plan: PlanOptions) -> None:
 def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...]) -> None:
     """Refuses a calibration that lacks images, or whose histograms do not exist."""
     if calibration.images is None and calibration.histograms is None:
-        raise ConfigError("INT8 needs calibration images: a folder or a list of file names with --images")
+        raise ConfigError(_NO_IMAGES.format("INT8"))
     if calibration.histograms is not None and not calibration.histograms.is_file():
         raise CalibrationError(f"'{calibration.histograms}' does not exist; make it with 'trtdet calibrate'")
     # Histograms are enough for a threshold rule, but corrections need images.
@@ -258,27 +259,18 @@ def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...])
 def warn_of_percentile(*rules: str) -> None:
     """Warns if the percentile of a rule is below 50, as the user may have given a share (0..1) instead of percent."""
     percentile = min((rule_percentile(rule) for rule in rules if rule.startswith("percentile")), default=100.0)
-    if percentile >= 50:
-        return
-    meant = 100 * percentile if percentile <= 1 else 99.99
-    warnings.warn(
-        f"percentile {percentile:g} is in percent: all but the smallest {percentile:g} % of the values exceed such a "
-        f"range; {meant:.10g} is likely meant",
-        TrtdetWarning,
-        stacklevel=3,
-    )
+    if percentile < 50:
+        meant = 100 * percentile if percentile <= 1 else 99.99
+        message = f"percentile {percentile:g} is in percent: all but the smallest {percentile:g} % of the values exceed"
+        warnings.warn(f"{message} such a range; {meant:.10g} is likely meant", TrtdetWarning, stacklevel=3)
 
 
 def check_sweep(options: SweepOptions) -> None:
     """Refuses a sweep without calibration images or annotated images."""
-    _check_images(options.calibration, "a sweep")
+    if options.calibration.images is None:
+        raise ConfigError(_NO_IMAGES.format("a sweep"))
     if options.plan.val_images is None or options.plan.annotations is None:
         raise ConfigError(f"a sweep scores its variants on annotated images: give {_VAL_IMAGES} and {_ANNOTATIONS}")
-
-
-def _check_images(calibration: CalibrationOptions, subject: str) -> None:
-    if calibration.images is None:
-        raise ConfigError(f"{subject} needs calibration images: a folder or a list of file names with --images")
 
 
 def check_tune(options: TuneOptions) -> None:
@@ -288,7 +280,8 @@ def check_tune(options: TuneOptions) -> None:
         raise ConfigError("a tune is about INT8 with Q/DQ nodes; leave --fp16, --fp32 and --quantization implicit out")
     if plan.keep_fp16 is not None or plan.limited or plan.fp16_budget is not None or build.tuned is not None:
         raise ConfigError("a tune finds plans itself; leave out what else says what stays in FP16")
-    _check_images(build.calibration, "a tune")
+    if build.calibration.images is None:
+        raise ConfigError(_NO_IMAGES.format("a tune"))
     check_measured(plan)
     check_ray(plan)
 

@@ -198,8 +198,8 @@ class Preparing:
             title = f"{plans[kept]}: {len(plan.names('int8'))} convolutions in INT8"
             networks = explicit_networks(corrected, plan, caps)
             for network in networks:
-                form = "" if network.form == corrected.flow.weights[0] else f"-{network.form}"
-                told = f", one weight scale a {network.form}" if len(corrected.flow.weights) > 1 else ""
+                form = "" if network.form == graph.flow.weights[0] else f"-{network.form}"
+                told = f", one weight scale a {network.form}" if len(graph.flow.weights) > 1 else ""
                 yield _Draft(
                     f"{names[kept]}{form}", f"{title}{told}", build=build, network=network, scored=network.model
                 )

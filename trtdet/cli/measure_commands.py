@@ -89,7 +89,7 @@ def _annotate(options: Namespace, bundle: Bundle, times: Mapping[str, float] | N
     from trtdet.building.costs import gpu_of
     from trtdet.files import write_atomically
     from trtdet.report.annotation import Times, annotated
-    from trtdet.report.runs import Run
+    from trtdet.report.runs import bundle_run
 
     if times is not None:
         layer_times = Times(times, "measured")
@@ -98,7 +98,7 @@ def _annotate(options: Namespace, bundle: Bundle, times: Mapping[str, float] | N
         batch = options.batch[0] if options.batch else 1
         layers = estimate(flow_of(bundle), gpu, batch).layers
         layer_times = Times({layer.name: layer.ms for layer in layers}, f"estimated for {gpu.name}, batch {batch}")
-    model = annotated(Run(options.bundle, bundle=bundle), layer_times)
+    model = annotated(bundle_run(options.bundle, bundle), layer_times)
     write_atomically(options.onnx, model.SerializeToString(deterministic=True))
     count = sum(bool(node.metadata_props) for node in model.graph.node)
     console.say(

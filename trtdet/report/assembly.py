@@ -94,10 +94,9 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         evaluation = _evaluation(run.name, scores)
         sections += evaluation.sections
         missing += evaluation.missing
-    elif accuracy_sentence(run.worth, None):
-        missing.append(Missing("AP differences by class and size, and the shift of scores", AGAINST))
     else:
-        missing.append(Missing("mAP, its differences by class and size, and the shift of scores", AGAINST))
+        figure = "AP" if accuracy_sentence(run.worth, None) else "mAP, its"
+        missing.append(Missing(f"{figure} differences by class and size, and the shift of scores", AGAINST))
     if run.ranking is not None:
         sections.append(sensitivity_section(run.ranking, plan))
     elif int8:
@@ -105,7 +104,8 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         missing.append(Missing("sensitivity by layer", how))
     if run.collection is not None and run.ranges is not None:
         inputs = inputs_of(model, plan, run.collection)
-        sections.append(ranges_section(run.ranges, run.collection, inputs, worst=run.worst, percent=run.ranges.percent))
+        percent = run.ranges.percent
+        sections.append(ranges_section(run.ranges, run.collection, inputs, worst=run.worst, percent=percent))
     if run.audit is not None:
         # Times are for the GPU of the build's own comparison.
         comparison = (run.worth or {}).get("estimate")
@@ -141,9 +141,8 @@ def _experiment(run: Run) -> Report:
             options = provenance.runs[-1].options
             calibration = (options["build"] if experiment.kind == "tune" else options)["calibration"]
             percent = rule_percentile(calibration["rule"])
-            sections.append(
-                ranges_section(run.ranges, run.collection, provenance.inputs, worst=run.worst, percent=percent)
-            )
+            inputs = provenance.inputs
+            sections.append(ranges_section(run.ranges, run.collection, inputs, worst=run.worst, percent=percent))
         sections.append(provenance_section(provenance, experiment.kind, str(run.path)))
     if not experiment.annotated:
         missing.append(Missing("mAP of the variants", "tune with --val-images and --annotations"))

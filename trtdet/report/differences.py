@@ -16,12 +16,8 @@ from trtdet.tables import Column, Table, Tables
 
 @dataclass(frozen=True)
 class Change:
-    """A convolution that runs in another precision.
-
-    Attributes:
-        first, second: its precision; empty where the network has no convolution of this name.
-        first_why, second_why: the plans' reasons.
-    """
+    """A convolution that runs in another precision; its precision in both runs, empty where the network has no
+    convolution of this name, and the plans' reasons."""
 
     name: str
     first: str
@@ -32,14 +28,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of both runs.
-
-    Attributes:
-        first, second: None where a run does not have the figure.
-        unit: empty for counts.
-        basis: the source of the figure, such as ``engine``.
-        change: ``second - first``; None where one is None.
-    """
+    """A figure of both runs; None where a run does not have it, and then ``change``, ``second - first``, is None too.
+    ``unit`` is empty for counts, and ``basis`` is the source, such as ``engine``."""
 
     name: str
     first: float | None
@@ -51,23 +41,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class RunDifference:
-    """Result of :func:`compare_runs`.
-
-    Attributes:
-        first, second: names of the runs.
-        changes: convolutions in another precision, in the order of the network.
-        same: number of convolutions in the same precision.
-        scores: sentences on accuracy, and on whether the difference is noise.
-        variants: for two sweeps, the difference of each common variant, and whether it is noise.
-    """
+    """Result of :func:`compare_runs`; ``first`` and ``second`` are the names of the runs."""
 
     first: str
     second: str
     changes: tuple[Change, ...] = ()
+    """Convolutions in another precision, in the order of the network."""
     same: int = 0
+    """Number of convolutions in the same precision."""
     figures: tuple[Figure, ...] = ()
     scores: tuple[str, ...] = ()
+    """Sentences on accuracy, and on whether the difference is noise."""
     variants: Table | None = None
+    """For two sweeps, the difference of each common variant, and whether it is noise."""
     missing: tuple[Missing, ...] = ()
 
     @property
@@ -114,13 +100,14 @@ class RunDifference:
                 *("figure", Column(self.first, align="right"), Column(self.second, align="right")),
                 *("change", "known by"),
             )
-            figures = [
-                (
-                    *(figure.name, _written(figure.first, figure.unit), _written(figure.second, figure.unit)),
-                    *(_written(figure.change, figure.unit, "+"), figure.basis),
-                )
-                for figure in self.figures
-            ]
+            figures = []
+            for figure in self.figures:
+                cells = []
+                for value, sign in ((figure.first, ""), (figure.second, ""), (figure.change, "+")):
+                    number = value if figure.unit or value is None else int(value)
+                    form = f"{sign}.3f" if figure.unit else f"{sign}d"
+                    cells.append("" if number is None else f"{number:{form}} {figure.unit}".rstrip())
+                figures.append((figure.name, *cells, figure.basis))
             tables["Figures"] = Table(columns, figures)
         if self.changes:
             columns = (
@@ -147,7 +134,7 @@ def compare_runs(first: Path, second: Path) -> RunDifference:
     if all(run.experiment is not None and run.experiment.kind == "sweep" for run in runs):
         return _sweeps(names, runs)
     for run in runs:
-        if run.bundle is None and run.lone_plan is None:
+        if run.plan is None:
             raise ConfigError(
                 f"'{run.path}' cannot be compared: give two bundles, plans (plan.json), or two folders of sweeps"
             )
@@ -245,9 +232,3 @@ def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
         if titles:
             lines.append(f"In {name} alone: {'; '.join(titles)}.")
     return RunDifference(*names, scores=tuple(lines), variants=table.filled())
-
-
-def _written(value: float | None, unit: str, sign: str = "") -> str:
-    if value is None:
-        return ""
-    return format(value, f"{sign}.3f") + f" {unit}" if unit else format(int(value), f"{sign}d")

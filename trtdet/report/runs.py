@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,23 +31,24 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Run:
-    """The output of one command; results that it does not have are None.
-
-    Attributes:
-        experiment: of a sweep or a tune.
-        scores: content of an ``eval.json``.
-        profile: content of a ``profile.json``.
-        lone_plan: a ``plan.json`` outside a bundle.
-        lone_ranking: a ``sensitivity.json`` outside a bundle or folder.
-    """
+    """The output of one command; results that it does not have are None."""
 
     path: Path
     bundle: Bundle | None = None
     experiment: Experiment | None = None
+    """Of a sweep or a tune."""
     scores: Mapping[str, Any] | None = None
+    """Content of an ``eval.json``."""
     profile: Mapping[str, Any] | None = None
-    lone_plan: PrecisionPlan | None = None
+    """Content of a ``profile.json``."""
+    plan: PrecisionPlan | None = None
+    """The precision of each convolution, of a bundle or of a ``plan.json`` alone."""
+    audit: Audit | None = None
+    """The layers of a bundle's engine."""
+    worth: Mapping[str, Any] | None = None
+    """INT8 compared with FP16, as :meth:`trtdet.building.comparison.Worth.as_dict`."""
     lone_ranking: Sensitivity | None = None
+    """A ``sensitivity.json`` outside a bundle or folder."""
 
     @property
     def name(self) -> str:
@@ -55,24 +56,9 @@ class Run:
         return self.path.name or str(self.path)
 
     @cached_property
-    def plan(self) -> PrecisionPlan | None:
-        """The precision of each convolution."""
-        return self._read(PLAN, PrecisionPlan.load) or self.lone_plan
-
-    @cached_property
-    def audit(self) -> Audit | None:
-        """The layers of the engine."""
-        return self._read(AUDIT, Audit.load) if self.bundle is not None else None
-
-    @cached_property
-    def worth(self) -> Mapping[str, Any] | None:
-        """INT8 compared with FP16, as :meth:`trtdet.building.comparison.Worth.as_dict`."""
-        return self._read(WORTH, _json_object)
-
-    @cached_property
     def ranking(self) -> Sensitivity | None:
-        """Sensitivity of the convolutions."""
-        return self._read(RANKING, Sensitivity.load) or self.lone_ranking
+        """Sensitivity of the convolutions, the most sensitive first."""
+        return self.read(RANKING, Sensitivity.load) or self.lone_ranking
 
     @property
     def worst(self) -> tuple[str, ...]:
@@ -82,14 +68,14 @@ class Run:
     @cached_property
     def collection(self) -> Collection | None:
         """The histograms of the calibration."""
-        return self._read(HISTOGRAMS if self.provenance is None else self.provenance.histograms, Collection.load)
+        return self.read(HISTOGRAMS if self.provenance is None else self.provenance.histograms, Collection.load)
 
     @cached_property
     def ranges(self) -> Ranges | None:
         """The ranges in use."""
         if self.experiment is not None and self.experiment.kind == "tune":
-            return self._read(CORRECTED, lambda _: tuned_ranges(self.path))
-        return self._read("ranges.json", Ranges.load)
+            return self.read(CORRECTED, lambda _: tuned_ranges(self.path))
+        return self.read("ranges.json", Ranges.load)
 
     @cached_property
     def provenance(self) -> Provenance | None:
@@ -101,12 +87,19 @@ class Run:
         """The model that the engine was built from."""
         return None if self.bundle is None else onnx.load(self.bundle.model, load_external_data=False)
 
-    def _read(self, name: str, load: Callable[[Path], _T]) -> _T | None:
+    def read(self, name: str, load: Callable[[Path], _T]) -> _T | None:
         """Loads a file of the bundle or folder; None where it does not exist."""
         if self.bundle is not None:
             return load(self.bundle.file(name)) if name in self.bundle.manifest.files else None
         path = self.path / name
         return load(path) if self.path.is_dir() and path.is_file() else None
+
+
+def bundle_run(path: Path, bundle: Bundle) -> Run:
+    """The build of a bundle; raises TrtdetError if its plan, audit or comparison is damaged."""
+    run = Run(path, bundle=bundle)
+    plan, audit = run.read(PLAN, PrecisionPlan.load), run.read(AUDIT, Audit.load)
+    return replace(run, plan=plan, audit=audit, worth=run.read(WORTH, _json_object))
 
 
 def read_run(path: Path) -> Run:
@@ -121,7 +114,7 @@ def read_run(path: Path) -> Run:
     if (path / EXPERIMENT).is_file():
         return Run(path, experiment=Experiment.load(path / EXPERIMENT))
     if (path / "manifest.json").is_file():
-        return Run(path, bundle=Bundle(path))
+        return bundle_run(path, Bundle(path))
     if path.is_dir():
         raise ConfigError(f"'{path}' is the folder of no finished run; {allowed}")
     try:
@@ -131,7 +124,7 @@ def read_run(path: Path) -> Run:
     if {"layers", "inferences"} <= plain.keys():
         return Run(path, lone_ranking=Sensitivity.load(path))
     if {"entries", "schema"} <= plain.keys():
-        return Run(path, lone_plan=PrecisionPlan.load(path))
+        return Run(path, plan=PrecisionPlan.load(path))
     if {"layers", "sum_ms"} <= plain.keys():
         return Run(path, profile=plain)
     if {"map", "per_class", "images"} <= plain.keys():

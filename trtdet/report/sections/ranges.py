@@ -34,12 +34,9 @@ def ranges_section(
 ) -> Section:
     """Histograms of the tensors that convolutions read; those of the worst convolutions are drawn first.
 
-    Args:
-        ranges: the ranges in use; None where there are several, as in a sweep.
-        collection: the calibration's histograms.
-        inputs: input tensor by convolution.
-        worst: convolutions by falling sensitivity; empty without a ranking.
-        percent: for the rule ``percentile``; None for its default.
+    ``ranges`` are those in use, None where there are several, as in a sweep; ``inputs`` has the input tensor by
+    convolution; ``worst`` has the convolutions by falling sensitivity, none without a ranking; ``percent`` is for the
+    rule ``percentile``, None for its default.
     """
     rules = dict(RULES)
     if percent is not None:
