@@ -119,28 +119,17 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Worth:
-    """Comparison of INT8 with the same model in another precision.
+    """Comparison of INT8 with the same model in another precision."""
 
-    Attributes:
-        against: the other precision, ``fp16`` or ``fp32``.
-        run_info: machine of the runs; None if nothing was run.
-        comparison: difference of mAP; None without annotated images.
-        latency: of INT8 divided by the other's, below 1 is faster; None if engines cannot run here.
-        unmeasured: reason for a missing latency, else empty.
-        slower: convolutions that are slower in INT8, the worst first.
-        estimate: None if the engines' layers are unknown.
-        guard: decision of ``--guard X``; None without it.
-    """
-
-    against: str
-    run_info: RunInfo | None = None
-    comparison: Comparison | None = None
+    against: str  # the other precision, ``fp16`` or ``fp32``
+    run_info: RunInfo | None = None  # machine of the runs; None if nothing was run
+    comparison: Comparison | None = None  # difference of mAP; None without annotated images
     batch: int = 1
-    latency: Ratio | None = None
-    unmeasured: str = ""
-    slower: tuple[Difference, ...] = ()
-    estimate: Estimated | None = None
-    guard: GuardPart | None = None
+    latency: Ratio | None = None  # of INT8 divided by the other's, below 1 is faster; None if engines cannot run here
+    unmeasured: str = ""  # reason for a missing latency, else empty
+    slower: tuple[Difference, ...] = ()  # convolutions that are slower in INT8, the worst first
+    estimate: Estimated | None = None  # None if the engines' layers are unknown
+    guard: GuardPart | None = None  # decision of ``--guard X``; None without it
 
     def __str__(self) -> str:
         """The measurement or the estimate in a sentence, and advice on convolutions that are slower in INT8."""

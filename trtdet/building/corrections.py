@@ -41,22 +41,14 @@ from trtdet.quantization import (
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A model with its ranges and corrections, before the plan is chosen.
+    """A model with its ranges and corrections, before the plan is chosen."""
 
-    Attributes:
-        calibrated: the model, the histograms, and the ranges of the threshold rule.
-        ranges: the ranges of the INT8 model; with ``auto`` the best of each tensor.
-        plan: default precisions, with the corrections of each convolution.
-        summary: one sentence for each kind of correction.
-        rule_independent: the corrections if they do not depend on the threshold rule, else None.
-    """
-
-    calibrated: Calibrated
-    ranges: Ranges
+    calibrated: Calibrated  # the model, the histograms, and the ranges of the threshold rule
+    ranges: Ranges  # the ranges of the INT8 model; with ``auto`` the best of each tensor
     corrections: Corrections
-    plan: PrecisionPlan
-    summary: tuple[str, ...] = ()
-    rule_independent: Corrected | None = None
+    plan: PrecisionPlan  # default precisions, with the corrections of each convolution
+    summary: tuple[str, ...] = ()  # one sentence for each kind of correction
+    rule_independent: Corrected | None = None  # the corrections if they do not depend on the threshold rule, else None
 
     @cached_property
     def magnitudes(self) -> Magnitudes:

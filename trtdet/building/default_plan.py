@@ -43,17 +43,13 @@ _AMAX = 4.0
 class DefaultPlan:
     """The fastest plan by estimate."""
 
-    plan: PrecisionPlan
-    """Of the build; without INT8 if FP16 is built alone."""
+    plan: PrecisionPlan  # of the build; without INT8 if FP16 is built alone
     gpu: str
     batch: int
-    int8: int
-    """Number of INT8 convolutions of the fastest plan that has some; 0 if none has the channels for INT8."""
-    int8_ms: float | None
-    """Estimated milliseconds per run of that plan."""
+    int8: int  # number of INT8 convolutions of the fastest plan that has some; 0 if none has the channels for INT8
+    int8_ms: float | None  # estimated milliseconds per run of that plan
     fp16_ms: float
-    least: float
-    """The smallest speed-up over FP16 for which the build has INT8 layers."""
+    least: float  # the smallest speed-up over FP16 for which the build has INT8 layers
 
     @property
     def speedup(self) -> float | None:

@@ -54,21 +54,15 @@ OLDEST = 8600
 class BuildNetwork:
     """Input of the builder."""
 
-    activations: Requantized
-    """The model, and how many plugin activations read and write INT8."""
-    precision: Precision
-    """The lowest precision that the engine may use."""
+    activations: Requantized  # the model, and how many plugin activations read and write INT8
+    precision: Precision  # the lowest precision that the engine may use
     plan: PrecisionPlan
     precisions: Mapping[str, str] = field(default_factory=dict)
     """Of nodes that stay out of INT8, by node name, for weakly typed networks."""
-    implicit: Implicit | None = None
-    """Ranges of a model without Q/DQ nodes."""
-    cache: str = ""
-    """The ranges as text of a calibration cache."""
-    prepared: Prepared | None = None
-    """None for float networks and for the user's calibration cache."""
-    form: WeightForm | None = None
-    """Of the INT8 weight scales; None without Q/DQ nodes."""
+    implicit: Implicit | None = None  # ranges of a model without Q/DQ nodes
+    cache: str = ""  # the ranges as text of a calibration cache
+    prepared: Prepared | None = None  # None for float networks and for the user's calibration cache
+    form: WeightForm | None = None  # of the INT8 weight scales; None without Q/DQ nodes
 
     @property
     def model(self) -> onnx.ModelProto:

@@ -29,18 +29,12 @@ class PlacedGraph:
 
     source: onnx.ModelProto
     passes: Options
-    done: Rewritten
-    """The rewritten model, its configuration, and the result of each pass."""
-    placement: QdqPlacement
-    """Positions of Q/DQ pairs; its plan has all possible convolutions in INT8."""
-    int8_all: bool = False
-    """Use INT8 even where it is not faster."""
-    default: PrecisionPlan | None = None
-    """The plan that the estimate chose as default; None for the structural rules."""
-    nms_reason: str = ""
-    """Effect of CUDA graphs on the NMS mode, or of that mode on CUDA graphs; may be empty."""
-    flow: DataFlow = DataFlow()
-    """Input and output types of the backend's INT8 kernels."""
+    done: Rewritten  # the rewritten model, its configuration, and the result of each pass
+    placement: QdqPlacement  # positions of Q/DQ pairs; its plan has all possible convolutions in INT8
+    int8_all: bool = False  # use INT8 even where it is not faster
+    default: PrecisionPlan | None = None  # the plan that the estimate chose as default; None for the structural rules
+    nms_reason: str = ""  # effect of CUDA graphs on the NMS mode, or of that mode on CUDA graphs; may be empty
+    flow: DataFlow = DataFlow()  # input and output types of the backend's INT8 kernels
 
     @property
     def model(self) -> onnx.ModelProto:

@@ -109,16 +109,12 @@ class Magnitudes:
 class HalfParts:
     """The FP16 part of a model.
 
-    Attributes:
-        names: FP16 convolutions, and INT8 convolutions if values between INT8 kernels are FP16.
-        left: other nodes that stay in float32.
-        reasons: why values exceed FP16, by convolution or other node.
-        outputs: largest magnitude of each output channel, float64 (out,), by INT8 convolution.
+    ``outputs``: largest magnitude of each output channel, float64 (out,), by INT8 convolution.
     """
 
-    names: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()  # FP16 convolutions, and INT8 convolutions if values between INT8 kernels are FP16
+    left: tuple[str, ...] = ()  # other nodes that stay in float32
+    reasons: Mapping[str, str] = field(default_factory=dict)  # why values exceed FP16, by convolution or other node
     outputs: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 

@@ -58,22 +58,15 @@ def select_images(options: CalibrationOptions) -> Selection:
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """Histograms of a model, and ranges from them.
-
-    Attributes:
-        ranges: by the threshold rule; ``auto`` starts with the default rule and decides with the corrections.
-        paths: the readable calibration images.
-        reused: the histograms come from a file or an earlier bundle.
-        seen: result of the input check; None if it was off.
-    """
+    """Histograms of a model, and ranges from them."""
 
     graph: PlacedGraph
     collection: Collection
-    ranges: Ranges
-    paths: tuple[Path, ...]
+    ranges: Ranges  # by the threshold rule; ``auto`` starts with the default rule and decides with the corrections
+    paths: tuple[Path, ...]  # the readable calibration images
     cache: ImageCache
-    reused: bool
-    seen: Plausibility | None = None
+    reused: bool  # the histograms come from a file or an earlier bundle
+    seen: Plausibility | None = None  # result of the input check; None if it was off
 
 
 def check_detections(

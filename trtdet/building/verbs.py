@@ -35,21 +35,14 @@ _INT8 = spelled(BuildOptions, "plan.int8_all")
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A finished bundle. If it was up to date, ``audit``, ``trade_off`` and ``within`` are None.
-
-    Attributes:
-        audit: also None if the backend lists no layers.
-        trade_off: plans scored for a limit on accuracy loss.
-        worth: accuracy and speed of INT8 against FP16.
-        within: the plan for a latency limit.
-    """
+    """A finished bundle. If it was up to date, ``audit``, ``trade_off`` and ``within`` are None."""
 
     bundle: Bundle
-    audit: Audit | None = None
+    audit: Audit | None = None  # also None if the backend lists no layers
     up_to_date: bool = False
-    trade_off: TradeOff | None = None
-    worth: Worth | None = None
-    within: LatencyPlan | None = None
+    trade_off: TradeOff | None = None  # plans scored for a limit on accuracy loss
+    worth: Worth | None = None  # accuracy and speed of INT8 against FP16
+    within: LatencyPlan | None = None  # the plan for a latency limit
 
 
 def build(

@@ -42,21 +42,16 @@ _ALIGNED = 64
 class Accuracy:
     """Accuracy of a network on images that neither calibrated it nor chose its plan.
 
-    Attributes:
-        figure: ``map`` for COCO mAP 0.50:0.95; ``agreement`` for the average precision against the float model's
-            detections, without annotations.
-        value: 0..1.
-        difference: ``value`` minus the float model's, which agrees with itself by 1.
-        low, high: 90 % interval of ``difference``.
-        images: number of images.
+    ``figure``: ``map`` for COCO mAP 0.50:0.95; ``agreement`` for the average precision against the float model's
+    detections, without annotations. ``low``, ``high``: 90 % interval of ``difference``.
     """
 
     figure: Literal["map", "agreement"]
-    value: float
-    difference: float
+    value: float  # 0..1
+    difference: float  # ``value`` minus the float model's, which agrees with itself by 1
     low: float
     high: float
-    images: int
+    images: int  # number of images
 
     def __str__(self) -> str:
         return f"{100 * self.difference:+.2f} ({100 * self.low:+.2f} .. {100 * self.high:+.2f})"
@@ -66,30 +61,21 @@ class Accuracy:
 class Candidate:
     """A network that may become the engine.
 
-    Attributes:
-        name: of its files.
-        title: what it is, in words.
-        precision: lowest precision that its engine may use.
-        precisions: ``fp16`` or ``fp32`` by name of the nodes that stay out of INT8, for weakly typed networks.
-        implicit: it is a float model, and its ranges are in the file ``calibration.cache``.
-        form: form of its INT8 weight scales; None without Q/DQ nodes.
-        int8_share: of the multiply-adds in INT8, 0..1.
-        accuracy: of a network with the same ranges and Q/DQ nodes if ``implicit``, as TensorRT's own choice of layers
-            runs on a GPU only.
-        refused: why it may not ship; empty if it may.
-        files: by name in a bundle, the file in this folder.
+    ``precisions``: ``fp16`` or ``fp32`` by name of the nodes that stay out of INT8, for weakly typed networks.
+    ``accuracy``: of a network with the same ranges and Q/DQ nodes if ``implicit``, as TensorRT's own choice of layers
+    runs on a GPU only.
     """
 
-    name: str
-    title: str
-    precision: Precision
+    name: str  # of its files
+    title: str  # what it is, in words
+    precision: Precision  # lowest precision that its engine may use
     precisions: dict[str, str]
-    implicit: bool
-    form: WeightForm | None
-    int8_share: float
+    implicit: bool  # it is a float model, and its ranges are in the file ``calibration.cache``
+    form: WeightForm | None  # form of its INT8 weight scales; None without Q/DQ nodes
+    int8_share: float  # of the multiply-adds in INT8, 0..1
     accuracy: Accuracy
-    refused: str = ""
-    files: dict[str, str] = field(default_factory=dict)
+    refused: str = ""  # why it may not ship; empty if it may
+    files: dict[str, str] = field(default_factory=dict)  # by name in a bundle, the file in this folder
 
     @property
     def model(self) -> str:
@@ -101,24 +87,18 @@ class Candidate:
 class FolderContent:
     """Content of ``prepared.json``.
 
-    Attributes:
-        library, version: what will build the engine.
-        sms: compute capabilities to build for; empty for the machine's own.
-        batch: (min, opt, max) of a dynamic batch, else None.
-        key: hash over all inputs.
-        bound: which candidates may ship, in words.
-        reference: the float model's mAP, 0..1; 1 for agreement.
+    ``library``, ``version``: what will build the engine.
     """
 
     schema: Literal[1]
     trtdet_version: str
     library: str
     version: str
-    sms: tuple[int, ...]
-    batch: tuple[int, int, int] | None
-    key: str
-    bound: str
-    reference: float
+    sms: tuple[int, ...]  # compute capabilities to build for; empty for the machine's own
+    batch: tuple[int, int, int] | None  # (min, opt, max) of a dynamic batch, else None
+    key: str  # hash over all inputs
+    bound: str  # which candidates may ship, in words
+    reference: float  # the float model's mAP, 0..1; 1 for agreement
     candidates: tuple[Candidate, ...]
     files: dict[str, str]
 

@@ -45,15 +45,11 @@ class RunDifference:
 
     first: str
     second: str
-    changes: tuple[Change, ...] = ()
-    """Convolutions in another precision, in the order of the network."""
-    same: int = 0
-    """Number of convolutions in the same precision."""
+    changes: tuple[Change, ...] = ()  # convolutions in another precision, in the order of the network
+    same: int = 0  # number of convolutions in the same precision
     figures: tuple[Figure, ...] = ()
-    scores: tuple[str, ...] = ()
-    """Sentences on accuracy, and on whether the difference is noise."""
-    variants: Table | None = None
-    """For two sweeps, the difference of each common variant, and whether it is noise."""
+    scores: tuple[str, ...] = ()  # sentences on accuracy, and on whether the difference is noise
+    variants: Table | None = None  # for two sweeps, the difference of each common variant, and whether it is noise
     missing: tuple[Missing, ...] = ()
 
     @property

@@ -22,21 +22,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of Plotly (https://plotly.com/javascript/reference), drawn with its basic bundle.
+    """A figure of Plotly (https://plotly.com/javascript/reference), drawn with its basic bundle."""
 
-    Attributes:
-        title: above the figure, and for screen readers.
-        traces: Plotly's ``data``; only bars and scatter.
-        layout: changes to the page's default layout.
-        note: below the figure.
-        height: in CSS pixels.
-    """
-
-    title: str
-    traces: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    note: str = ""
-    height: int = 420
+    title: str  # above the figure, and for screen readers
+    traces: Sequence[Mapping[str, Any]]  # Plotly's ``data``; only bars and scatter
+    layout: Mapping[str, Any] = field(default_factory=dict)  # changes to the page's default layout
+    note: str = ""  # below the figure
+    height: int = 420  # in CSS pixels
 
     kind = "chart"
 
@@ -53,23 +45,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class DrawnHistogram:
-    """The histogram of one tensor, small enough that a page can hold hundreds.
+    """The histogram of one tensor, small enough that a page can hold hundreds."""
 
-    Attributes:
-        name: of the convolution that reads the tensor.
-        tensor: name of the tensor.
-        top: |x| at the upper end of the last bar.
-        heights: of the bars from 0 to ``top``, one byte each: 20 * log10(1 + count), 0..255.
-        thresholds: amax by calibration rule.
-        chosen: the amax in use; None where the tensor is not quantized.
-    """
-
-    name: str
-    tensor: str
-    top: float
-    heights: bytes
-    thresholds: Mapping[str, float]
-    chosen: float | None
+    name: str  # of the convolution that reads the tensor
+    tensor: str  # name of the tensor
+    top: float  # |x| at the upper end of the last bar
+    heights: bytes  # of the bars from 0 to ``top``, one byte each: 20 * log10(1 + count), 0..255
+    thresholds: Mapping[str, float]  # amax by calibration rule
+    chosen: float | None  # the amax in use; None where the tensor is not quantized
     note: str = ""
 
 
@@ -122,17 +105,12 @@ def plain_part(part: Part) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report under a heading.
-
-    Attributes:
-        about: name of the run, where a report has several runs.
-        brief: also included in Markdown, which should fit a pull request.
-    """
+    """A part of a report under a heading."""
 
     title: str
     parts: tuple[Part, ...]
-    about: str = ""
-    brief: bool = False
+    about: str = ""  # name of the run, where a report has several runs
+    brief: bool = False  # also included in Markdown, which should fit a pull request
 
     @property
     def heading(self) -> str:

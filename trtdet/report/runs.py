@@ -35,20 +35,14 @@ class Run:
 
     path: Path
     bundle: Bundle | None = None
-    experiment: Experiment | None = None
-    """Of a sweep or a tune."""
-    scores: Mapping[str, Any] | None = None
-    """Content of an ``eval.json``."""
-    profile: Mapping[str, Any] | None = None
-    """Content of a ``profile.json``."""
-    plan: PrecisionPlan | None = None
-    """The precision of each convolution, of a bundle or of a ``plan.json`` alone."""
-    audit: Audit | None = None
-    """The layers of a bundle's engine."""
+    experiment: Experiment | None = None  # of a sweep or a tune
+    scores: Mapping[str, Any] | None = None  # content of an ``eval.json``
+    profile: Mapping[str, Any] | None = None  # content of a ``profile.json``
+    plan: PrecisionPlan | None = None  # the precision of each convolution, of a bundle or of a ``plan.json`` alone
+    audit: Audit | None = None  # the layers of a bundle's engine
     worth: Mapping[str, Any] | None = None
     """INT8 compared with FP16, as :meth:`trtdet.building.comparison.Worth.as_dict`."""
-    lone_ranking: Sensitivity | None = None
-    """A ``sensitivity.json`` outside a bundle or folder."""
+    lone_ranking: Sensitivity | None = None  # a ``sensitivity.json`` outside a bundle or folder
 
     @property
     def name(self) -> str:

@@ -32,21 +32,13 @@ _LEAST, _MOST = 6.0, 18.0
 
 @dataclass(frozen=True)
 class Node:
-    """A layer of the drawing.
+    """A layer of the drawing."""
 
-    Attributes:
-        label: short text beside the node.
-        tip: hover text; lines are joined by ``<br>``.
-        precision: of its input, a key of :data:`trtdet.report.charts.PRECISIONS`.
-        before: indices of the nodes whose outputs it reads.
-        ms: None where the time is unknown.
-    """
-
-    label: str
-    tip: str
-    precision: str
-    before: tuple[int, ...]
-    ms: float | None = None
+    label: str  # short text beside the node
+    tip: str  # hover text; lines are joined by ``<br>``
+    precision: str  # of its input, a key of :data:`trtdet.report.charts.PRECISIONS`
+    before: tuple[int, ...]  # indices of the nodes whose outputs it reads
+    ms: float | None = None  # None where the time is unknown
 
 
 def engine_nodes(layers: Sequence[Layer], plan: PrecisionPlan, estimate: Estimate) -> list[Node]:
