@@ -55,6 +55,9 @@ returns the SourceModel. Any other prefix is ``package.module:factory``."""
 OPSETS = range(11, 21)
 """From the first opset whose Resize defines its sampling to the last opset of the tracing exporter."""
 
+UNDETECTED = "nothing was detected on the images that were tried"
+"""Why the comparison of final detections may say nothing."""
+
 _WRITTEN = "# Written by trtdet export"
 """Start of a configuration file that may be overwritten, because the user did not write it."""
 
@@ -122,12 +125,6 @@ class ParityComparison:
     notes: tuple[str, ...] = ()
     exporter: str = ""
     confirmed: dict[str, Any] | None = None
-
-    @classmethod
-    def of(cls, outputs: tuple[OutputCheck, ...], check: DetectionCheck) -> ParityComparison:
-        """The result if the outputs fit the configuration."""
-        undetected = "" if check.torch else "nothing was detected on the images that were tried"
-        return cls(outputs=outputs, detections=check, undetected=undetected)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,11 +121,8 @@ def compare_outputs(
                 raise ModelError(f"'{source}' gives values that are not finite in output {name}; check its weights")
             error = np.abs(want.astype(np.float64) - got.astype(np.float64))
             largest, mean = float(error.max(initial=0.0)), float(error.mean()) if error.size else 0.0
-            _check_difference(
-                f"export of '{source}': output {name} differs from {reference}",
-                largest,
-                tolerance * max(1.0, float(np.abs(want).max(initial=0.0))),
-            )
+            allowed = tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
+            _check_difference(f"export of '{source}': output {name} differs from {reference}", largest, allowed)
             if name not in worst or largest > worst[name].max_abs:
                 shape = worst[name].shape if name in worst else tuple(want.shape)
                 worst[name] = OutputCheck(name, shape, max_abs=largest, mean_abs=mean)
@@ -134,10 +131,8 @@ def compare_outputs(
 
 def _check_difference(problem: str, value: float, allowed: float) -> None:
     if not value <= allowed:
-        raise ModelError(
-            f"{problem} by {value:.3g}, allowed is {allowed:.3g}; "
-            "export with another --opset, or raise the tolerance if the difference is harmless"
-        )
+        advice = "export with another --opset, or raise the tolerance if the difference is harmless"
+        raise ModelError(f"{problem} by {value:.3g}, allowed is {allowed:.3g}; {advice}")
 
 
 def compare_detections(
@@ -195,15 +190,10 @@ def _match(names: tuple[str, str], ours: _Side, theirs: _Side, nms: NmsConfig | 
             rows.append(row)
             columns.append(column)
             distance[:, column] = np.inf
-    check = DetectionCheck(
-        images=1,
-        torch=len(ours.scores),
-        onnx=len(theirs.scores),
-        matched=len(rows),
-        ties=len(ours.scores) + len(theirs.scores) - 2 * len(rows),
-        max_score=float(score[rows, columns].max(initial=0.0)),
-        max_box=float(box[rows, columns].max(initial=0.0)),
-    )
+    first, second, matched = len(ours.scores), len(theirs.scores), len(rows)
+    off, far = (float(differences[rows, columns].max(initial=0.0)) for differences in (score, box))
+    ties = first + second - 2 * matched
+    check = DetectionCheck(1, torch=first, onnx=second, matched=matched, ties=ties, max_score=off, max_box=far)
     if nms is None:
         return check
     unpaired = np.setdiff1d(np.arange(len(ours.scores)), rows)

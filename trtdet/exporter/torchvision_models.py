@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from trtdet.config import COCO_CLASSES, Config, NmsConfig
 from trtdet.errors import ConfigError, ModelError
-from trtdet.exporter import ExportOptions, ParityComparison, checkpoints, parity
+from trtdet.exporter import UNDETECTED, ExportOptions, ParityComparison, checkpoints, parity
 from trtdet.exporter.parity import Float, Outputs
 from trtdet.exporter.trials import SourceModel, first_line, resized
 
@@ -363,7 +363,8 @@ def compare_stages(
     note = f"each stage on the model's own values: {' and '.join(texts)} are those that torch chooses"
     if total.ties:
         note += "; scores of proposals that are nearly equal make the others differ from end to end"
-    return replace(ParityComparison.of(checks, total), notes=(note,))
+    undetected = "" if total.torch else UNDETECTED
+    return ParityComparison(outputs=checks, detections=total, undetected=undetected, notes=(note,))
 
 
 def _whole(

@@ -23,7 +23,7 @@ from trtdet.config import Config, InputConfig
 from trtdet.data.folders import evenly, find_images
 from trtdet.data.images import preprocess, read_image
 from trtdet.errors import ConfigError, ModelError, one_line
-from trtdet.exporter import ExportOptions, ParityComparison, parity
+from trtdet.exporter import UNDETECTED, ExportOptions, ParityComparison, parity
 from trtdet.exporter.parity import Float, Outputs
 from trtdet.files import sha256_file, write_atomically, writing
 
@@ -43,22 +43,18 @@ _MOST_IMAGES = 8
 class SourceModel:
     """A detector in torch.
 
-    Attributes:
-        source: as the user named it, for messages.
-        reference: the module that the ONNX model is compared with, in evaluation mode; takes float32 (B, 3, H, W) and
-            returns a tensor, or a tuple, list or dict of tensors, each with the batch first.
-        traced: an equivalent module for the export, such as with folded batch normalisation; None for ``reference``.
-        compare_stages: compares inputs and outputs within a tolerance, for detectors that select boxes before the end;
-            None compares the outputs.
-        unordered: whether rounding may change the order of the rows, which then does not count.
-        for_dynamo: context in which torch's newer exporter reads the module.
+    The ONNX model is compared with ``reference``, which is in evaluation mode, takes float32 (B, 3, H, W) and returns a
+    tensor, or a tuple, list or dict of tensors, each with the batch first. ``traced`` is an equivalent module for the
+    export, such as with folded batch normalisation; None for ``reference``. ``compare_stages`` compares inputs and
+    outputs within a tolerance, for detectors that select boxes before the end; None compares the outputs.
+    ``for_dynamo`` is the context in which torch's newer exporter reads the module.
     """
 
-    source: str
+    source: str  # as the user named it, for messages
     reference: nn.Module
     config: Config
     traced: nn.Module | None = None
-    unordered: bool = False
+    unordered: bool = False  # whether rounding may change the order of the rows, which then does not count
     compare_stages: Callable[[SourceModel, Sequence[Float], Sequence[Outputs], float], ParityComparison] | None = None
     for_dynamo: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -79,7 +75,7 @@ def compared(
         if options.config is None:
             raise ModelError(str(error)) from None
         return ParityComparison(outputs=outputs, detections=None, undetected=str(error))
-    return ParityComparison.of(outputs, check)
+    return ParityComparison(outputs=outputs, detections=check, undetected="" if check.torch else UNDETECTED)
 
 
 def batches(config: InputConfig, options: ExportOptions) -> list[Float]:

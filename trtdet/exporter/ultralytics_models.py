@@ -28,6 +28,7 @@ _ARGUMENT = r"(?:\w+\s*=\s*)?[\w.+-]+"
 _ACTIVATION = re.compile(rf"(?:torch\.)?nn\.(\w+)\((?:{_ARGUMENT}(?:,\s*{_ARGUMENT})*(?:,\s*)?)?\)")
 """A comma precedes each argument but the first, so that matching takes at most quadratic time."""
 _MOST_REPEATS = 1000
+_MODULES = ("torch.nn.modules.", "ultralytics.nn.modules.")
 
 _NOT_COMPARED = frozenset(("inplace", "export", "dynamic", "format", "np", "i", "max_det", "_end2end", "end2end"))
 """Attributes of modules that differ between training and export, or do not affect results."""
@@ -108,7 +109,8 @@ def _check_description(path: Path, description: Any, tasks: Any, package: str) -
     activation = description.get("activation")
     if activation is not None:
         named = _ACTIVATION.fullmatch(activation) if isinstance(activation, str) else None
-        if named is None or not _is_module(getattr(nn, named[1], None)):
+        kind = None if named is None else getattr(nn, named[1], None)
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise ModelError(
                 f"{refused} has the activation {one_line(repr(activation), 80)}, expected a module of torch such as "
                 "nn.SiLU(); nothing of it was run"
@@ -118,7 +120,7 @@ def _check_description(path: Path, description: Any, tasks: Any, package: str) -
             raise ModelError(f"{refused} has the row {one_line(repr(row), 80)}, expected [from, number, module, args]")
         _, repeats, name, arguments = row
         kind = getattr(nn, name[3:], None) if name.startswith("nn.") else getattr(tasks, name, None)
-        own = _is_module(kind) and kind.__module__.startswith(("torch.nn.modules.", "ultralytics.nn.modules."))
+        own = isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__.startswith(_MODULES)
         if not own or name == "TorchVision":
             raise ModelError(
                 f"{refused} has the module {one_line(repr(name), 80)}, which is no part of a detector in "
@@ -135,10 +137,6 @@ def _check_description(path: Path, description: Any, tasks: Any, package: str) -
     channels = description.get("channels", description.get("ch", 3))
     if channels != 3:
         raise ModelError(f"checkpoint '{path}' takes {channels!r} channels, allowed is 3")
-
-
-def _is_module(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, nn.Module)
 
 
 def _is_plain(value: Any, depth: int = 4) -> bool:

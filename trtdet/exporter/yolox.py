@@ -142,20 +142,17 @@ class CSPDarknet(nn.Module):
         count = max(round(variant.depth * 3), 1)
         dw = variant.depthwise
         self.stem = Focus(base)
-        self.dark2 = self._stage(base, count, dw)
-        self.dark3 = self._stage(base * 2, count * 3, dw)
-        self.dark4 = self._stage(base * 4, count * 3, dw)
+        self.dark2, self.dark3, self.dark4 = (
+            nn.Sequential(
+                _spatial(width, 2 * width, 2, depthwise=dw),
+                CSPLayer(2 * width, 2 * width, repeats, shortcut=True, depthwise=dw),
+            )
+            for width, repeats in ((base, count), (base * 2, count * 3), (base * 4, count * 3))
+        )
         self.dark5 = nn.Sequential(
             _spatial(base * 8, base * 16, 2, depthwise=dw),
             SPPBottleneck(base * 16),
             CSPLayer(base * 16, base * 16, count, shortcut=False, depthwise=dw),
-        )
-
-    @staticmethod
-    def _stage(inputs: int, count: int, depthwise: bool) -> nn.Sequential:
-        return nn.Sequential(
-            _spatial(inputs, inputs * 2, 2, depthwise=depthwise),
-            CSPLayer(inputs * 2, inputs * 2, count, shortcut=True, depthwise=depthwise),
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,12 +197,12 @@ class YOLOXHead(nn.Module):
         hidden, dw = int(256 * variant.width), variant.depthwise_head
         sources = [int(channels * variant.width) for channels in (256, 512, 1024)]
         self.num_classes = num_classes
-
-        def branch() -> nn.Sequential:
-            return nn.Sequential(*(_spatial(hidden, hidden, 1, depthwise=dw) for _ in range(2)))
-
-        self.cls_convs = nn.ModuleList(branch() for _ in sources)
-        self.reg_convs = nn.ModuleList(branch() for _ in sources)
+        self.cls_convs, self.reg_convs = (
+            nn.ModuleList(
+                nn.Sequential(*(_spatial(hidden, hidden, 1, depthwise=dw) for _ in range(2))) for _ in sources
+            )
+            for _ in range(2)
+        )
         self.cls_preds = nn.ModuleList(nn.Conv2d(hidden, num_classes, 1) for _ in sources)
         self.reg_preds = nn.ModuleList(nn.Conv2d(hidden, 4, 1) for _ in sources)
         self.obj_preds = nn.ModuleList(nn.Conv2d(hidden, 1, 1) for _ in sources)
@@ -227,7 +224,7 @@ class YOLOXHead(nn.Module):
         return torch.cat(levels, dim=2).transpose(1, 2)
 
 
-class YOLOX(nn.Module):
+class YOLOX(nn.Sequential):
     """A YOLOX detector; takes float32 (B, 3, H, W), H and W multiples of 32; published weights expect BGR in 0..255.
 
     It returns float32 (B, N, 5 + C), not decoded, for the N cells of strides 8, 16 and 32, row by row: x and y offset
@@ -239,9 +236,6 @@ class YOLOX(nn.Module):
         super().__init__()
         self.backbone = YOLOPAFPN(variant)
         self.head = YOLOXHead(num_classes, variant)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.backbone(x))  # type: ignore[no-any-return]
 
 
 def build(variant: str, num_classes: int = 80) -> YOLOX:
