@@ -30,12 +30,9 @@ def assemble(
 ) -> tuple[Bundle, Audit | None, Planned | None]:
     """Runs the steps of a build; ``place`` is the bundle's folder, None for the job's output.
 
-    Returns:
-        The bundle; the engine's audit, None if no layers were listed; the plan, None for a float engine or for ranges
-        from a calibration cache.
-
-    Raises:
-        TrtdetError: a step failed; its subclass names the kind of failure. The previous bundle is unchanged.
+    Returns the bundle; the engine's audit, None if no layers were listed; the plan, None for a float engine or for
+    ranges from a calibration cache. Raises TrtdetError: a step failed; its subclass names the kind of failure. The
+    previous bundle is unchanged.
     """
     job, graph, options, caps = build.job, build.graph, build.options, build.backend.capabilities
     planned: Planned | None = None

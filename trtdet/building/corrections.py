@@ -124,13 +124,9 @@ def prepared(
 ) -> Prepared:
     """Computes the corrections; with the rule ``auto`` it also compares threshold rules.
 
-    Args:
-        names: allowed corrections; empty for plain INT8.
-        plan: its INT8 convolutions are corrected; None for the graph's default.
-        share: one range for tensors between which values are only moved, for a model with Q/DQ pairs.
-
-    Raises:
-        ConfigError: an unknown correction, or fewer than two images.
+    ``names`` are the allowed corrections, none for plain INT8. The INT8 convolutions of ``plan`` are corrected; None
+    takes the graph's default. ``share`` gives one range to tensors between which values are only moved, for a model with
+    Q/DQ pairs. Raises ConfigError: an unknown correction, or fewer than two images.
     """
     graph = calibrated.graph
     plan = plan or graph.plan

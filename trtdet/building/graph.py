@@ -82,13 +82,9 @@ class PlacedGraph:
 def rewritten(source: onnx.ModelProto, passes: Options, plan: PlanOptions = PlanOptions()) -> PlacedGraph:
     """Runs the passes over a model and places its Q/DQ pairs.
 
-    Raises:
-        ModelError: the model does not fit the configuration, cannot be rewritten, has no convolutions, or needs a
-            later opset for FP8.
-        ConfigError: the backend cannot run the requested NMS.
-
-    Warns:
-        TrtdetWarning: the plan has FP8 or INT8 attention, and the model has no matrix product for it.
+    Raises ModelError: the model does not fit the configuration, cannot be rewritten, has no convolutions, or needs a
+    later opset for FP8; ConfigError: the backend cannot run the requested NMS. Warns if the plan has FP8 or INT8
+    attention, and the model has no matrix product for it.
     """
     result = rewrite(source, passes)
     placement = place(result.model, plan.int8_attention, plan.fp8)
@@ -145,13 +141,9 @@ def host_graph(
 def build_graph(model: Path, config: Config, options: BuildOptions, backend: Backend) -> PlacedGraph:
     """Rewrites a float ONNX model for a backend.
 
-    Raises:
-        ModelError: see :func:`rewritten`; or the backend cannot build an operator of the model.
-        ConfigError, BackendError: the backend lacks the NMS mode or the form of SiLU.
-
-    Warns:
-        TrtdetWarning: see :func:`rewritten` and :func:`warn_of_left`; or the thresholds of the embedded NMS differ
-            from the configuration.
+    Raises the errors of :func:`rewritten`, ModelError also if the backend cannot build an operator of the model, and
+    ConfigError or BackendError if it lacks the NMS mode or the form of SiLU. Warns as :func:`rewritten` and
+    :func:`warn_of_left`, and if the thresholds of the embedded NMS differ from the configuration.
     """
     caps, plan, target = backend.capabilities, options.plan, EngineTarget.of(options)
     source = load_model(model)

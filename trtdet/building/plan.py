@@ -212,10 +212,9 @@ _UNSEEN = 1e-6
 def plan_problem(prepared: Prepared, costs: Costs | None, ranked: Sensitivity | None = None) -> Problem:
     """Optimisation problem: INT8 or FP16 for each convolution that is in INT8 by default.
 
-    Args:
-        costs: None counts million multiply-adds, FP16 twice.
-        ranked: the INT8 errors; None sets them to 0. Otherwise each is at least a millionth of the largest: a layer
-            without an error of its own can still lose detections together with others.
+    Without ``costs`` million multiply-adds count, FP16 twice. ``ranked`` has the INT8 errors; None sets them to 0.
+    Otherwise each is at least a millionth of the largest: a layer without an error of its own can still lose detections
+    together with others.
     """
     macs = multiply_adds(prepared.model)
     errors = {layer.name: layer.score for layer in ranked.layers} if ranked is not None else {}

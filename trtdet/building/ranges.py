@@ -97,14 +97,10 @@ def calibrated(
 ) -> Calibrated:
     """Collects histograms on the images, or reuses those of an earlier run, and applies the threshold rule.
 
-    Args:
-        implicit: choose ranges for every tensor that TensorRT may run in INT8, not only for Q/DQ pairs.
-        previous: a bundle; its histograms are reused if they fit.
-
-    Raises:
-        CalibrationError: histograms of another model, other images or other preprocessing; a non-finite activation.
-        DataError: images cannot be read.
-        ConfigError: an unknown rule, or a percentile out of range.
+    ``implicit`` chooses ranges for every tensor that TensorRT may run in INT8, not only for Q/DQ pairs. Histograms of
+    the bundle ``previous`` are reused if they fit. Raises CalibrationError: histograms of another model, other images or
+    other preprocessing, or a non-finite activation; DataError: images cannot be read; ConfigError: an unknown rule, or a
+    percentile out of range.
     """
     tensors, key = _histogram_key(graph, selected, implicit)
     reused = True

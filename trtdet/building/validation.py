@@ -40,13 +40,8 @@ _NO_IMAGES = "{} needs calibration images: a folder or a list of file names with
 
 
 def check_build(options: BuildOptions, caps: Capabilities) -> None:
-    """Refuses wrong options of a build.
-
-    Raises:
-        ConfigError: two options contradict each other.
-        BackendError: the backend lacks a requested feature.
-        CalibrationError: the calibration cache or the histograms do not exist.
-    """
+    """Refuses wrong options of a build. Raises ConfigError: two options contradict each other; BackendError: the
+    backend lacks a requested feature; CalibrationError: the calibration cache or the histograms do not exist."""
     plan = options.plan
     _check_engine(options, caps)
     if plan.fp8 and options.implicit:

@@ -102,16 +102,8 @@ class _Draft:
 class Preparing:
     """Makes, scores and writes the candidates of a model.
 
-    Args:
-        job: INT8 wherever possible; its output is the folder.
-        backend: what will build the engines.
-        options: ``build`` has the images that score.
-        previous: a bundle whose histograms are used if they fit.
-
-    Attributes:
-        collection: the histograms, once the candidates are there.
-        plausibility: result of the input check; None before it, or without one.
-        reference: the float model's mAP, 0..1; 1 for agreement.
+    ``job`` asks for INT8 wherever possible, and its output is the folder; ``backend`` will build the engines, and the
+    images that score are those of ``options.build``. Histograms of the bundle ``previous`` are used if they fit.
     """
 
     def __init__(
@@ -125,9 +117,9 @@ class Preparing:
         self._job, self._backend, self._options, self._progress = job, backend, options, progress
         self._build = replace(self._checked(int8_all=True), previous=previous)
         self._dataset, _ = measuring_images(options.build.plan, self._build)
-        self.plausibility: Plausibility | None = None
-        self.reference = 1.0
-        self.collection: Collection | None = None
+        self.plausibility: Plausibility | None = None  # result of the input check; None before it, or without one
+        self.reference = 1.0  # the float model's mAP, 0..1; 1 for agreement
+        self.collection: Collection | None = None  # the histograms, once the candidates are there
 
     def folder(self) -> PreparedFolder:
         """Writes the folder; the previous one stays if a step fails."""

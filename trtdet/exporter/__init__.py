@@ -112,18 +112,14 @@ class Confirmed:
 class ParityComparison:
     """Difference between an exported model and its source; ``notes`` are on the export, for the user.
 
-    Attributes:
-        detections: final detections; None if the outputs do not fit the configuration.
-        undetected: why the comparison of final detections says nothing; otherwise empty.
-        exporter: torch's exporter, ``torchscript`` or ``dynamo``; empty for ONNX sources.
-        confirmed: confidence in a guessed configuration; None if nothing was guessed or there were no images.
+    ``confirmed``: confidence in a guessed configuration; None if nothing was guessed or there were no images.
     """
 
     outputs: tuple[OutputCheck, ...]
-    detections: DetectionCheck | None
-    undetected: str
+    detections: DetectionCheck | None  # final detections; None if the outputs do not fit the configuration
+    undetected: str  # why the comparison of final detections says nothing; otherwise empty
     notes: tuple[str, ...] = ()
-    exporter: str = ""
+    exporter: str = ""  # torch's exporter, ``torchscript`` or ``dynamo``; empty for ONNX sources
     confirmed: dict[str, Any] | None = None
 
 

@@ -147,8 +147,7 @@ class Described:
 
     name: str
     input_name: str
-    size: tuple[int, int]
-    """Height and width of the input in pixels."""
+    size: tuple[int, int]  # height and width of the input in pixels
     classes: tuple[str, ...] | None
     shapes: Mapping[str, tuple[int, ...]]
 

@@ -64,8 +64,7 @@ class _Reach(NamedTuple):
 
     score: float
     box: float
-    tie: float
-    """Scores this close to each other or to a threshold are a tie: a few times the largest error."""
+    tie: float  # scores this close to each other or to a threshold are a tie: a few times the largest error
 
 
 class _Side(NamedTuple):

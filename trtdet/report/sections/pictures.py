@@ -33,13 +33,9 @@ def pictures_section(
 ) -> Section:
     """Runs two detectors on at most ``count`` evenly spaced images and shows those on which they differ most.
 
-    Args:
-        target: a bundle.
-        reference: a bundle, or a model; a model is read with the target's configuration.
-        images: a folder, or a list of file names.
-
-    Raises:
-        TrtdetError: a detector cannot be opened, or an image cannot be read.
+    ``target`` is a bundle, ``reference`` a bundle or a model, which is read with the target's configuration, and
+    ``images`` a folder or a list of file names. Raises TrtdetError: a detector cannot be opened, or an image cannot be
+    read.
     """
     paths = find_images(images)
     paths = evenly(paths, min(count, len(paths)))
