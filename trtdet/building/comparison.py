@@ -247,11 +247,11 @@ def compare_with_fp16(
     layers, and mAP is measured against FP32 on the CPU. mAP needs annotated images. With ``--guard X`` the shipped
     bundle, INT8 or FP16, is written to the job's output.
 
-    ``bundle`` has INT8 and is at the output of its build ``job``, or in its :func:`staging_folder`; the annotated images
-    are those of the job's plan. The batch of ``timing`` and ``profiling`` is replaced by the engine's optimal batch. If
-    estimates have chosen the plan, FP16 is shipped if INT8 turns out slower, as with ``--guard 1``. Returns None if no
-    engine can be run or estimated, no images are annotated, and there is no ``--guard X``. Raises TrtdetError: the other
-    bundle cannot be built, or one of the two cannot be run.
+    ``bundle`` has INT8 and is at the output of its build ``job``, or in its :func:`staging_folder`; the annotated
+    images are those of the job's plan. The batch of ``timing`` and ``profiling`` is replaced by the engine's optimal
+    batch. If estimates have chosen the plan, FP16 is shipped if INT8 turns out slower, as with ``--guard 1``. Returns
+    None if no engine can be run or estimated, no images are annotated, and there is no ``--guard X``. Raises
+    TrtdetError: the other bundle cannot be built, or one of the two cannot be run.
     """
     options, batch = job.options, bundle.manifest.input.shape.opt[0]
     # The search for a plan under a limit on mAP has already scored the models.

@@ -125,8 +125,8 @@ def prepared(
     """Computes the corrections; with the rule ``auto`` it also compares threshold rules.
 
     ``names`` are the allowed corrections, none for plain INT8. The INT8 convolutions of ``plan`` are corrected; None
-    takes the graph's default. ``share`` gives one range to tensors between which values are only moved, for a model with
-    Q/DQ pairs. Raises ConfigError: an unknown correction, or fewer than two images.
+    takes the graph's default. ``share`` gives one range to tensors between which values are only moved, for a model
+    with Q/DQ pairs. Raises ConfigError: an unknown correction, or fewer than two images.
     """
     graph = calibrated.graph
     plan = plan or graph.plan

@@ -69,7 +69,8 @@ def plan_times(
     if flow is None:
         return None
     gpu, batch = gpu_of(options.engine.gpu, engine.built.sms), batch_of(options, prepared.model)
-    roofline = Roofline(flow, gpu=gpu, batch=batch, graph=prepared.graph.captured(caps))
+    captured = not caps.uncaptured(prepared.graph.nms_mode, prepared.graph.config.nms)
+    roofline = Roofline(flow, gpu=gpu, batch=batch, graph=captured)
     if options.engine.gpu is None and runs_on("auto", caps, EngineTarget.of(options)) == "engine":
         plan = _kept(prepared, prepared.plan.names("int8"), progress)
         half = built_of(prepared, plan, backend, options=options, progress=progress)

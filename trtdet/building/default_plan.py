@@ -167,7 +167,7 @@ class _Engines:
         collection = Histograms({}, key="", images=0, images_sha256="", source=graph.model.graph.input[0].name)
         calibrated = Calibrated(graph, collection, ranges, paths=(), cache=ImageCache(0), reused=False)
         self._prepared = prepared(calibrated, CalibrationOptions(), (), plan=graph.placement.plan)
-        self.captured = graph.captured(backend.capabilities)
+        self.captured = not backend.capabilities.uncaptured(graph.nms_mode, graph.config.nms)
         self._flows: dict[frozenset[str], Flow | None] = {}
         self.batch = batch_of(options, graph.model)
         self.gpu = gpu_of(options.engine.gpu, ())

@@ -61,10 +61,6 @@ class PlacedGraph:
         """INT8 only where it may be faster, by the shape of a convolution."""
         return default_plan(self.model, self.placement, fused=bool(self.flow.fused))
 
-    def captured(self, caps: Capabilities) -> bool:
-        """Whether a CUDA graph can contain the engine."""
-        return not caps.uncaptured(self.nms_mode, self.config.nms)
-
     @cached_property
     def quantizable(self) -> Quantizable:
         """Tensors and layers that TensorRT may run in INT8 with implicit quantization."""

@@ -98,9 +98,9 @@ def calibrated(
     """Collects histograms on the images, or reuses those of an earlier run, and applies the threshold rule.
 
     ``implicit`` chooses ranges for every tensor that TensorRT may run in INT8, not only for Q/DQ pairs. Histograms of
-    the bundle ``previous`` are reused if they fit. Raises CalibrationError: histograms of another model, other images or
-    other preprocessing, or a non-finite activation; DataError: images cannot be read; ConfigError: an unknown rule, or a
-    percentile out of range.
+    the bundle ``previous`` are reused if they fit. Raises CalibrationError: histograms of another model, other images
+    or other preprocessing, or a non-finite activation; DataError: images cannot be read; ConfigError: an unknown rule,
+    or a percentile out of range.
     """
     tensors, key = _histogram_key(graph, selected, implicit)
     reused = True

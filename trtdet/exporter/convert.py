@@ -82,7 +82,8 @@ def _from_factory(source: str, options: ExportOptions) -> SourceModel:
     if options.weights is not None:
         checkpoints.load_state(model, checkpoints.read_state(options.weights), options.weights)
     config = resized(options.config, options.size)
-    if torchvision_models.is_two_stage(model):
+    own = sys.modules.get("torchvision.models.detection.faster_rcnn")
+    if own is not None and isinstance(model, own.FasterRCNN) and not model.roi_heads.has_keypoint():
         torchvision_models.check_batch(source, options)
         return torchvision_models.two_stage_source(source, model, config)
     # The exporter itself folds a batch normalisation that follows a convolution in the trace.

@@ -14,7 +14,6 @@ import contextlib
 import copy
 import importlib
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -263,11 +262,6 @@ class TwoStageModel(nn.Module):
         logits = heads.mask_predictor(heads.mask_head(heads.mask_roi_pool(features, [boxes], [self.size])))
         (masks,) = self._own_masks(logits, [labels])
         return masks  # type: ignore[no-any-return]
-
-
-def is_two_stage(model: nn.Module) -> bool:
-    kinds = sys.modules.get("torchvision.models.detection.faster_rcnn")
-    return kinds is not None and isinstance(model, kinds.FasterRCNN) and not model.roi_heads.has_keypoint()
 
 
 def check_batch(source: str, options: ExportOptions) -> None:

@@ -69,10 +69,18 @@ def accuracy_sentence(worth: Mapping[str, Any] | None, scores: Mapping[str, Any]
         comparison = (worth or {}).get("comparison")
         if worth is None or comparison is None:
             return ""
-        return _difference_sentence(comparison["map"] + comparison["difference"], comparison, worth["against"].upper())
-    against = scores.get("against") or {}
+        scores = {"map": comparison["map"] + comparison["difference"]}
+        against, name = comparison, worth["against"].upper()
+    else:
+        against = scores.get("against") or {}
+        name = Path(against.get("file", "")).name
     if "difference" in against:
-        return _difference_sentence(scores["map"], against, Path(against["file"]).name)
+        difference, low, high = (100 * against[key] for key in ("difference", "low", "high"))
+        return (
+            f"mAP {100 * scores['map']:.2f} against {100 * against['map']:.2f} of {name}: {difference:+.2f} points "
+            f"({100 * against['confidence']:g} % interval {low:+.2f} .. {high:+.2f}, paired bootstrap over "
+            f"{against['images']} images, {against['ran_on']}): {against['verdict']}"
+        )
     if scores["map"] is not None:
         return f"mAP {100 * scores['map']:.2f} on {scores['images']} images, {scores['ran_on']}"
     agreement = against.get("agreement") or {}
@@ -81,15 +89,6 @@ def accuracy_sentence(worth: Mapping[str, Any] | None, scores: Mapping[str, Any]
     return (
         f"agreement with {against['file']}: AP {100 * agreement['ap']:.2f} ({100 * agreement['low']:.2f} .. "
         f"{100 * agreement['high']:.2f}) on {agreement['images']} images"
-    )
-
-
-def _difference_sentence(score: float, against: Mapping[str, Any], name: str) -> str:
-    difference, low, high = (100 * against[key] for key in ("difference", "low", "high"))
-    return (
-        f"mAP {100 * score:.2f} against {100 * against['map']:.2f} of {name}: {difference:+.2f} points "
-        f"({100 * against['confidence']:g} % interval {low:+.2f} .. {high:+.2f}, paired bootstrap over "
-        f"{against['images']} images, {against['ran_on']}): {against['verdict']}"
     )
 
 
