@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -36,7 +37,10 @@ SLOW_LIMIT = 1800
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, so that no worker begins one when the others have nothing left to do, and a time limit each."""
+    without = importlib.util.find_spec("tensorrt_rtx") is None
     for item in items:
+        if without and item.get_closest_marker("tensorrt"):
+            item.add_marker(pytest.mark.skip(reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'"))
         slow = item.get_closest_marker("slow") or item.get_closest_marker("benchmark")
         if slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT))

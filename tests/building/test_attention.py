@@ -208,14 +208,13 @@ def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(mo
 @pytest.mark.slow
 @pytest.mark.tensorrt
 def test_layers_in_fp8_are_told_as_built(model, images, tmp_path, capsys):
-    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install 'trtdet[rtx]'")
     attention_config(tmp_path)
     given = [model, "--config", tmp_path / "attention.yaml", "--images", images, "--num-images", 2]
     asked = ["--int8", "--set", "plan.fp8=true", "--effort", "none", "--guard", "off", "--backend", "tensorrt-rtx"]
     asked += ["--sm", 89]
     assert main(["build", *map(str, given), *map(str, asked), "-o", str(tmp_path / "b")]) == 0
     manifest = Bundle(tmp_path / "b").manifest
-    assert manifest.audit is not None and manifest.audit.fp8 > 0
+    assert manifest.audit.fp8 > 0
     counted = manifest.audit.int8 + manifest.audit.fp8 + manifest.audit.fp16 + manifest.audit.fp32
     assert counted == sum(manifest.precision.model_dump().values())
     assert f"{manifest.audit.int8} convs INT8, {manifest.audit.fp8} FP8, " in (said := capsys.readouterr().out)

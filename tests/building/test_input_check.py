@@ -31,7 +31,6 @@ def test_build_tells_of_a_wrong_head_and_keeps_it_in_the_manifest(drawn_images, 
     with pytest.warns(ImplausibleDetections, match="head.decode: yolox"):
         done = build(SHAPES_MODEL, WRONG, tmp_path / "bundle", options)
     seen = done.bundle.manifest.input_check
-    assert seen is not None
     assert seen["better"] == {"head.decode": "yolox"}
     with pytest.warns(ImplausibleDetections, match="head.decode: yolox"):
         again = build(SHAPES_MODEL, WRONG, tmp_path / "bundle", options)
@@ -65,7 +64,7 @@ def test_calibrate_tells_of_a_model_that_has_learnt_nothing(tiny, monkeypatch):
     monkeypatch.setattr(plausibility, "_CONFIDENT", 1.0)
     with pytest.warns(ImplausibleDetections, match="does not look like a working detector"):
         done = calibrate(tiny.model, tiny.config, CalibrationOptions(images=tiny.images))
-    assert done.seen is not None and done.seen.symptoms
+    assert done.seen.symptoms
     assert done.ranges.tensors
 
 

@@ -35,7 +35,6 @@ Times = Callable[[float, float], None]
 
 @pytest.fixture
 def options(tiny):
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     calibration = CalibrationOptions(images=tiny.images)
     return BuildOptions(
         effort="none", backend="tensorrt-rtx", sms=(86,), calibration=calibration, plan=PlanOptions(int8_all=True)
@@ -79,9 +78,7 @@ def test_int8_is_compared_with_fp16_where_no_engine_runs(tiny, options, built, t
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         done = built()
-    assert done.worth is not None
     found = done.worth.estimate
-    assert found is not None
     assert (found.gpu, found.batch, done.worth.latency, done.worth.run_info) == ("A10", 1, None, None)
     assert str(done.worth) == str(found)
     said = [str(warning.message) for warning in caught if warning.category is TrtdetWarning]
@@ -118,8 +115,6 @@ def test_an_engine_that_cannot_be_captured_is_estimated_kernel_by_kernel(built):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)
         captured, native = (built(mode=mode, force=True).worth for mode in ("host", "native"))
-    assert captured is not None and captured.estimate is not None
-    assert native is not None and native.estimate is not None
     assert (captured.estimate.cuda_graph, native.estimate.cuda_graph) == (True, False)
     assert "(estimate for A10, batch 1, without CUDA graphs): " in str(native)
     # In a network this small a kernel costs its fixed time, which hides the host's launch of the next.
@@ -131,9 +126,7 @@ def test_an_engine_that_cannot_be_captured_is_estimated_kernel_by_kernel(built):
 def test_annotated_images_are_scored_beside_the_estimate(tiny, built, times):
     times(0.5, 1)
     worth = built(val_images=tiny.images, annotations=tiny.annotations).worth
-    assert worth is not None
     assert worth.against == "fp32"
-    assert worth.comparison is not None and worth.estimate is not None
     assert str(worth).startswith("INT8 against FP32: mAP ")
     assert "latency not measured, as " in str(worth)
     assert str(worth).endswith(f". {worth.estimate}")
@@ -172,7 +165,6 @@ def test_fp16_is_shipped_where_int8_does_not_reach_the_bound(tiny, built, times,
         "build.log",
     }
     guard = manifest.guard
-    assert guard is not None
     assert (guard.asked, guard.shipped, manifest.shipped, manifest.command["precision"]) == (
         *("int8", "fp16", "fp16", "int8"),
     )
@@ -182,8 +174,8 @@ def test_fp16_is_shipped_where_int8_does_not_reach_the_bound(tiny, built, times,
     assert guard.reason == reason
     assert manifest.quantization.mode == "none"
     assert (manifest.precision.int8, manifest.audit.int8 if manifest.audit else None) == (0, 0)
-    assert done.audit is not None and done.audit.int8 == 0
-    assert done.worth is not None and done.worth.guard == guard
+    assert done.audit.int8 == 0
+    assert done.worth.guard == guard
     assert json.loads(done.bundle.file(WORTH).read_text())["guard"] == guard.model_dump()
     # What reads bundles reads it as any other.
     dataset = CocoDataset.load(tiny.annotations, tiny.images, tiny.config.classes)
@@ -206,11 +198,10 @@ def test_int8_is_shipped_where_it_reaches_the_bound(built, times, tmp_path):
     times(1, 1.02)
     done = built(guard=1.02)
     manifest = Bundle(tmp_path / "b").manifest
-    assert manifest.guard is not None
     assert (manifest.guard.shipped, manifest.shipped) == ("int8", "int8")
     assert {"int8.onnx", "ranges.json", "calibration.cache", "worth.json"} <= set(manifest.files)
     assert manifest.quantization.mode == "explicit"
-    assert done.audit is not None and done.audit.int8 > 0
+    assert done.audit.int8 > 0
     assert built(guard=1.02).up_to_date
     # Another bound may ship another engine.
     other = built(guard=1.03)
@@ -274,14 +265,12 @@ def test_a_measurement_decides_before_an_estimate():
     measured = Worth("fp16", RunInfo("GPU", "TensorRT 10"), batch=4, latency=Ratio(1.25, 1.2, 1.3), estimate=ESTIMATE)
     assert measured.speedup == pytest.approx(0.8)
     guard = measured.guarded(1.02).guard
-    assert guard is not None
     assert (guard.shipped, guard.how, guard.on, guard.batch) == ("fp16", "measured", "GPU", 4)
     assert guard.reason == "INT8 is 0.80 times as fast as FP16 (measured on GPU, batch 4), and --guard asks for 1.02"
     assert "measured on GPU, batch 4: 1.25x the time" in measured.warning
     assert "2.0 MB moved against 2.0 MB, engine 3.0 MB against 3.0 MB; on TensorRT 10 (GPU)" in str(measured)
     assert "estimate" not in str(measured)
     estimated = replace(measured, latency=None).guarded(1.02).guard
-    assert estimated is not None
     assert (estimated.shipped, estimated.how, estimated.on) == ("int8", "estimated", "L4")
 
 
@@ -304,13 +293,12 @@ def test_an_estimate_judges_only_outside_its_interval(ratio, verdict):
     assert ("cannot tell" in worth.warning) == (ratio in (1.0, 1.15))
     # The guard decides by the estimate itself, and says how far off it may be.
     guard = worth.guarded(1.02).guard
-    assert guard is not None and guard.shipped == ("int8" if 1 / ratio >= 1.02 else "fp16")
+    assert guard.shipped == ("int8" if 1 / ratio >= 1.02 else "fp16")
     assert f"INT8 is {1 / ratio:.2f} times ({1 / high:.2f} .. {1 / low:.2f}) as fast" in guard.reason
 
 
 def test_a_bound_that_cannot_be_judged_ships_int8_and_says_why():
     found = Worth("fp16", unmeasured="there is no GPU").guarded(1.02)
-    assert found.guard is not None
     assert (found.guard.shipped, found.guard.speedup, found.guard.how) == ("int8", None, None)
     assert found.guard.reason == "INT8 could not be compared with FP16, as there is no GPU"
     assert str(found) == "INT8 not compared with FP16, as there is no GPU"

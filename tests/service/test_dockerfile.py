@@ -131,8 +131,6 @@ def bring_the_wheel(value: str, stage: Stage) -> None:
     """Puts the wheel that is installed here where pip is told to."""
     (target,) = re.findall(r"--target (\S+)", value)
     spec = importlib.util.find_spec("onnxruntime")
-    assert spec is not None
-    assert spec.origin is not None
     for library in (Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"):
         place = stage.place(target) / "onnxruntime" / "capi"
         place.mkdir(parents=True)

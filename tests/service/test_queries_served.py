@@ -21,8 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.tensorrt]
 
 @pytest.mark.filterwarnings("ignore:.*faster than FP16:trtdet.errors.TrtdetWarning")
 def test_a_detector_without_nms_from_export_to_service(program, tmp_path, capsys):
-    pytest.importorskip("tensorrt_rtx", reason="pip install 'trtdet[rtx]'")
-
     def run(*arguments: object) -> Any:
         capsys.readouterr()
         assert main([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err

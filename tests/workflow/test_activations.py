@@ -94,7 +94,6 @@ def test_float_engines_take_every_form_too(run, model, tmp_path):
 
 @pytest.mark.tensorrt
 def test_tensorrt_rtx_builds_swish_with_every_convolution_in_int8(run, model, calibration_images, tmp_path):
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     rtx = ["--backend", "tensorrt-rtx", "--sm", 86, "--guard", "off"]
     manifest = built(run, model, calibration_images, tmp_path / "b", "--silu", "swish", *rtx)
     assert manifest["audit"]["int8"] == manifest["precision"]["int8"] == CONVOLUTIONS

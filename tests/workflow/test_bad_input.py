@@ -184,7 +184,6 @@ def test_a_model_that_cannot_be_used_is_told_why(run, model, bundle, images, tmp
 
 @pytest.mark.tensorrt
 def test_an_operator_that_the_backend_lacks_is_named(run, model, images, tmp_path):
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     graph = to_graph(onnx.shape_inference.infer_shapes(onnx.load(str(model))))
     write = Writer(graph, "extra", Origin.LOWERING)
     (output,) = graph.outputs
@@ -200,7 +199,6 @@ def test_an_operator_that_the_backend_lacks_is_named(run, model, images, tmp_pat
 
 @pytest.mark.tensorrt
 def test_sm75_together_with_int8_is_refused(run, model, images, tmp_path):
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     command = ["build", model, *CONFIG, "--images", images, "--effort", "none", "--int8-all", "-o", tmp_path / "b"]
     command += ["--sm", 75, 86]
     run(*command).refused("7.5", "float")

@@ -35,7 +35,6 @@ def kept(bundle):
 
 @pytest.mark.tensorrt
 def test_the_engine_has_exactly_the_planned_convolutions_in_half(build, tmp_path, run):
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     manifest = build("--keep-fp16", 5, "--sm", 86).ok.json["manifest"]
     assert manifest["precision"] == {"int8": CONVOLUTIONS - 5, "fp16": 5, "fp32": 0}
     assert {key: manifest["audit"][key] for key in manifest["precision"]} == manifest["precision"]

@@ -163,7 +163,6 @@ def test_ctrl_c_ends_it_with_nothing_written(model, tmp_path, command):
         env={**os.environ, "TMPDIR": str(scratch)},
     ) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "measuring\n"
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)

@@ -160,7 +160,6 @@ def test_of_a_tensorrt_engine_only_the_run_is_another(machine, model, calibratio
     packaged = machine.trtdet("package", tmp_path / "b", "--format", "triton", "-o", tmp_path / "models", "--json")
     assert packaged.code == 0, packaged.err
     bundle = Bundle(tmp_path / "b")
-    assert bundle.engine is not None
     assert (tmp_path / "models" / "shapes_engine" / "1" / "model.plan").read_bytes() == bundle.engine.read_bytes()
     assert bundle.manifest.nms.mode == "efficient"
     ensemble = Ensemble(tmp_path / "models", "shapes", Detector.open(tmp_path / "b", runtime="onnxruntime").runner)

@@ -44,7 +44,6 @@ def make(machine, model, calibration_images, tmp_path):
 
 def told(bundle: Bundle) -> dict[str, Any]:
     """What the stand-in was told of an engine when it built it."""
-    assert bundle.engine is not None
     data = bundle.engine.read_bytes()
     (length,) = struct.unpack_from("<I", data, 8)
     found: dict[str, Any] = json.loads(data[12 : 12 + length])

@@ -46,7 +46,6 @@ def test_tune_prints_its_table_and_a_point_is_built(tune, run, model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.tensorrt
 def test_estimates_and_engines_of_a_library_that_builds_without_a_gpu(tune, run, model, tmp_path):
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")
     rtx = ["--backend", "tensorrt-rtx", "--sm", 86, "--json", "--set"]
     front = tune(*rtx, "engine.gpu=RTX 3090").ok.json
     assert (front["gpu"], front["device"], front["unit"]) == (
