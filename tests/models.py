@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from trtdet.config import Config, load_config
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo.shapes import CLASSES, ShapesSplit
+from trtdet.options import BuildOptions, changed
 from trtdet.quantization import HeadError
 from trtdet.runtime.detector import Detector
 
@@ -120,6 +121,11 @@ def small_detector(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def for_onnxruntime(**values: Any) -> BuildOptions:
+    """Options of a build for onnxruntime, each by the last part of its name."""
+    return changed(BuildOptions(backend="onnxruntime"), **values)
 
 
 def own_labels(split: ShapesSplit, place: Path) -> Path:

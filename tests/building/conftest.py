@@ -7,12 +7,11 @@ import json
 import numpy as np
 import onnx
 import pytest
-from models import small_detector
+from models import for_onnxruntime, small_detector
 from PIL import Image
 from tiny_detector import CLASSES, CONFIG, Tiny, tiny_detector
 
 from trtdet.demo import shapes
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +47,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def options(tiny):
-    return BuildOptions(
-        backend="onnxruntime", calibration=CalibrationOptions(images=tiny.images), plan=PlanOptions(int8_all=True)
-    )
+    return for_onnxruntime(images=tiny.images, int8_all=True)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 from attention import PRODUCTS, attention_config, attention_detector
+from models import for_onnxruntime
 from onnx import numpy_helper
 
 from trtdet import sweep
@@ -70,11 +71,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bundle(model, config, images, tmp_path_factory):
-    options = BuildOptions(
-        effort="default",
-        backend="onnxruntime",
-        calibration=CalibrationOptions(rule="minmax", images=images, check_input=False),
-        plan=PlanOptions(keep_fp16=(KEPT,), int8_all=True),
+    options = for_onnxruntime(
+        effort="default", rule="minmax", images=images, check_input=False, keep_fp16=(KEPT,), int8_all=True
     )
     return build(model, config, tmp_path_factory.mktemp("bundles") / "b", options).bundle
 
@@ -111,8 +109,7 @@ def test_a_ranking_lists_products(model, config, images):
 
 @pytest.mark.slow
 def test_a_ranking_of_products_in_fp8_says_so(model, config, images, tmp_path):
-    calibration = CalibrationOptions(rule="minmax", images=images, check_input=False)
-    asked = SensitivityOptions(calibration=calibration, effort="none", plan=PlanOptions(rank_images=2))
+    asked = changed(SensitivityOptions(), rule="minmax", images=images, check_input=False, effort="none", rank_images=2)
     rows = tmp_path / "rows.jsonl"
     found = sensitivity(model, config, changed(asked, int8_attention=True, fp8=True), rows)
     by = {layer.name: layer for layer in found.layers}
@@ -189,9 +186,7 @@ def test_what_attention_gives_is_measured_before_it_runs_in_fp16(config, images,
 
 
 def test_products_of_two_activations_are_in_int8_only_where_that_is_asked_for(model, config, two_images, tmp_path):
-    asked = BuildOptions(
-        effort="none", backend="onnxruntime", calibration=two_images, plan=PlanOptions(int8_attention=True)
-    )
+    asked = for_onnxruntime(effort="none", calibration=two_images, int8_attention=True)
     plan = PrecisionPlan.load(build(model, config, tmp_path / "b", asked).bundle.file("plan.json"))
     assert plan.entries["/encoder/values/MatMul"].reason == "product of two activations"
     assert plan.entries["/encoder/values/MatMul"].precision == "int8"

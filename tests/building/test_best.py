@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import CONVOLUTIONS, own_labels
+from models import CONVOLUTIONS, for_onnxruntime, own_labels
 
 from trtdet import build, load_config
 from trtdet.audit.neighbours import Costs, Joint
@@ -40,9 +40,7 @@ def options(once, split):
     calibration = once("tune-calibration", lambda path: shapes.generate(path, "calibration", 6)) / "calibration"
     images = CalibrationOptions(rule="minmax", images=calibration)
     keep = PlanOptions(val_images=split.images, annotations=split.annotations, rank_images=2)
-    return BuildOptions(
-        effort="none", backend="onnxruntime", guard="off", calibration=images, plan=replace(keep, int8_all=True)
-    )
+    return for_onnxruntime(effort="none", guard="off", calibration=images, plan=replace(keep, int8_all=True))
 
 
 def done(model: Path, place: Path, options: BuildOptions) -> Any:

@@ -6,7 +6,7 @@ import json
 
 import onnx
 import pytest
-from models import CONVOLUTIONS, DEPTHWISE, SMALL_MODEL
+from models import CONVOLUTIONS, DEPTHWISE, SMALL_MODEL, for_onnxruntime
 
 from trtdet.building import build, sensitivity
 from trtdet.building.ranges import Selection
@@ -16,7 +16,7 @@ from trtdet.config import load_config
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.experiments.grid import Group, SweepGrid
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions, SweepOptions, changed
+from trtdet.options import SensitivityOptions, SweepOptions, changed
 from trtdet.quantization import Cause, PrecisionPlan
 
 CONFIG = load_config("shapes")
@@ -30,9 +30,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def options(images):
-    return BuildOptions(
-        effort="none", backend="onnxruntime", calibration=CalibrationOptions(rule="minmax", images=images)
-    )
+    return for_onnxruntime(effort="none", rule="minmax", images=images)
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +106,7 @@ def test_the_command_says_what_stays_in_fp16(wide, images, tmp_path, capsys):
 
 
 def test_the_ranking_is_of_what_is_in_int8(wide, images):
-    asked = SensitivityOptions(
-        calibration=CalibrationOptions(rule="minmax", images=images), effort="none", plan=PlanOptions(rank_images=2)
-    )
+    asked = changed(SensitivityOptions(), rule="minmax", images=images, effort="none", rank_images=2)
     found, every = (sensitivity(wide, CONFIG, options) for options in (asked, changed(asked, int8_all=True)))
     assert {layer.name for layer in found.layers} == set(HALVING)
     assert len(every.layers) == CONVOLUTIONS
@@ -131,10 +127,7 @@ def test_a_model_that_int8_makes_no_faster_is_built_with_a_warning(options, tmp_
 
 def test_rows_of_a_sweep_are_told_apart(wide, images, tmp_path):
     split = shapes.generate(tmp_path, "val", 2)
-    axes = SweepOptions(
-        calibration=CalibrationOptions(images=images),
-        plan=PlanOptions(val_images=split.images, annotations=split.annotations),
-    )
+    axes = changed(SweepOptions(), images=images, val_images=split.images, annotations=split.annotations)
 
     def name(options: SweepOptions, group: Group) -> str:
         return SweepGrid(wide, CONFIG, tmp_path, options, Selection(), None).name(group, 0, CONFIG.nms)  # type: ignore[arg-type]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from models import for_onnxruntime
+
 import trtdet.data.stream
 from trtdet.building import build
 from trtdet.building.forecasts import Forecast, Part, foresee_build
 from trtdet.cli import main
 from trtdet.experiments.grid import foresee_sweep, sweep
 from trtdet.experiments.search import foresee_tune, tune
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SweepOptions, TuneOptions, changed
+from trtdet.options import CalibrationOptions, PlanOptions, SweepOptions, TuneOptions, changed
 from trtdet.progress import ExpectedStage
 
 
@@ -119,9 +121,7 @@ def test_a_sweep_goes_through_the_stages_that_were_foreseen_and_then_there_is_no
 
 
 def test_a_tune_goes_through_the_stages_that_were_foreseen_and_then_measures_nothing(tiny, tmp_path, capsys):
-    build_options = BuildOptions(
-        backend="onnxruntime", effort="bias", calibration=CalibrationOptions(images=tiny.images, num_images=6)
-    )
+    build_options = for_onnxruntime(effort="bias", images=tiny.images, num_images=6)
     options = TuneOptions(build=changed(build_options, rank_images=2), points=2)
     told = Told()
     found = tune(tiny.model, tiny.config, tmp_path / "t", options, told.progress, told.expected.extend)

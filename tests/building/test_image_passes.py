@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models import for_onnxruntime
 
 import trtdet.data.stream
 from trtdet import build, load_config
@@ -34,12 +35,8 @@ def test_a_build_decodes_each_image_once_where_memory_allows_and_its_files_do_no
 ):
     """Histograms, the corrections, and the magnitudes of a convolution that is kept in FP16."""
     split = shapes.generate(tmp_path, "calibration", 4)
-    options = BuildOptions(
-        effort="bias",
-        backend="onnxruntime",
-        guard="off",
-        calibration=CalibrationOptions(images=split.images),
-        plan=PlanOptions(keep_fp16=("/backbone/backbone/stem/conv/conv/Conv",)),
+    options = for_onnxruntime(
+        effort="bias", guard="off", images=split.images, keep_fp16=("/backbone/backbone/stem/conv/conv/Conv",)
     )
     files = [build(SHAPES_MODEL, load_config("shapes"), tmp_path / "kept", options).bundle.manifest.files]
     assert sorted(decoded) == sorted(split.images.iterdir())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from models import SMALL_MODEL
+from models import SMALL_MODEL, for_onnxruntime
 from PIL import Image
 
 from trtdet import build, calibrate, load_config
@@ -26,9 +26,7 @@ def bundle(
     images: Path, place: Path, config: str = "shapes", correct: tuple[str, ...] = (), **calibration: object
 ) -> BuildResult:
     options = CalibrationOptions(**calibration, images=images)  # type: ignore[arg-type]
-    asked = BuildOptions(
-        effort=",".join(correct) or "none", backend="onnxruntime", calibration=options, plan=PlanOptions(int8_all=True)
-    )
+    asked = for_onnxruntime(effort=",".join(correct) or "none", calibration=options, int8_all=True)
     return build(SMALL_MODEL, load_config(config), place, asked)
 
 
@@ -86,12 +84,11 @@ def test_changed_pixels_are_noticed_under_the_same_names(images, tmp_path):
 
 def test_histograms_alone_are_enough_to_build(images, tmp_path):
     first = bundle(images, tmp_path / "first")
-    options = CalibrationOptions(histograms=first.bundle.file("histograms.npz"))
     second = build(
         SMALL_MODEL,
         load_config("shapes"),
         tmp_path / "second",
-        BuildOptions(effort="none", backend="onnxruntime", calibration=options, plan=PlanOptions(int8_all=True)),
+        for_onnxruntime(effort="none", histograms=first.bundle.file("histograms.npz"), int8_all=True),
     )
     assert second.bundle.manifest.files["int8.onnx"] == first.bundle.manifest.files["int8.onnx"]
 

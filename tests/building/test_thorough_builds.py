@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
 
-from models import SMALL_MODEL
+from models import SMALL_MODEL, for_onnxruntime
 
 from trtdet import build, load_config
 from trtdet.demo import shapes
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, changed
+from trtdet.options import CalibrationOptions, changed
 from trtdet.options.fields import EFFORTS
 from trtdet.quantization.gradients import reconstruction
 from trtdet.quantization.gradients.reconstruction import Schedule
@@ -28,12 +28,8 @@ def options(tmp_path, monkeypatch):
     monkeypatch.setattr(reconstruction, "Schedule", lambda: Schedule(passes=PASSES))
     images = shapes.generate(tmp_path / "shapes", "calibration", 8).images
     calibration = CalibrationOptions(rule="minmax", images=images)
-    return BuildOptions(
-        backend="onnxruntime",
-        effort=",".join(EFFORTS["thorough"]) or "none",
-        guard="off",
-        calibration=calibration,
-        plan=PlanOptions(int8_all=True),
+    return for_onnxruntime(
+        effort=",".join(EFFORTS["thorough"]) or "none", guard="off", calibration=calibration, int8_all=True
     )
 
 

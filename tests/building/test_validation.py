@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models import for_onnxruntime
 from tiny_detector import Tiny
 
 import trtdet.backends
@@ -41,8 +42,7 @@ def nothing_runs(monkeypatch):
 
 @pytest.fixture
 def options(tiny):
-    calibration = CalibrationOptions(images=tiny.images)
-    return BuildOptions(effort="none", backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_all=True))
+    return for_onnxruntime(effort="none", images=tiny.images, int8_all=True)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

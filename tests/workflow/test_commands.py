@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import onnx
 import pytest
-from models import CONVOLUTIONS, judged_by
+from models import CONVOLUTIONS, for_onnxruntime, judged_by
 from standin.machine import Finished
 
 from trtdet import build
@@ -158,8 +158,7 @@ def test_eval_of_model_and_bundle_agree_where_both_are_float(bundles, run, train
 def bundles(trained, calibration_images, tmp_path_factory):
     """An INT8 bundle of the shipped detector and an FP32 one."""
     folder, config = tmp_path_factory.mktemp("bundles"), load_config("shapes")
-    calibration = CalibrationOptions(images=calibration_images, num_images=6)
-    int8 = BuildOptions(backend="onnxruntime", effort=",".join(EFFORTS["quick"]) or "none", calibration=calibration)
+    int8 = for_onnxruntime(effort=",".join(EFFORTS["quick"]) or "none", images=calibration_images, num_images=6)
     build(trained, config, folder / "int8", int8)
     build(trained, config, folder / "fp32", BuildOptions(precision="fp32", backend="onnxruntime"))
     return folder / "int8", folder / "fp32"

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from models import CONVOLUTIONS
+from models import CONVOLUTIONS, for_onnxruntime
 
 from trtdet import build, load_config
-from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
+from trtdet.options import BuildOptions, NmsOptions
 from trtdet.passes.provenance import Origin
 from trtdet.performance import open_targets
 from trtdet.performance.profiling import nodes_behind
@@ -29,12 +29,7 @@ ON_HOST = "NMS host against onnx (on the host it is not timed)"
 @pytest.fixture(scope="module")
 def bundle(model, calibration_images, tmp_path_factory):
     """INT8 without an engine."""
-    options = BuildOptions(
-        backend="onnxruntime",
-        effort="none",
-        calibration=CalibrationOptions(images=calibration_images, num_images=4),
-        plan=PlanOptions(int8_all=True),
-    )
+    options = for_onnxruntime(effort="none", images=calibration_images, num_images=4, int8_all=True)
     return build(model, load_config("shapes"), tmp_path_factory.mktemp("measured") / "bundle", options).bundle.path
 
 

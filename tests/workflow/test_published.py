@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from models import for_onnxruntime
 
 from trtdet import CocoDataset, Config, build, compare, evaluate, load_config
 from trtdet.config import NmsMode
@@ -82,8 +83,7 @@ def test_two_models_are_compared_image_by_image(shared_data):
 @pytest.mark.parametrize(("name", "images", "gain", "least"), INT8)
 def test_corrections_keep_the_score_in_int8(shared_data, tmp_path, name, images, gain, least):
     config = load_config(MODELS[name]).with_nms(candidates="best-class")
-    calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=images)
-    options = BuildOptions(backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_all=True))
+    options = for_onnxruntime(images=shared_data / "coco" / "train2017", num_images=images, int8_all=True)
     bundle = build(shared_data / "models" / f"{name}.onnx", config, tmp_path / "bundle", options).bundle
     said = bundle.manifest.quantization.corrections[-1].removeprefix("error at the head ")
     before, after = (float(part.split()[0]) for part in said.split(" -> "))

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from models import RCNN
+from models import RCNN, for_onnxruntime
 
 from trtdet import build, sensitivity
 from trtdet.bundle import Bundle, MasksPart
@@ -65,9 +65,7 @@ def test_it_is_built_in_int8_and_detects(calibration_images, tmp_path):
 
 def test_layers_of_both_stages_are_corrected_and_reported(tmp_path):
     calibration = CalibrationOptions(images=shapes.generate(tmp_path, "calibration", 16).images)
-    asked = BuildOptions(
-        effort="round,bias", backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_all=True)
-    )
+    asked = for_onnxruntime(effort="round,bias", calibration=calibration, int8_all=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
         bundle = build(TRAINED, RCNN, tmp_path / "int8", asked).bundle
