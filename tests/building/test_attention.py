@@ -231,28 +231,24 @@ def convolutional(mixed: str) -> onnx.ModelProto:
     return model
 
 
+PLAIN = "mixed = Identity(features)"
+ATTENTION = "there = Transpose<perm = [0, 2, 1]>(features) s = MatMul(features, there) mixed = MatMul(s, features)"
+NOTHING, ONLY = "nothing to put into FP8: .* a matrix of weights", ", and its 2 products of two activations .* only"
+
+
 @pytest.mark.parametrize(
-    ("mixed", "more"),
+    ("mixed", "plan", "said"),
     [
-        ("mixed = Identity(features)", ""),
-        (
-            "there = Transpose<perm = [0, 2, 1]>(features) s = MatMul(features, there) mixed = MatMul(s, features)",
-            ", and its 2 products of two activations .* with plan.int8_attention only",
-        ),
+        (PLAIN, PlanOptions(fp8=True), f"{NOTHING}; convolutions stay"),
+        (ATTENTION, PlanOptions(fp8=True), f"{NOTHING}{ONLY}; convolutions stay"),
+        (PLAIN, PlanOptions(int8_attention=True), "plan.int8_attention changes nothing: the model has no product of"),
     ],
 )
-def test_a_model_with_nothing_to_put_into_fp8_is_told_so(mixed, more, config, tmp_path):
+def test_a_model_without_products_is_told_so(mixed, plan, said, config, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(convolutional(mixed), path)
-    with pytest.warns(TrtdetWarning, match=f"nothing to put into FP8: .* a matrix of weights{more}; convolutions stay"):
-        host_graph(path, config, plan=PlanOptions(fp8=True))
-
-
-def test_a_model_without_attention_is_told_so(config, tmp_path):
-    path = tmp_path / "model.onnx"
-    onnx.save(convolutional("mixed = Identity(features)"), path)
-    with pytest.warns(TrtdetWarning, match="plan.int8_attention changes nothing: the model has no product of two"):
-        host_graph(path, config, plan=PlanOptions(int8_attention=True))
+    with pytest.warns(TrtdetWarning, match=said):
+        host_graph(path, config, plan=plan)
 
 
 def test_fp8_is_for_gpus_that_have_it(caps):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import warnings
 from dataclasses import replace
@@ -20,7 +19,7 @@ from trtdet.audit.neighbours import Costs, Joint
 from trtdet.building.costs import batch_of
 from trtdet.building.ranges import select_images
 from trtdet.demo import shapes
-from trtdet.errors import BackendError, ConfigError, TrtdetWarning
+from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, changed
 from trtdet.plans.front import TRIES, check_reachable, most_accurate_within
 from trtdet.plans.optimiser import PrecisionChoice, Problem
@@ -164,32 +163,6 @@ def test_where_no_plan_keeps_what_was_measured_of_it_the_cheapest_does():
     costs, asked = problem()
     found = most_accurate_within(costs.unit, asked, 100.0, lambda names: 90.0 if not names else 1000.0)
     assert (found.kept, found.measured) == ((), 90.0)
-
-
-# what is refused
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "said"),
-    [
-        ({"quantization": "implicit", "max_latency": 1.0}, (ConfigError, BackendError), "implicit"),
-        ({"max_map_drop": 1.0, "max_latency": 1.0}, ConfigError, "--max-map-drop and --set plan.max_latency both"),
-        ({"max_latency": 0.0}, ConfigError, "plan.max_latency must be over 0, got 0"),
-        ({"max_latency": math.nan}, ConfigError, "plan.max_latency must be over 0, got nan"),
-        ({"max_latency": 1.0, "objective": "size"}, ConfigError, "leave --set plan.objective=size out"),
-        ({"max_latency": 1.0}, BackendError, "onnxruntime lists no layers that a time could be estimated from"),
-        ({"objective": "size"}, ConfigError, "plan.objective=size says what is cheap within a limit"),
-        ({"gpu": "Voodoo 2", "max_map_drop": 1.0}, ConfigError, "Voodoo 2"),
-    ],
-)
-def test_what_contradicts_itself_or_lacks_something_is_refused_first(
-    changes, kind, said, small_model, options, tmp_path
-):
-    stages: list[str] = []
-    with pytest.raises(kind, match=said):
-        build(small_model, CONFIG, tmp_path / "b", changed(options, **changes), lambda stage, *_: stages.append(stage))
-    assert stages == []
-    assert not (tmp_path / "b").exists()
 
 
 def test_what_a_plan_within_a_time_costs_is_told_of_images_that_chose_nothing(small_model, options, split, tmp_path):

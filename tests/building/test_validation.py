@@ -67,6 +67,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"max_map_drop": 1.0, "max_disagreement": 1.0},
         "--max-map-drop and --set plan.max_disagreement both say what stays in FP16",
     ),
+    "a bound and a time": (
+        {"max_map_drop": 1.0, "max_latency": 1.0},
+        "--max-map-drop and --set plan.max_latency both",
+    ),
+    "no time": ({"max_latency": 0.0}, "plan.max_latency must be over 0, got 0"),
+    "time that is no number": ({"max_latency": float("nan")}, "plan.max_latency must be over 0, got nan"),
+    "size within a time": ({"max_latency": 1.0, "objective": "size"}, "leave --set plan.objective=size out"),
+    "time of no layers": ({"max_latency": 1.0}, "onnxruntime lists no layers that a time could be estimated from"),
+    "objective without a bound": ({"objective": "size"}, "plan.objective=size says what is cheap within a limit"),
+    "implicit within a time": ({"quantization": "implicit", "max_latency": 1.0}, "implicit"),
     "two ways": ({"keep_fp16": 1, "fp16_budget": 0.1}, "--keep-fp16 and --set plan.fp16_budget both"),
     "no image to rank on": ({"keep_fp16": 1, "rank_images": 0}, "plan.rank_images must be at least 1, got 0"),
     "annotations missing": (
@@ -101,7 +111,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown GPU": ({"gpu": "Voodoo"}, "no figures are known of GPU 'Voodoo'"),
 }
 OTHER: dict[type[TrtdetError], set[str]] = {
-    BackendError: {"plugin library", "guard without engines"},
+    BackendError: {"plugin library", "guard without engines", "time of no layers", "implicit within a time"},
     CalibrationError: {"histograms"},
     DataError: {"annotations that do not exist", "images that do not exist"},
 }

@@ -216,9 +216,6 @@ def test_a_backend_that_is_missing_has_its_pip_line(run, model, images, tmp_path
     assert not (tmp_path / "b").exists()
 
 
-# annotations
-
-
 # comparisons
 
 
