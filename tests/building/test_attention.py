@@ -129,13 +129,8 @@ def test_a_ranking_of_products_in_fp8_says_so(model, config, images, tmp_path):
 @pytest.mark.slow
 def test_a_sweep_says_of_each_row_what_is_quantised(model, config, images, two_images, tmp_path):
     split = shapes.generate(tmp_path, "val", 2)
-    asked = SweepOptions(
-        calibration=two_images,
-        rules=("minmax",),
-        efforts=("none",),
-        backend="onnxruntime",
-        plan=PlanOptions(val_images=split.images, annotations=split.annotations),
-    )
+    asked = SweepOptions(calibration=two_images, rules=("minmax",), efforts=("none",), backend="onnxruntime")
+    asked = changed(asked, val_images=split.images, annotations=split.annotations)
     (_, plain) = sweep(model, config, tmp_path / "sweep", asked).variants
     done = sweep(model, config, tmp_path / "sweep", changed(asked, fp8=True))
     (floating, fp8, older) = done.variants

@@ -48,9 +48,6 @@ def done(model: Path, place: Path, options: BuildOptions) -> Any:
         return build(model, CONFIG, place, options)
 
 
-# what is open, and what is cheap
-
-
 def test_nothing_stays_in_fp16_by_rule_of_thumb(small_model, options, tmp_path):
     """By default all of this model does, for its eight channels; a bound that anything keeps puts it all into INT8."""
     anything = changed(options, max_map_drop=100.0)
@@ -112,9 +109,6 @@ def test_the_least_error_within_a_time(small_model, options, split, tmp_path):
     # With more time nothing is less accurate than all in FP16.
     more = done(small_model, tmp_path / "m", changed(rtx, max_latency=100.0))
     assert len(more.within.kept) == CONVOLUTIONS and more.within.error == 0
-
-
-# the choice itself
 
 
 def problem(count: int = 6) -> tuple[Costs, Problem]:

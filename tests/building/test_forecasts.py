@@ -13,7 +13,7 @@ from trtdet.building.forecasts import Forecast, Part, foresee_build
 from trtdet.cli import main
 from trtdet.experiments.grid import foresee_sweep, sweep
 from trtdet.experiments.search import foresee_tune, tune
-from trtdet.options import CalibrationOptions, PlanOptions, SweepOptions, TuneOptions, changed
+from trtdet.options import SweepOptions, TuneOptions, changed
 from trtdet.progress import ExpectedStage
 
 
@@ -84,18 +84,9 @@ def test_a_forecast_is_a_table_and_steps_of_a_bar():
     ]
 
 
-# sweep and tune
-
-
 def test_a_sweep_goes_through_the_stages_that_were_foreseen_and_then_there_is_nothing_to_do(tiny, tmp_path, capsys):
-    options = SweepOptions(
-        calibration=CalibrationOptions(images=tiny.images),
-        rules=("minmax", "percentile"),
-        efforts=("smooth,bias",),
-        keeps=(0, 1),
-        backend="onnxruntime",
-        plan=PlanOptions(val_images=tiny.images, annotations=tiny.annotations, int8_all=True),
-    )
+    axes = SweepOptions(rules=("minmax", "percentile"), efforts=("smooth,bias",), keeps=(0, 1), backend="onnxruntime")
+    options = changed(axes, images=tiny.images, int8_all=True, **tiny.labelled)
     told = Told()
     first = replace(options, rules=("minmax",))
     sweep(tiny.model, tiny.config, tmp_path / "s", first, told.progress, told.expected.extend)

@@ -13,7 +13,7 @@ from trtdet import build, load_config
 from trtdet.data.images import read_image
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
+from trtdet.options import changed
 
 
 @pytest.fixture
@@ -51,13 +51,8 @@ def test_a_build_decodes_each_image_once_where_memory_allows_and_its_files_do_no
 def test_a_search_by_map_decodes_each_annotated_image_once(tmp_path, decoded):
     """The float model is scored, then plans by one half of the images, then plans by the other."""
     calibration, annotated = shapes.generate(tmp_path, "calibration", 2), shapes.generate(tmp_path, "val", 4)
-    options = BuildOptions(
-        effort="none",
-        backend="onnxruntime",
-        guard="off",
-        calibration=CalibrationOptions(rule="percentile:98", images=calibration.images),
-        plan=PlanOptions(max_map_drop=20.0, val_images=annotated.images, annotations=annotated.annotations),
-    )
+    options = for_onnxruntime(effort="none", guard="off", rule="percentile:98", images=calibration.images)
+    options = changed(options, max_map_drop=20.0, val_images=annotated.images, annotations=annotated.annotations)
     done = build(SHAPES_MODEL, load_config("shapes"), tmp_path / "b", options)
     assert done.trade_off.evaluations > 4
     assert sorted(decoded) == sorted([*calibration.images.iterdir(), *annotated.images.iterdir()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+from models import for_onnxruntime
 
 from trtdet import build, calibrate, load_config, sensitivity
 from trtdet.data import find_images
@@ -12,7 +13,7 @@ from trtdet.demo import shapes
 from trtdet.errors import ImplausibleDetections, TrtdetWarning
 from trtdet.evaluation import plausibility
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions
+from trtdet.options import BuildOptions, CalibrationOptions, SensitivityOptions, changed
 
 SHAPES = load_config("shapes")
 WRONG = SHAPES.model_copy(update={"head": SHAPES.head.model_copy(update={"decode": "yolov5"})})
@@ -49,12 +50,8 @@ def test_a_build_that_is_asked_not_to_look_does_not(tiny, tmp_path, monkeypatch)
 
     monkeypatch.setattr("trtdet.building.ranges.examine_model", fail)
     options = CalibrationOptions(images=tiny.images, check_input=False)
-    done = build(
-        tiny.model,
-        tiny.config,
-        tmp_path / "bundle",
-        BuildOptions(precision="fp16", backend="onnxruntime", calibration=options),
-    )
+    asked = for_onnxruntime(precision="fp16", calibration=options)
+    done = build(tiny.model, tiny.config, tmp_path / "bundle", asked)
     assert done.bundle.manifest.input_check is None
     assert calibrate(tiny.model, tiny.config, options).seen is None
 
@@ -81,13 +78,10 @@ def test_a_share_in_the_place_of_percent_is_told_of(tiny, percentile, said):
 
 def test_a_share_is_told_of_where_corrections_follow(tiny, tmp_path):
     options = CalibrationOptions(rule="percentile:0.9999", images=tiny.images)
+    ranked = changed(SensitivityOptions(), calibration=options, effort="none", rank_images=1, int8_all=True)
     with pytest.warns(TrtdetWarning, match="likely meant"):
-        sensitivity(
-            tiny.model,
-            tiny.config,
-            SensitivityOptions(calibration=options, effort="none", plan=PlanOptions(rank_images=1, int8_all=True)),
-        )
-    asked = BuildOptions(effort="none", backend="onnxruntime", calibration=options, plan=PlanOptions(int8_all=True))
+        sensitivity(tiny.model, tiny.config, ranked)
+    asked = for_onnxruntime(effort="none", calibration=options, int8_all=True)
     with pytest.warns(TrtdetWarning, match="likely meant"):
         build(tiny.model, tiny.config, tmp_path / "bundle", asked)
 

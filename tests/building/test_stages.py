@@ -25,17 +25,15 @@ from trtdet.building.ranges import select_images
 from trtdet.bundle import Bundle
 from trtdet.cli import main
 from trtdet.errors import BackendError, TrtdetError
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SweepOptions, changed
+from trtdet.options import BuildOptions, CalibrationOptions, SweepOptions, changed
 from trtdet.passes import PassResult
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import Cause, Entry, PrecisionPlan
 from trtdet.quantization.macs import multiply_adds
 
-# the same from Python and from the command
-
 
 def test_python_and_the_command_give_the_same_bundle(tiny, options, tmp_path):
-    keep = {"keep_fp16": ("stem",), "val_images": tiny.images, "annotations": tiny.annotations}
+    keep = {"keep_fp16": ("stem",), **tiny.labelled}
     made = build(tiny.model, tiny.config, tmp_path / "python", changed(options, **keep))
     command = ["build", str(tiny.model), "--config", str(tiny.yaml), "--images", str(tiny.images)]
     command += ["--backend", "onnxruntime", "--keep-fp16", "stem", "--int8-all", "-o", str(tmp_path / "command")]
@@ -53,8 +51,7 @@ def test_python_and_the_command_give_the_same_bundle(tiny, options, tmp_path):
 
 
 def test_what_int8_cost_is_not_measured_where_nobody_wants_it(tiny, options, tmp_path):
-    keep = {"val_images": tiny.images, "annotations": tiny.annotations}
-    silent = changed(options, **keep, guard="off")
+    silent = changed(options, **tiny.labelled, guard="off")
     done = build(tiny.model, tiny.config, tmp_path / "b", silent)
     assert (done.worth, WORTH in done.bundle.manifest.files) == (None, False)
     # A bundle without the answer is up to date all the same, and gets it.
@@ -63,9 +60,6 @@ def test_what_int8_cost_is_not_measured_where_nobody_wants_it(tiny, options, tmp
     assert again.worth is not None
     kept = build(tiny.model, tiny.config, tmp_path / "b", changed(silent, guard="warn"))
     assert (kept.up_to_date, kept.worth) == (True, None)
-
-
-# order
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -83,9 +77,6 @@ def test_the_order_of_a_list_changes_nothing(tiny, options, tmp_path, seed):
     assert second.up_to_date
     other = build(tiny.model, tiny.config, tmp_path / "c", changed(options, calibration=calibration))
     assert other.bundle.manifest.files == first.bundle.manifest.files
-
-
-# words
 
 
 @pytest.fixture
@@ -153,9 +144,6 @@ def test_other_words_give_the_same_engines(tiny, options, tmp_path, request):
         assert files[0] == files[1]
 
 
-# what stays in FP16
-
-
 def test_a_budget_spends_at_most_its_share(tiny, options, tmp_path):
     share = 0.3
     asked = changed(options, effort="none", fp16_budget=share, rank_images=2)
@@ -197,10 +185,9 @@ def test_the_smallest_set_within_a_bound_is_built(tiny, options, tmp_path, monke
 
     monkeypatch.setattr(f"{here}.compare", compare)
     monkeypatch.setattr("trtdet.building.validation.apart_from", lambda dataset, others: dataset)
-    keep = {"val_images": tiny.images, "annotations": tiny.annotations, "rank_images": 2}
 
     def built(bound: float) -> Any:
-        asked = changed(options, effort="none", max_map_drop=bound, guard="off", **keep)
+        asked = changed(options, effort="none", max_map_drop=bound, guard="off", rank_images=2, **tiny.labelled)
         return build(tiny.model, tiny.config, tmp_path / f"{bound:g}", asked)
 
     wide = built(100.0)
@@ -231,9 +218,6 @@ def test_the_graph_is_placed_once(tiny, options, tmp_path, monkeypatch):
     assert len(places) == 1
 
 
-# one place for each thing
-
-
 def test_requests_to_builders_are_composed_in_one_place():
     package = Path(trtdet.__file__).parent
     calls = {
@@ -260,17 +244,10 @@ def test_audits_of_builds_and_of_sweeps_know_the_forms_of_silu(tiny, options, tm
     monkeypatch.setattr(engine, "audit", noting)
     monkeypatch.setattr(engine, "layers_of", lambda built: ())
     build(tiny.model, tiny.config, tmp_path / "b", changed(options, effort="none", guard="off"))
-    axes = SweepOptions(
-        calibration=options.calibration,
-        efforts=("none",),
-        backend="onnxruntime",
-        plan=PlanOptions(val_images=tiny.images, annotations=tiny.annotations, int8_all=True),
-    )
+    axes = SweepOptions(calibration=options.calibration, efforts=("none",), backend="onnxruntime")
+    axes = changed(axes, int8_all=True, **tiny.labelled)
     sweep(tiny.model, tiny.config, tmp_path / "s", axes)
     assert forms == [caps.silu, caps.silu]
-
-
-# a builder that fails
 
 
 def test_the_error_of_a_builder_names_the_file_of_its_messages(tmp_path):

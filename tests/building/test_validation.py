@@ -166,11 +166,8 @@ def test_a_ranking_and_a_sweep_are_checked_first_as_well(tiny, options, tmp_path
     ):
         with pytest.raises(ConfigError, match=message):
             sensitivity(tiny.model, tiny.config, changed(asked, **changes), tmp_path / "s.jsonl")  # type: ignore[arg-type]
-    axes = SweepOptions(
-        calibration=options.calibration,
-        backend="onnxruntime",
-        plan=PlanOptions(val_images=tiny.images, annotations=tiny.annotations, int8_all=True),
-    )
+    axes = SweepOptions(calibration=options.calibration, backend="onnxruntime")
+    axes = changed(axes, int8_all=True, **tiny.labelled)
     for changes, message in (
         ({"keeps": (0, 99)}, "--keep-fp16 99: the model has 4"),
         ({"rules": ("mse", "magic")}, "no calibration rule 'magic'"),
@@ -198,9 +195,6 @@ def test_images_that_calibrate_show_nothing_of_a_bound(tiny, options, tmp_path):
     assert {image.path for image in known.dataset.images}.isdisjoint(known.selected.paths)
     with pytest.raises(DataError, match="all 12 images of .* are calibration images too"):
         build(tiny.model, tiny.config, tmp_path / "b", bounded)
-
-
-# bundles of other models
 
 
 def other_model(tiny: Tiny, tmp_path: Path) -> Path:

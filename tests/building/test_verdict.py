@@ -70,9 +70,6 @@ def times(monkeypatch):
     return call
 
 
-# the estimate
-
-
 @pytest.mark.tensorrt
 def test_int8_is_compared_with_fp16_where_no_engine_runs(tiny, options, built, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
@@ -150,9 +147,6 @@ def test_fp16_is_built_in_its_own_best_form(tmp_path):
     assert (twin.engine.embed_plugins, twin.engine.workspace) == (False, 1 << 20)
     assert (twin.sms, twin.batch, twin.nms.mode, twin.backend) == ((86,), (1, 4, 8), "host", "tensorrt")
     assert (twin.guard, twin.engine.gpu, twin.plan.int8_all) == ("warn", None, False)
-
-
-# the bound
 
 
 @pytest.mark.tensorrt
@@ -249,9 +243,6 @@ def test_the_command_says_what_was_asked_and_what_was_shipped(tiny, times, optio
     assert main([*command, "--guard", "1.02", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["up_to_date"], again["worth"]) == (True, found["worth"])
-
-
-# what decides
 
 
 def engine(ms: float) -> EngineFigures:

@@ -12,6 +12,7 @@ from trtdet.audit import Audit
 from trtdet.backends.libraries import library_named
 from trtdet.backends.tensorrt.rtx import TensorRTRTX
 from trtdet.bundle import Bundle
+from trtdet.options import changed
 from trtdet.quantization import DataFlow
 
 pytest.importorskip("tensorrt_rtx")
@@ -23,15 +24,8 @@ def built(tmp_path, tiny, monkeypatch):
         caps = library_named("tensorrt-rtx").new_backend().capabilities
         flow = DataFlow(half=True, weights=forms, fused=False)
         monkeypatch.setattr(TensorRTRTX, "capabilities", property(lambda self: replace(caps, data_flow=flow)))
-        options = trtdet.BuildOptions(
-            effort="none",
-            backend="tensorrt-rtx",
-            sms=(86,),
-            guard="off",
-            nms=trtdet.NmsOptions(mode="host"),
-            calibration=trtdet.CalibrationOptions(rule="minmax", images=tiny.images),
-            plan=trtdet.PlanOptions(int8_all=True),
-        )
+        rtx = trtdet.BuildOptions(effort="none", backend="tensorrt-rtx", sms=(86,), guard="off")
+        options = changed(rtx, mode="host", rule="minmax", images=tiny.images, int8_all=True)
         done = trtdet.build(tiny.model, trtdet.load_config(tiny.yaml), tmp_path / "-".join(forms), options)
         return done.bundle, done.audit
 

@@ -69,5 +69,10 @@ class Tiny:
     annotations: Path  # their COCO file
 
     @property
+    def labelled(self) -> dict[str, Path]:
+        """The options of annotated images."""
+        return {"val_images": self.images, "annotations": self.annotations}
+
+    @property
     def config(self) -> Config:
         return load_config(str(self.yaml))

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from trtdet import PackageOptions, package
 from trtdet.backends import OnnxRunner
-from trtdet.bundle import Bundle, BundleWriter
+from trtdet.building.comparison import rewritten
+from trtdet.bundle import Bundle
 from trtdet.config import NmsConfig
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
@@ -95,12 +96,7 @@ def built(folder: Path, release: int) -> Parser:
 
 def packaged(made: Bundle, place: Path, release: int = 6, **nms: Any) -> Parser:
     """A parser with a bundle's own thresholds."""
-    manifest = made.manifest
-    fields = {name: getattr(manifest, name) for name in type(manifest).model_fields if name not in ("created", "files")}
-    fields["nms"] = manifest.nms.model_copy(update=nms)
-    with BundleWriter(place / "bundle") as writer:
-        writer.add("fp32.onnx", made.model.read_bytes())
-        writer.commit(fields)
+    rewritten(place / "bundle", made, files={}, changes={"nms": made.manifest.nms.model_copy(update=nms)})
     return built(package(place / "bundle", place / "ds", PackageOptions("deepstream")).folder, release)
 
 

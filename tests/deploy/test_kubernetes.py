@@ -13,13 +13,10 @@ import yaml
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "kubernetes"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 PORTS = {"triton": {"http": 8000, "grpc": 8001, "metrics": 8002}, "trtdet-serve": {"http": 8080, "admin": 8081}}
+LIVE = ("startupProbe", "livenessProbe")
 HEALTH = {
-    "triton": {
-        "startupProbe": "/v2/health/live",
-        "livenessProbe": "/v2/health/live",
-        "readinessProbe": "/v2/health/ready",
-    },
-    "trtdet-serve": {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"},
+    "triton": {**dict.fromkeys(LIVE, "/v2/health/live"), "readinessProbe": "/v2/health/ready"},
+    "trtdet-serve": {**dict.fromkeys(LIVE, "/healthz"), "readinessProbe": "/readyz"},
 }
 QUEUE = {"triton": "nv_inference_pending_request_count", "trtdet-serve": "trtdet_queue_images"}
 

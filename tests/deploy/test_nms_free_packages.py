@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from attention import attention_detector
-from onnx import TensorProto, helper, numpy_helper
+from nets import net, normal
 from PIL import Image
 
 from trtdet import PackageOptions, build, load_config, package
@@ -42,31 +42,22 @@ HEADS = {
 
 def one_to_one() -> onnx.ModelProto:
     """64 rows of x1 y1 x2 y2 score class, as YOLOv10 and YOLO26 give them, from a convolution that learnt nothing."""
-    rng = np.random.default_rng(3)
-    constants = {"w": rng.normal(0, 4e-4, (6, 3, 16, 16)).astype(np.float32), "rows": np.array([0, 6, 64])}
-    constants |= {"sizes": np.array([2, 2, 1, 1]), "most": np.float32(90), "half": np.float32(30)}
-    constants |= {"ten": np.float32(9.99)}
-    nodes = [
-        ("Conv", ["images", "w"], ["map"], {"strides": [16, 16]}),
-        ("Reshape", ["map", "rows"], ["flat"], {}),
-        ("Transpose", ["flat"], ["cells"], {"perm": [0, 2, 1]}),
-        ("Sigmoid", ["cells"], ["unit"], {}),
-        ("Split", ["unit", "sizes"], ["corner", "side", "score", "kind"], {"axis": 2}),
-        ("Mul", ["corner", "most"], ["first"], {}),
-        ("Mul", ["side", "half"], ["far"], {}),
-        ("Add", ["first", "far"], ["second"], {}),
-        ("Mul", ["kind", "ten"], ["ranks"], {}),
-        ("Floor", ["ranks"], ["label"], {}),
-        ("Concat", ["first", "second", "score", "label"], ["output0"], {"axis": 2}),
-    ]
-    graph = helper.make_graph(
-        [helper.make_node(op, given, made, f"/{made[0]}/{op}", **more) for op, given, made, more in nodes],
-        "g",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, 128, 128])],
-        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [1, 64, 6])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = """(float[1,3,128,128] images) => (float[1,64,6] output0)
+        <int64[3] rows = {0, 6, 64}, int64[4] sizes = {2, 2, 1, 1}, float most = {90}, float half = {30},
+        float ten = {9.99}> {
+            map = Conv<strides = [16, 16]>(images, w)
+            flat = Reshape(map, rows)
+            cells = Transpose<perm = [0, 2, 1]>(flat)
+            unit = Sigmoid(cells)
+            corner, side, score, kind = Split<axis = 2>(unit, sizes)
+            first = Mul(corner, most)
+            far = Mul(side, half)
+            second = Add(first, far)
+            ranks = Mul(kind, ten)
+            label = Floor(ranks)
+            output0 = Concat<axis = 2>(first, second, score, label)
+        }"""
+    return net(text, opset=17, w=normal(6, 3, 16, 16, seed=3, scale=4e-4))
 
 
 @pytest.fixture(scope="module", params=[(head, nms) for head in HEADS for nms in ("host", "native")], ids="-".join)

@@ -15,8 +15,6 @@ from trtdet.cli import main
 from trtdet.deploy import MARKER
 from trtdet.errors import BundleError, ConfigError, OutputError
 
-# what is refused
-
 
 @pytest.mark.parametrize(("format", "whose"), [("triton", "Triton has no backend"), ("deepstream", "nvinfer has no")])
 def test_an_engine_of_tensorrt_rtx_is_refused(remade, tmp_path, format, whose):
@@ -91,9 +89,6 @@ def test_operators_that_only_a_plugin_has_need_an_engine(made, remade, tmp_path)
 def test_a_type_that_triton_does_not_serve_is_refused(made, remade, tmp_path):
     odd = tuple(part.model_copy(update={"dtype": "float64"}) for part in made.manifest.outputs)
     assert "type float64 cannot be served" in refusal(remade(outputs=odd), tmp_path / "m", PackageOptions("triton"))
-
-
-# the command
 
 
 def test_the_command_says_what_it_wrote(remade, tmp_path, capsys):

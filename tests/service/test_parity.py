@@ -140,7 +140,7 @@ def test_the_service_finds_what_python_finds(name, program, shared_data, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("name", ["yolox", "yolov5", "dfl"])
-def test_the_service_scores_what_python_scores(name, precision, program, shared_data, tmp_path):
+def test_the_service_scores_what_python_scores(name, precision, start, shared_data, tmp_path):
     """All photographs, each sent to the service: the same boxes to 0.01 pixels and the same mAP to 0.01 points."""
     family, bundle = FAMILIES[name], tmp_path / "bundle"
     config = load_config(family.config)
@@ -156,9 +156,7 @@ def test_the_service_scores_what_python_scores(name, precision, program, shared_
     )
     content_hash = Bundle(bundle).manifest.content_hash
     ours, service = CocoMetric(dataset), CocoMetric(dataset)
-    with Server(
-        program("serve/trtdet-serve"), [bundle, "--library-folder", ONNXRUNTIME], tmp_path / "server"
-    ) as server:
+    with start(bundle) as server:
         pictures = pictured(bundle, [image.path for image in dataset.images])
         for image, picture in zip(dataset.images, pictures, strict=True):
             found = picture.found[content_hash]

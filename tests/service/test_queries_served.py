@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from serving import ONNXRUNTIME, Server, check, pictured
+from serving import check, pictured
 
 from trtdet.bundle import Bundle
 from trtdet.cli import main
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.tensorrt]
 
 
 @pytest.mark.filterwarnings("ignore:.*faster than FP16:trtdet.errors.TrtdetWarning")
-def test_a_detector_without_nms_from_export_to_service(program, tmp_path, capsys):
+def test_a_detector_without_nms_from_export_to_service(start, tmp_path, capsys):
     def run(*arguments: object) -> Any:
         capsys.readouterr()
         assert main([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err
@@ -32,22 +32,8 @@ def test_a_detector_without_nms_from_export_to_service(program, tmp_path, capsys
     config = ("--config", MODEL.with_suffix(".yaml"))
     run("export", MODEL, *config, "-o", model)
     given = (*config, "--images", calibration.images)
-    run(
-        "build",
-        model,
-        *given,
-        "--int8",
-        "--set",
-        "plan.fastest=false",
-        "--effort",
-        "none",
-        "--backend",
-        "tensorrt-rtx",
-        "--sm",
-        89,
-        "-o",
-        bundle,
-    )
+    asked = "--int8 --set plan.fastest=false --effort none --backend tensorrt-rtx --sm 89"
+    run("build", model, *given, *asked.split(), "-o", bundle)
     scores = run("eval", bundle, "--against", model, "--images", val.images, "--annotations", val.annotations)
     assert scores["map"] > 0.1
     assert scores["against"]["agreement"]["ap"] > 0.7
@@ -59,9 +45,7 @@ def test_a_detector_without_nms_from_export_to_service(program, tmp_path, capsys
     Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "val", 0)[0]).save(picture)
     run("infer", bundle, picture, "-o", tmp_path / "found")
     assert {file.name for file in (tmp_path / "found").iterdir()} == {"detections.json", "picture.jpg"}
-    with Server(
-        program("serve/trtdet-serve"), [bundle, "--library-folder", ONNXRUNTIME], tmp_path / "server"
-    ) as server:
+    with start(bundle) as server:
         answer = server.detect(picture.read_bytes(), kind="image/png")
     content_hash = Bundle(bundle).manifest.content_hash
     (expected,) = pictured(bundle, [picture], runtime="model")

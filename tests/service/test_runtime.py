@@ -59,10 +59,24 @@ def picture(mode: str, size: tuple[int, int] = (67, 45)) -> Image.Image:
     return Image.fromarray(noise[..., 0] if channels == 1 else noise, mode=None if mode != "CMYK" else "CMYK")
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
-def test_png_files_are_decoded_as_by_python(probe, tmp_path, mode):
-    picture(mode).save(tmp_path / "a.png")
-    np.testing.assert_array_equal(decoded(probe, tmp_path / "a.png"), read_image(tmp_path / "a.png"))
+SAVED = {
+    "png": [(mode, {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")],
+    "jpg": [
+        (mode, {"quality": 80, "progressive": progressive, "subsampling": subsampling})
+        for mode, progressive, subsampling in itertools.product(("L", "RGB", "CMYK"), (False, True), (0, 1, 2))
+    ],
+    "webp": [
+        (mode, {"lossless": lossless, "quality": 80, "exact": True})
+        for mode, lossless in itertools.product(("RGB", "RGBA"), (True, False))
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "mode", "how"), [(kind, *one) for kind, saved in SAVED.items() for one in saved])
+def test_files_are_decoded_as_by_python(probe, tmp_path, kind, mode, how):
+    file = tmp_path / f"a.{kind}"
+    picture(mode).save(file, **how)
+    np.testing.assert_array_equal(decoded(probe, file), read_image(file))
 
 
 def test_palettes_with_few_colours_and_transparency(probe, tmp_path):
@@ -87,25 +101,9 @@ def test_grey_png_files_of_few_bits(probe, tmp_path, bits):
     np.testing.assert_array_equal(decoded(probe, file), read_image(file))
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-@pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("subsampling", [0, 1, 2])
-def test_jpeg_files_are_decoded_as_by_python(probe, tmp_path, mode, progressive, subsampling):
-    picture(mode).save(tmp_path / "a.jpg", quality=80, progressive=progressive, subsampling=subsampling)
-    np.testing.assert_array_equal(decoded(probe, tmp_path / "a.jpg"), read_image(tmp_path / "a.jpg"))
-
-
 def test_real_images_are_decoded_as_by_python(probe, shared_data):
     for path in sorted((shared_data / "coco" / "val2017").glob("*.jpg"))[:40]:
         np.testing.assert_array_equal(decoded(probe, path), read_image(path))
-
-
-@pytest.mark.parametrize("lossless", [True, False])
-@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_webp_files_are_decoded_as_by_python(probe, tmp_path, mode, lossless):
-    file = tmp_path / "a.webp"
-    picture(mode).save(file, "WEBP", lossless=lossless, quality=80, exact=True)
-    np.testing.assert_array_equal(decoded(probe, file), read_image(file))
 
 
 def test_an_animation_is_refused(probe, tmp_path):

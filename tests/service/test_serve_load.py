@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from serving import PATIENCE, Case, Server, call, check, failed_start, finished, form, post, read_answer, total, until
 
-from trtdet.bundle import MANIFEST, Bundle, BundleWriter
+from trtdet.building.comparison import rewritten
+from trtdet.bundle import MANIFEST, Bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -189,16 +190,6 @@ def reloads(server: Server, result: str) -> float:
     return total(server.metrics(), "trtdet_reloads_total", f'result="{result}"')
 
 
-def replace(bundle: Path, other: Path) -> None:
-    """Puts the files of another bundle in a bundle's place, as 'trtdet build' does."""
-    source = Bundle(other)
-    fields = source.manifest.model_dump(exclude={"files", "created"})
-    with BundleWriter(bundle) as writer:
-        for name in source.manifest.files:
-            writer.add(name, (other / name).read_bytes())
-        writer.commit(fields)
-
-
 @pytest.fixture
 def place(case, tmp_path):
     """A bundle that a test may replace or spoil."""
@@ -211,7 +202,7 @@ def test_a_bundle_is_replaced_under_load(serve, case, place):
         for loaded, other in enumerate((1, 0, 1, 0), start=1):
             before = clients.answered()
             until(lambda before=before: clients.answered() > before + 20, server.alive)
-            replace(place, case.bundles[other])
+            rewritten(place, Bundle(case.bundles[other]), files={}, changes={})
             until(lambda loaded=loaded: reloads(server, "loaded") >= loaded, server.alive)
             assert server.call("GET", "/v1/model").json["content_hash"] == case.hashes[other]
             # Who asks from now on is answered by the new one.
@@ -231,7 +222,7 @@ def test_a_request_in_work_keeps_its_bundle(serve, case, place):
         stream = server.raw()
         stream.sendall(post(case.pictures[0].data))
         until(lambda: server.metrics()["trtdet_requests_in_flight"] == 1)
-        replace(place, case.bundles[1])
+        rewritten(place, Bundle(case.bundles[1]), files={}, changes={})
         until(lambda: server.call("GET", "/v1/model").json["content_hash"] == case.hashes[1])
         answer = read_answer(stream)
         assert answer.json["model"]["content_hash"] == case.hashes[0]
@@ -296,7 +287,7 @@ def test_half_a_bundle_is_refused_until_it_is_whole(serve, case, place):
 def test_a_single_recording_follows_its_bundle(serve, case, place, tmp_path):
     recording = Path(shutil.copy(case.recordings / f"{case.hashes[0]}.recording", tmp_path / "the.recording"))
     with serve("--reload-interval", 0.05, bundle=place, recording=recording) as server:
-        replace(place, case.bundles[1])
+        rewritten(place, Bundle(case.bundles[1]), files={}, changes={})
         until(lambda: reloads(server, "refused") == 1)
         check(server.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[0])
         shutil.copy(case.recordings / f"{case.hashes[1]}.recording", tmp_path / "next")
@@ -307,7 +298,7 @@ def test_a_single_recording_follows_its_bundle(serve, case, place, tmp_path):
 
 def test_a_signal_reloads_where_nothing_looks(serve, case, place):
     with serve("--reload-interval", 0, bundle=place) as server:
-        replace(place, case.bundles[1])
+        rewritten(place, Bundle(case.bundles[1]), files={}, changes={})
         time.sleep(0.2)
         assert server.call("GET", "/v1/model").json["content_hash"] == case.hashes[0]
         server.signal(signal.SIGHUP)

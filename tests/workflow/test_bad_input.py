@@ -48,9 +48,6 @@ def build(run, model, images, place, *more):
     return run(*command, "--effort", "none", *every, *more)
 
 
-# images
-
-
 def test_a_source_without_images_is_refused(run, model, tmp_path):
     (tmp_path / "list.txt").write_text("one.jpg\ntwo.jpg\n")
     for source, word in {"nowhere": "nowhere", "list.txt": "one.jpg"}.items():
@@ -107,9 +104,6 @@ def test_images_that_tell_no_ranges_are_refused(run, model, images, tmp_path):
     build(run, model, images, tmp_path / "b").refused("single colour")
 
 
-# activations
-
-
 def spoiled(model: Path, path: Path, conv: str, value: float) -> Path:
     """The model with one weight of a convolution replaced."""
     loaded = onnx.load(str(model))
@@ -135,9 +129,6 @@ def test_activations_that_are_not_finite_name_tensor_and_image(run, model, image
     assert "activation '" in done.message
     assert sorted(images.iterdir())[0].name in done.message
     assert "NaN" in done.message or "infinite" in done.message
-
-
-# models
 
 
 @pytest.mark.parametrize(
@@ -216,9 +207,6 @@ def test_a_backend_that_is_missing_has_its_pip_line(run, model, images, tmp_path
     assert not (tmp_path / "b").exists()
 
 
-# comparisons
-
-
 def test_what_a_bundle_cannot_be_compared_with(run, model, bundle, labelled, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "c.yaml").write_text(
@@ -236,9 +224,6 @@ def test_what_a_bundle_cannot_be_compared_with(run, model, bundle, labelled, tmp
         ([bundle, "--against", tmp_path / "other"], ["unicorn", "detectors of the same classes"]),
     ):
         run("eval", *arguments, *labelled).refused(*words)
-
-
-# places
 
 
 def test_a_place_that_must_not_or_cannot_be_written(run, model, images, tmp_path):
@@ -281,9 +266,6 @@ def test_histograms_of_another_model(run, model, images, bundle, tmp_path):
     images.mkdir()
     Image.effect_noise((64, 64), 50).save(images / "other.png")
     refusal("histograms.npz").refused("other images")
-
-
-# corrections
 
 
 def test_corrections_need_images(run, model, images, bundle, tmp_path):

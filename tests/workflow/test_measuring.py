@@ -37,9 +37,6 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# bench
-
-
 def test_bench_of_a_model(run, model, tmp_path):
     done = run("bench", model, *CONFIG, *SHORT, "--streams", 1, 2, "-o", tmp_path / "b.json", "--json").ok
     found = done.json
@@ -187,9 +184,6 @@ OnnxRunner.new_context = new_context
 sys.exit(main(sys.argv[1:]))
 """
 """Says when the first context is there, so that the signal meets the measurement."""
-
-
-# profile
 
 
 def test_what_trtdet_wrote_is_read_out_of_the_model_of_a_bundle(bundle):

@@ -15,6 +15,8 @@ from trtdet.evaluation.scoring import evaluate_each
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.runtime.detector import Detector
 
+pytestmark = pytest.mark.slow
+
 MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 
 KNOWN = {
@@ -38,7 +40,6 @@ def dataset(shared_data: Path, config: Config) -> CocoDataset:
     return CocoDataset.load(coco / "annotations" / "instances_val2017.json", coco / "val2017", config.classes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_fp32_scores_are_reproduced(shared_data, name):
     config = load_config(MODELS[name])
@@ -50,7 +51,6 @@ def test_fp32_scores_are_reproduced(shared_data, name):
         assert one.result.map50 == pytest.approx(known50, abs=0.001)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_way_to_suppress_scores_the_same(shared_data, name):
     config = load_config(MODELS[name])
@@ -63,7 +63,6 @@ def test_every_way_to_suppress_scores_the_same(shared_data, name):
         assert result.detections == found["host"].detections, where
 
 
-@pytest.mark.slow
 def test_two_models_are_compared_image_by_image(shared_data):
     evaluations = []
     for name in ("yolox_nano", "picodet_s"):
@@ -79,7 +78,6 @@ def test_two_models_are_compared_image_by_image(shared_data):
     assert done.high - done.low < 0.06
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "images", "gain", "least"), INT8)
 def test_corrections_keep_the_score_in_int8(shared_data, tmp_path, name, images, gain, least):
     config = load_config(MODELS[name]).with_nms(candidates="best-class")
@@ -92,7 +90,6 @@ def test_corrections_keep_the_score_in_int8(shared_data, tmp_path, name, images,
     assert evaluate(detector, dataset(shared_data, config)).result.map >= least
 
 
-@pytest.mark.slow
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("name", MODELS)
 def test_every_convolution_of_a_published_model_runs_in_int8(shared_data, tmp_path, name):
@@ -106,7 +103,6 @@ def test_every_convolution_of_a_published_model_runs_in_int8(shared_data, tmp_pa
     assert done.audit.int8 == done.bundle.manifest.precision.int8 == convolutions
 
 
-@pytest.mark.slow
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(("name", "candidates", "least"), DEFAULT)
 @pytest.mark.filterwarnings("ignore:FP16 alone:trtdet.errors.TrtdetWarning")

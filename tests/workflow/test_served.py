@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models import for_onnxruntime
 from numpy.typing import NDArray
 from PIL import Image
 from standin.machine import FOLDER
@@ -118,9 +119,6 @@ def hold(answer: Answer, row: int, detector: Detector, path: Path) -> int:
     np.testing.assert_allclose(answer["boxes"][row, :count], boxes, atol=1e-3)
     assert not any(answer[name][row, count:].any() for name in NAMES[1:])
     return count
-
-
-# through a stand-in
 
 
 def standing_in(bundle: Bundle, folder: Path, **options: Any) -> Ensemble:
@@ -224,9 +222,6 @@ def test_the_served_models_load_neither_onnx_nor_a_runtime(bundles, tmp_path):
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
-
-
-# through Triton
 
 
 @dataclass
@@ -398,12 +393,8 @@ def test_the_client_that_the_readme_shows_runs(bundles, pictures, triton, tmp_pa
 
 def real_model(shared_data: Path, place: Path, **options: Any) -> tuple[Bundle, list[Path]]:
     """A published model on photographs, each of another size."""
-    bundle = build(
-        shared_data / "models" / "yolox_nano.onnx",
-        load_config("yolox"),
-        place,
-        changed(BuildOptions(), **options, precision="fp32", backend="onnxruntime"),
-    ).bundle
+    model, asked = shared_data / "models" / "yolox_nano.onnx", for_onnxruntime(**options, precision="fp32")
+    bundle = build(model, load_config("yolox"), place, asked).bundle
     return bundle, sorted((shared_data / "coco" / "val2017").glob("*.jpg"))
 
 

@@ -50,9 +50,6 @@ def told(bundle: Bundle) -> dict[str, Any]:
     return found
 
 
-# implicit quantisation
-
-
 @pytest.fixture(scope="module")
 def implicit(machine, model, calibration_images, tmp_path_factory):
     """Quantised by TensorRT 8.6, with trtdet's ranges."""
@@ -188,9 +185,6 @@ def test_what_does_not_go_together_is_said_before_anything_is_done(
     assert not (tmp_path / "b").exists()
 
 
-# what else a builder is told
-
-
 def test_a_builder_is_told_of_limits_and_compatibility(machine, calibration_images, make, tmp_path):
     library = plugin_library(tmp_path, "TRT_SiLU", "TRT_HardSwish")
     arguments = ["--silu", "plugin", "--set", "engine.workspace=64", "engine.version_compatible=true"]
@@ -311,9 +305,6 @@ def test_a_dynamic_batch_shares_its_profile_among_lanes_in_every_version(machine
     assert done.json["machine"]["before"]["clocks"]["sm_mhz"] > 0
 
 
-# was it worth it
-
-
 WEIGH = """
 import json, sys
 from dataclasses import replace
@@ -383,9 +374,6 @@ def test_without_a_gpu_the_models_are_weighed_by_map_alone(weighed):
     assert "latency not measured, as the bundle has no engine" in found["words"]
     assert found["comparison"]["images"] == 16
     assert "worth.json" in bundle.manifest.files
-
-
-# sweeps
 
 
 @pytest.mark.slow

@@ -36,7 +36,6 @@ def test_tune_prints_its_table_and_a_point_is_built(tune, run, model, tmp_path):
     built = run(*command, f"{tmp_path / 't'}:{point['number']}", "-o", tmp_path / "b").ok
     assert PrecisionPlan.load(tmp_path / "b" / "plan.json").names("fp16") == tuple(point["kept"])
     assert built.json["manifest"]["precision"] == point["counts"]
-    run(*command, f"{tmp_path / 't'}:99", "-o", tmp_path / "w").refused("t:99: there is no such variant")
     for option, *value in (("--images", tmp_path), ("--int8-all",), ("--fp16",), ("--keep-fp16", "depthwise")):
         refused = run(*command, f"{tmp_path / 't'}:1", option, *value, "-o", tmp_path / "w")
         refused.refused(f"--from: leave {option} out")
@@ -77,10 +76,6 @@ def test_the_best_plan_by_flags(run, model, calibration_images, val_labelled, tm
     assert done.json["trade_off"]["unit"] == "bytes of weights"
     assert done.json["manifest"]["precision"]["int8"] == CONVOLUTIONS
     assert done.json["within"] is None
-    run(*command, 0.3, "-o", tmp_path / "n").refused("--max-map-drop measures mAP: give annotated images")
-
-
-# where a GPU runs engines
 
 
 @pytest.mark.slow
