@@ -67,7 +67,7 @@ def test_the_sums_of_a_form(networks, name, pairs):
 def test_forms_that_only_place_pairs_compute_the_same(yolo, networks, shared_data):
     paths = sorted((shared_data / "coco" / "val2017").glob("*.jpg"))[:2]
     runners = {name: OnnxRunner(networks[name]) for name in ("default", "own-pairs", "first-in-fp16")}
-    for batch in ImageStream(paths, yolo.config.input, batch_size=1):
+    for batch in ImageStream(paths, yolo.graph.config.input, batch_size=1):
         want, *others = (runner(batch.images) for runner in runners.values())
         for other in others:
             for name, values in want.items():
