@@ -72,7 +72,8 @@ def plan_times(
     captured = not caps.uncaptured(prepared.graph.nms_mode, prepared.graph.config.nms)
     roofline = Roofline(flow, gpu=gpu, batch=batch, graph=captured)
     if options.engine.gpu is None and runs_on("auto", caps, EngineTarget.of(options)) == "engine":
-        plan = _kept(prepared, prepared.plan.names("int8"), progress)
+        tried = keeping(prepared.plan, dict.fromkeys(prepared.plan.names("int8"), "tried"), Cause.KEPT_LATENCY)
+        plan = prepared.without_overflow(tried, progress)
         half = built_of(prepared, plan, backend, options=options, progress=progress)
         measured, name = _layers_measured(engine, half, prepared, backend=backend, options=options, progress=progress)
         costs, basis = measured_costs(flow, roofline, measured), f"from layers measured on {name}"
@@ -82,11 +83,6 @@ def plan_times(
     if options.plan.objective == "throughput":
         costs, image = costs.shared_by(batch), " an image"
     return replace(costs, unit=f"ms{image} ({basis}, batch {batch})", gpu=name)
-
-
-def _kept(prepared: Prepared, names: tuple[str, ...], progress: Progress) -> PrecisionPlan:
-    plan = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_LATENCY)
-    return prepared.without_overflow(plan, progress)
 
 
 def built_of(
@@ -143,7 +139,9 @@ def plan_stopwatch(
         return None
 
     def ms(names: tuple[str, ...]) -> float:
-        built = built_of(prepared, _kept(prepared, names, progress), backend, options=options, progress=progress).built
+        tried = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_LATENCY)
+        plan = prepared.without_overflow(tried, progress)
+        built = built_of(prepared, plan, backend, options=options, progress=progress).built
         with open_engine(built.engine, EngineFacts.built(backend.capabilities, built.sms, target.plugins)) as run:
             return run_ms(run, prepared, options, progress=progress)[0]
 
