@@ -23,7 +23,8 @@ def built(tmp_path, tiny, monkeypatch):
     def built(*forms: str) -> tuple[Bundle, Audit]:
         caps = library_named("tensorrt-rtx").new_backend().capabilities
         flow = DataFlow(half=True, weights=forms, fused=False)
-        monkeypatch.setattr(TensorRTRTX, "capabilities", property(lambda self: replace(caps, data_flow=flow)))
+        changing = property(lambda self: replace(caps, data_flow=flow), lambda self, own: None)
+        monkeypatch.setattr(TensorRTRTX, "capabilities", changing, raising=False)
         rtx = trtdet.BuildOptions(effort="none", backend="tensorrt-rtx", sms=(86,), guard="off")
         options = changed(rtx, mode="host", rule="minmax", images=tiny.images, int8_all=True)
         done = trtdet.build(tiny.model, trtdet.load_config(tiny.yaml), tmp_path / "-".join(forms), options)

@@ -104,8 +104,9 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         missing.append(Missing("sensitivity by layer", how))
     if run.collection is not None and run.ranges is not None:
         inputs = inputs_of(model, plan, run.collection)
+        worst = [layer.name for layer in run.ranking.layers] if run.ranking is not None else []
         percent = run.ranges.percent
-        sections.append(ranges_section(run.ranges, run.collection, inputs, worst=run.worst, percent=percent))
+        sections.append(ranges_section(run.ranges, run.collection, inputs, worst=worst, percent=percent))
     if run.audit is not None:
         # Times are for the GPU of the build's own comparison.
         comparison = (run.worth or {}).get("estimate")
@@ -141,8 +142,9 @@ def _experiment(run: Run) -> Report:
             options = provenance.runs[-1].options
             calibration = (options["build"] if experiment.kind == "tune" else options)["calibration"]
             percent = rule_percentile(calibration["rule"])
-            inputs = provenance.inputs
-            sections.append(ranges_section(run.ranges, run.collection, inputs, worst=run.worst, percent=percent))
+            inputs, ranking = provenance.inputs, run.ranking
+            worst = [layer.name for layer in ranking.layers] if ranking is not None else []
+            sections.append(ranges_section(run.ranges, run.collection, inputs, worst=worst, percent=percent))
         sections.append(provenance_section(provenance, experiment.kind, str(run.path)))
     if not experiment.annotated:
         missing.append(Missing("mAP of the variants", "tune with --val-images and --annotations"))

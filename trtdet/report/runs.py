@@ -54,11 +54,6 @@ class Run:
         """Sensitivity of the convolutions, the most sensitive first."""
         return self.read(RANKING, Sensitivity.load) or self.lone_ranking
 
-    @property
-    def worst(self) -> tuple[str, ...]:
-        """The convolutions by falling sensitivity; empty without a ranking."""
-        return () if self.ranking is None else tuple(layer.name for layer in self.ranking.layers)
-
     @cached_property
     def collection(self) -> Collection | None:
         """The histograms of the calibration."""

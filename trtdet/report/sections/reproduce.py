@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import yaml
@@ -27,8 +27,8 @@ def reproduce_section(manifest: Manifest, output: str) -> Section:
         "calibration images, SHA-256": images.sha256 if images is not None else "",
         "content, SHA-256": manifest.content_hash,
     }
-    command, more = ["build", *words(manifest.command, BuildOptions)], "Equal content hashes mean equal inputs."
-    return _section(rows, [command], manifest.command["config"], more=more, output=output)
+    commands = (_command("build", BuildOptions, manifest.command, output=output),)
+    return _section(rows, commands, manifest.command["config"], more="Equal content hashes mean equal inputs.")
 
 
 def provenance_section(provenance: Provenance, kind: Literal["tune", "sweep"], output: str) -> Section:
@@ -43,22 +43,22 @@ def provenance_section(provenance: Provenance, kind: Literal["tune", "sweep"], o
         "calibration images, SHA-256": provenance.images,
     }
     options = TuneOptions if kind == "tune" else SweepOptions
-    commands = [[kind, *words(run.options, options)] for run in runs]
+    commands = tuple(_command(kind, options, run.options, output=output) for run in runs)
     more = "Each command added its rows, and finds those that are there." if len(commands) > 1 else ""
-    return _section(rows, commands, provenance.config, more=more, output=output)
+    return _section(rows, commands, provenance.config, more=more)
 
 
-def _section(
-    rows: Mapping[str, str], commands: Sequence[list[str]], config: Mapping[str, Any], more: str, output: str
-) -> Section:
+def _section(rows: Mapping[str, str], commands: tuple[str, ...], config: Mapping[str, Any], more: str) -> Section:
     columns = (Column("of", align="left"), Column("is", align="left"))
     text = (
         "MODEL is the float ONNX file with the hash above, config.yaml the text below; paths are as they were given "
         f"to the command. {more}"
     )
     yaml_lines = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).splitlines()
-    given = ["MODEL", "--config", "config.yaml"]
-    lines = tuple(shlex.join(["trtdet", verb, *given, *rest, "-o", output]) for verb, *rest in commands)
     table = Grid(Table(columns, [row for row in rows.items() if row[1]]))
-    parts = (table, Text(lines, code=True), Text((text.rstrip(),)), Text(tuple(yaml_lines), code=True))
+    parts = (table, Text(commands, code=True), Text((text.rstrip(),)), Text(tuple(yaml_lines), code=True))
     return Section("Reproduce", parts)
+
+
+def _command(verb: str, kind: type, options: Mapping[str, Any], output: str) -> str:
+    return shlex.join(["trtdet", verb, "MODEL", "--config", "config.yaml", *words(options, kind), "-o", output])
