@@ -60,7 +60,7 @@ def test_a_bundle_is_told_with_what_it_was_not_measured_for(bundle):
 )
 def test_a_guard_is_advised_where_there_is_something_to_guard(int8, next_step):
     run: Any = SimpleNamespace(
-        bundle=SimpleNamespace(manifest=SimpleNamespace(input_check=None, shipped="int8")),
+        bundle=SimpleNamespace(manifest=SimpleNamespace(input_check=None, shipped="int8", candidates=())),
         audit=SimpleNamespace(int8=int8, fp8=0, departures=(), advice=()),
         worth={"speedup": 1.0},
         path="b",
