@@ -11,7 +11,6 @@ of the same draw. Prints Markdown.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,27 +54,15 @@ class Draws:
         return f"{100 * float(np.nanmean(self.drawn)):+.2f} ± {100 * self.deviation:.2f}"
 
 
-def detections(target: Path, config: trtdet.Config | None, coco: Path, kept: Path) -> CocoMetric:
+def detections(target: Path, config: trtdet.Config, coco: Path, kept: Path) -> CocoMetric:
     """Those of a bundle or a model on the annotated images, from ``kept`` where they are there."""
     annotations = coco / "annotations" / "instances_val2017.json"
+    dataset = trtdet.CocoDataset.load(annotations, coco / "val2017", config.classes)
     if not kept.exists():
-        detector = trtdet.Detector.open(target, config, runtime="onnxruntime" if target.is_dir() else "auto")
-        dataset = trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes)
-        found = trtdet.evaluate(detector, dataset).metric.detections
-        np.savez_compressed(
-            kept,
-            images=np.repeat(list(found), [len(scores) for _, scores, _ in found.values()]),
-            boxes=np.concatenate([boxes for boxes, _, _ in found.values()]),
-            scores=np.concatenate([scores for _, scores, _ in found.values()]),
-            classes=np.concatenate([classes for _, _, classes in found.values()]),
-            names=np.array(detector.classes),
-        )
-    arrays: Mapping[str, NDArray] = np.load(kept)
-    metric = CocoMetric(trtdet.CocoDataset.load(annotations, coco / "val2017", arrays["names"].tolist()))
-    for image in metric.dataset.images:
-        rows = arrays["images"] == image.id
-        metric.update(image.id, arrays["boxes"][rows], arrays["scores"][rows], arrays["classes"][rows])
-    return metric
+        bundle = target.is_dir()
+        detector = trtdet.Detector.open(target, None if bundle else config, runtime="onnxruntime" if bundle else "auto")
+        trtdet.evaluate(detector, dataset).metric.save(kept)
+    return CocoMetric.load(kept, dataset)
 
 
 def built(model: Path, config: trtdet.Config, place: Path, images: Path, int8_all: bool) -> Path:
@@ -132,7 +119,7 @@ def main() -> None:
         for form, int8_all in FORMS.items():
             stem = f"{name}-{form.replace(' ', '-')}"
             bundle = built(model, config, options.output / stem, coco / "train2017", int8_all)
-            found = detections(bundle, None, coco, options.output / f"{stem}.npz")
+            found = detections(bundle, config, coco, options.output / f"{stem}.npz")
             whole.append(f"| {name} | {form} | {str(agreement_of(found, reference)).partition(': ')[2]} |")
             for size in options.sizes:
                 generator = np.random.default_rng(size)

@@ -416,14 +416,14 @@ class Work:
         model, (row,), largest = self.models[step.model], step.rows, self.settings.largest
         config = Network.load(self._path(Step("network", step.model, step.rows))).config
         dataset = self._dataset(model)
-        kept = Kept(dataset)
+        kept = CocoMetric(dataset)
         with ExitStack() as stack:
             runner = self._target(step.model, row, largest, stack).runner
             detector = Detector.running(runner, config, "host")
             paths = [image.path for image in dataset.images]
             for batch in ImageStream(paths, detector.input, batch_size=detector.batch, on_bad="raise"):
                 kept.update_batch(batch, detector(batch.images))
-                self.progress(f"scoring {step.model} {row}", len(kept.ids), len(paths))
+                self.progress(f"scoring {step.model} {row}", len(kept.image_ids), len(paths))
             ran_on = str(runner.run_info)
         kept.save(self._path(step))
         result = kept.compute()
@@ -434,7 +434,7 @@ class Work:
         dataset = self._dataset(model)
 
         def evaluation(row: str) -> Evaluation:
-            metric = Kept.load(self._path(Step("score", step.model, (row,))), dataset)
+            metric = CocoMetric.load(self._path(Step("score", step.model, (row,))), dataset)
             return Evaluation(metric.compute(), metric, 0.0, row, "", "host", model.config.nms)
 
         found = trtdet.compare(evaluation(step.rows[0]), evaluation(FP32.name))
@@ -727,39 +727,6 @@ def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = batch
     return model
-
-
-# detections
-
-
-class Kept(CocoMetric):
-    """A metric whose detections can be written down."""
-
-    def __init__(self, dataset: trtdet.CocoDataset) -> None:
-        super().__init__(dataset)
-        self.ids: list[int] = []
-        self._parts: list[tuple[Any, Any, Any]] = []
-
-    def update(self, image_id: int, boxes: Any, scores: Any, classes: Any, masks: Any = None) -> CocoMetric:
-        self.ids.append(image_id)
-        self._parts.append((boxes, scores, classes))
-        return super().update(image_id, boxes, scores, classes, masks)
-
-    def save(self, path: Path) -> None:
-        boxes, scores, classes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
-        counts = [len(part[1]) for part in self._parts]
-        with path.open("wb") as stream:
-            np.savez_compressed(stream, ids=self.ids, counts=counts, boxes=boxes, scores=scores, classes=classes)
-
-    @staticmethod
-    def load(path: Path, dataset: trtdet.CocoDataset) -> CocoMetric:
-        metric = CocoMetric(dataset)
-        with np.load(path) as found:
-            ends = np.cumsum(found["counts"])[:-1]
-            parts = (np.split(found[name], ends) for name in ("boxes", "scores", "classes"))
-            for image_id, *detections in zip(found["ids"].tolist(), *parts, strict=True):
-                metric.update(image_id, *detections)
-        return metric
 
 
 # words

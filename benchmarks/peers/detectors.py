@@ -1,6 +1,7 @@
 """INT8 on detectors that nothing was chosen on, trtdet beside its peers: loss of mAP, and agreement with FP32.
 
-    python benchmarks/peers/detectors.py --models DIR --data DIR --work DIR [--quantizers NAME ...] -o OUT
+    python benchmarks/peers/detectors.py --models DIR --data DIR --work DIR [--quantizers NAME ...]
+        [--detectors NAME ...] [--chosen-on DIR] -o OUT
 
 ``--models`` holds a NAME.onnx with a NAME.yaml, its configuration, for every detector. ``--data`` holds
 ``coco/val2017``, ``coco/train2017`` and ``coco/annotations/instances_val2017.json``; a detector with images of its own
@@ -12,30 +13,52 @@ the annotations have the detector's classes, the difference of mAP has the 90 % 
 images. The agreement, AP over IoU 0.50:0.95 with the detections of FP32 over 0.25 as the boxes to find, needs no
 annotations.
 
+Images are told apart by their decoded pixels. An image that calibrates, judges a correction (the gate) and is scored
+would flatter, so that the script ends where one does two of these. ``--chosen-on`` is a folder of images on which
+earlier decisions were made: the scored images are scored once more without these, and once only these.
+
+FP32 is scored once per detector; all detections are kept in OUT. A method is measured on all detectors before the next.
 Each row is kept in OUT/rows.jsonl as soon as it is there, and a further run goes on after it: remove a line to have it
-measured anew. Prints Markdown.
+measured anew. OUT/detectors.md, which is also printed, has all rows so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import mean
 
 import onnx
-from cases import HEAD_IN_FLOAT, IMAGES, Case, as_cell, folder_of, pins_of, prepare, run_peer, run_trtdet
+from cases import (
+    HEAD_IN_FLOAT,
+    Case,
+    as_cell,
+    calibration_images,
+    folder_of,
+    pins_of,
+    prepare,
+    run_peer,
+    run_trtdet,
+)
 from process import Failed
 
 import trtdet
 from trtdet.config import COCO_CLASSES
+from trtdet.data import find_images
+from trtdet.data.images import read_image
 from trtdet.evaluation.agreement import agree
+from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.quantization.placement import CONVOLUTIONS
+from trtdet.quantization.sources import held_back
+from trtdet.runtime.detector import Detector
 
 METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "trtdet": {
@@ -48,6 +71,8 @@ METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "onnxruntime": {"minmax": (), "entropy-strided": ()},
 }
 """The methods of each quantiser; for trtdet, the options of ``trtdet build --int8``."""
+
+ALL, OTHERS, CHOSEN = "all images", "images that nothing was chosen on", "images that decisions were made on"
 
 
 @dataclass(frozen=True)
@@ -62,6 +87,7 @@ class Row:
         agreement, agreement_low, agreement_high: with the detections of FP32, and its interval.
         convolutions: how many have Q/DQ nodes before both inputs, and how many there are.
         seconds: wall time of the quantiser's whole process.
+        images: which images were scored, and ``count``, how many.
     """
 
     model: str
@@ -77,11 +103,13 @@ class Row:
     agreement_high: float | None = None
     convolutions: tuple[int, int] = (0, 0)
     seconds: float = 0.0
+    images: str = ALL
+    count: int = 0
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str, str]:
         """What tells rows apart."""
-        return self.model, self.quantizer, self.method
+        return self.model, self.quantizer, self.method, self.images
 
 
 @dataclass(frozen=True)
@@ -110,50 +138,143 @@ def images_of(source: Path, classes: tuple[str, ...], data: Path) -> Images:
     return Images(coco / "train2017", coco / "val2017", annotations if classes == COCO_CLASSES else None)
 
 
-def rows_of(source: Path, data: Path, work: Path, wanted: list[tuple[str, str]], folder: Path) -> Iterator[Row]:
-    """Quantises and scores a detector in every wanted way."""
-    config = source.with_suffix(".yaml")
-    images = images_of(source, trtdet.load_config(config).classes, data)
-    case = prepare(source, str(config), images.calibration, folder / "prepared")
-    dataset = images.dataset(case.config.classes)
-    reference = trtdet.evaluate(case.detector(case.model), dataset)
-    for quantizer, method in wanted:
-        print(f"{source.stem}: {quantizer} {method}", file=sys.stderr, flush=True)
-        place = folder_of(folder, quantizer, method)
+@cache
+def pixels_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of an image's shape and decoded pixels: the same for the same image under another name."""
+    pixels = read_image(path)
+    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Split:
+    """What each image is for, by its decoded pixels.
+
+    Attributes:
+        calibration: images that ranges and corrections are computed from.
+        gate: images that judge corrections.
+        scored: images that are scored, in the data set's order.
+        chosen_on: those of them on which decisions were made.
+    """
+
+    calibration: frozenset[str]
+    gate: frozenset[str]
+    scored: tuple[str, ...]
+    chosen_on: frozenset[str]
+
+    @classmethod
+    def of(cls, images: Images, dataset: trtdet.CocoDataset, chosen_on: Sequence[Path]) -> Split:
+        """Reads all images; ends the script where one has two purposes, or is scored twice."""
+        fitted, gate = held_back(calibration_images(images.calibration))
+        scored = tuple(pixels_of(image.path) for image in dataset.images)
+        split = cls(
+            frozenset(map(pixels_of, fitted)),
+            frozenset(map(pixels_of, gate)),
+            scored,
+            frozenset(map(pixels_of, chosen_on)) & frozenset(scored),
+        )
+        twice = len(scored) - len(set(scored))
+        pairs = (split.calibration & split.gate, split.calibration & set(scored), split.gate & set(scored))
+        if twice or any(pairs):
+            raise SystemExit(
+                f"'{images.validation}' and '{images.calibration}' share images by content: "
+                f"{len(pairs[0])} calibrate and judge, {len(pairs[1])} calibrate and are scored, {len(pairs[2])} judge "
+                f"and are scored, {twice} are scored twice; take them out, or the scores flatter"
+            )
+        return split
+
+    def __str__(self) -> str:
+        decided = f", {len(self.chosen_on)} of which decisions were made on" if self.chosen_on else ""
+        return (
+            f"{len(self.calibration)} images calibrate, {len(self.gate)} judge corrections, {len(self.scored)} are "
+            f"scored{decided}; no image, by its decoded pixels, is in two of these sets"
+        )
+
+
+class Subject:
+    """A detector to quantise, with its images and the detections of FP32.
+
+    Args:
+        source: its ONNX file, with the configuration beside it.
+        data, work: as the script's options.
+        chosen_on: images on which decisions were made.
+        folder: for all files of this detector.
+    """
+
+    def __init__(self, source: Path, data: Path, work: Path, chosen_on: Sequence[Path], folder: Path) -> None:
+        self._source, self._config = source, source.with_suffix(".yaml")
+        self._work, self._folder = work, folder
+        classes = trtdet.load_config(self._config).classes
+        self.images = images_of(source, classes, data)
+        dataset = self.images.dataset(classes)
+        self.split = Split.of(self.images, dataset, chosen_on)
+        self.datasets = {ALL: dataset}
+        if self.split.chosen_on:
+            parts: dict[bool, list[trtdet.CocoImage]] = {False: [], True: []}
+            for image, pixels in zip(dataset.images, self.split.scored, strict=True):
+                parts[pixels in self.split.chosen_on].append(image)
+            self.datasets |= {OTHERS: dataset.of(parts[False]), CHOSEN: dataset.of(parts[True])}
+
+    @cached_property
+    def case(self) -> Case:
+        """What every quantiser reads."""
+        return prepare(self._source, str(self._config), self.images.calibration, self._folder / "prepared")
+
+    @cached_property
+    def reference(self) -> dict[str, Evaluation]:
+        """FP32 on each set of images."""
+        return self._scored(self.case.detector(self.case.model), self._folder / "fp32.npz")
+
+    def rows(self, quantizer: str, method: str) -> Iterator[Row]:
+        """Quantises the detector and scores it, one row for each set of images."""
+        name, place = self._source.stem, folder_of(self._folder, quantizer, method)
+        print(f"{name}: {quantizer} {method}", file=sys.stderr, flush=True)
         shutil.rmtree(place, ignore_errors=True)
         try:
             if quantizer == "trtdet":
                 arguments = METHODS[quantizer][method]
-                measured, file, detector = run_trtdet(arguments, case, images.calibration, place)
+                measured, file, detector = run_trtdet(arguments, self.case, self.images.calibration, place)
             else:
-                measured, file, detector = run_peer(quantizer, method, case, work, place)
+                measured, file, detector = run_peer(quantizer, method, self.case, self._work, place)
         except Failed as failed:
-            yield Row(source.stem, quantizer, method, str(failed))
-            continue
-        found = trtdet.evaluate(detector, dataset)
-        yield row_of(case, (quantizer, method), found, reference, file, measured.seconds)
+            for images, dataset in self.datasets.items():
+                yield Row(name, quantizer, method, str(failed), images=images, count=len(dataset.images))
+            return
+        convolutions = quantized_convolutions(onnx.load(str(file)))
+        for images, found in self._scored(detector, place / "detections.npz").items():
+            row = compared(Row(name, quantizer, method, images=images), found, self.reference[images])
+            yield replace(row, convolutions=convolutions, seconds=measured.seconds)
+
+    def _scored(self, detector: Detector, kept: Path) -> dict[str, Evaluation]:
+        """A detector on each set of images, from one pass over them, whose detections are kept."""
+        whole = self.datasets[ALL]
+        if kept.exists():
+            metric = CocoMetric.load(kept, whole)
+        else:
+            metric = trtdet.evaluate(detector, whole).metric
+            metric.save(kept)
+        scored = {}
+        for images, dataset in self.datasets.items():
+            part = metric if dataset is whole else metric.of(dataset)
+            facts = str(detector.file), detector.runner.run_info, detector.nms_mode, detector.nms
+            scored[images] = Evaluation(part.compute(), part, 0.0, *facts)
+        return scored
 
 
-def row_of(
-    case: Case, way: tuple[str, str], found: Evaluation, reference: Evaluation, file: Path, seconds: float
-) -> Row:
-    """Compares the detections of a quantised detector with the annotations and with FP32's."""
+def compared(row: Row, found: Evaluation, reference: Evaluation) -> Row:
+    """The row with what a quantised detector's detections are against the annotations and against FP32's."""
     agreement = agree(found, reference)
-    compared = trtdet.compare(found, reference) if found.metric.dataset.annotated else None
-    return Row(
-        case.source.stem,
-        *way,
-        agreement.problem,
-        reference.result.map if compared else None,
-        compared and compared.difference,
-        compared and compared.low,
-        compared and compared.high,
-        agreement.ap,
-        agreement.low,
-        agreement.high,
-        quantized_convolutions(onnx.load(str(file))),
-        seconds,
+    row = replace(
+        row,
+        problem=agreement.problem,
+        agreement=agreement.ap,
+        agreement_low=agreement.low,
+        agreement_high=agreement.high,
+        count=len(found.metric.image_ids),
     )
+    if not found.metric.dataset.annotated:
+        return row
+    loss = trtdet.compare(found, reference)
+    return replace(row, reference=reference.result.map, difference=loss.difference, low=loss.low, high=loss.high)
 
 
 def quantized_convolutions(model: onnx.ModelProto) -> tuple[int, int]:
@@ -222,12 +343,26 @@ def kept_rows(file: Path) -> list[Row]:
     return [Row(**{**values, "convolutions": tuple(values["convolutions"])}) for values in map(json.loads, lines)]
 
 
+def page(rows: Sequence[Row], splits: Sequence[Split], quantizers: Sequence[str]) -> str:
+    """What was measured on which images, and the tables of each set of images."""
+    lines = [f"trtdet {trtdet.__version__}."]
+    lines += [f"{peer}: {pins_of(peer)}." for peer in quantizers if peer != "trtdet"]
+    lines += [f"{split}." for split in dict.fromkeys(map(str, splits))]
+    for images in dict.fromkeys(row.images for row in rows):
+        mine = [row for row in rows if row.images == images]
+        counts = sorted({row.count for row in mine})
+        lines += ["", f"## {images}: {', '.join(map(str, counts))}", "", table(mine)]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="where the peers' environments are, or will be")
     parser.add_argument("--quantizers", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--detectors", nargs="+", help="names of those to measure, in this order (default: all)")
+    parser.add_argument("--chosen-on", type=Path, help="images that earlier decisions were made on (default: none)")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -235,21 +370,34 @@ def main() -> None:
     kept = options.output / "rows.jsonl"
     rows = {row.key: row for row in kept_rows(kept)}
     ways = [(quantizer, method) for quantizer in options.quantizers for method in METHODS[quantizer]]
-    sources = sorted(file for file in options.models.glob("*.onnx") if file.with_suffix(".yaml").is_file())
-    for source in sources:
-        wanted = [way for way in ways if (source.stem, *way) not in rows]
-        if not wanted:
-            continue
-        folder = (options.output / source.stem).resolve()
-        for row in rows_of(source.resolve(), options.data, options.work.resolve(), wanted, folder):
-            rows[row.key] = row
+    there = sorted(file.stem for file in options.models.glob("*.onnx") if file.with_suffix(".yaml").is_file())
+    names = options.detectors or there
+    if absent := [name for name in names if name not in there]:
+        parser.error(f"--detectors: {', '.join(absent)} not in '{options.models}', which has {', '.join(there)}")
+    chosen_on = find_images(options.chosen_on) if options.chosen_on else ()
+
+    @cache
+    def subject(name: str) -> Subject:
+        source = (options.models / f"{name}.onnx").resolve()
+        return Subject(source, options.data, options.work.resolve(), chosen_on, (options.output / name).resolve())
+
+    def write() -> str:
+        order = {(name, *way): place for place, (name, way) in enumerate((n, w) for n in names for w in ways)}
+        mine = sorted((row for row in rows.values() if row.key[:3] in order), key=lambda row: order[row.key[:3]])
+        text = page(mine, [subject(name).split for name in names], options.quantizers)
+        (options.output / "detectors.md").write_text(text)
+        return text
+
+    for way in ways:
+        for name in names:
+            if any(row.key[:3] == (name, *way) for row in rows.values()):
+                continue
+            made = list(subject(name).rows(*way))
             with kept.open("a") as file:
-                file.write(json.dumps(asdict(row)) + "\n")
-    print(f"{IMAGES} calibration images; trtdet {trtdet.__version__}.")
-    for peer in options.quantizers:
-        if peer != "trtdet":
-            print(f"{peer}: {pins_of(peer)}.")
-    print("\n" + table([rows[key] for key in ((s.stem, *way) for s in sources for way in ways) if key in rows]))
+                file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
+            rows |= {row.key: row for row in made}
+            write()
+    print(write(), end="")
 
 
 if __name__ == "__main__":

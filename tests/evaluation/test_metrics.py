@@ -119,6 +119,24 @@ def test_only_the_images_given_are_scored(crowded):
     assert part.compute() == part.compute() != full.compute()
 
 
+def test_detections_are_kept(crowded, tmp_path):
+    metric = noisy(CocoMetric(crowded))
+    metric.save(tmp_path / "detections.npz")
+    read = CocoMetric.load(tmp_path / "detections.npz", crowded)
+    assert read.image_ids == metric.image_ids
+    assert read.compute() == metric.compute()
+
+
+def test_the_same_detections_on_fewer_images(crowded):
+    full = noisy(CocoMetric(crowded))
+    part = full.of(crowded.of(crowded.images[1:3]))
+    alone = CocoMetric(crowded)
+    for image in crowded.images[1:3]:
+        alone.update(image.id, *full.detections[image.id])
+    assert part.image_ids == tuple(image.id for image in crowded.images[1:3])
+    assert part.compute() == alone.compute()
+
+
 def test_the_engines_agree(crowded):
     first, second = (noisy(CocoMetric(crowded, engine)).compute() for engine in ENGINES)
     assert 0.01 < first.map < 1 and first.detections > 700

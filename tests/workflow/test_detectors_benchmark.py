@@ -84,24 +84,65 @@ def test_the_table_says_what_is_missing(detectors):
     ]
 
 
-def test_a_row_that_is_there_is_not_measured_again(
-    detectors, small_model, calibration_images, tmp_path, monkeypatch, capsys
-):
-    models = tmp_path / "models"
-    models.mkdir()
-    shutil.copy(small_model, models / "small.onnx")
-    (models / "small.yaml").write_text("extends: shapes\nname: small\nnms: {score_threshold: 0.0001}\n")
-    for split in ("train", "val"):
-        shutil.copytree(calibration_images, models / "small" / split)
+@pytest.fixture
+def script(detectors, small_model, calibration_images, validation, tmp_path, monkeypatch):
+    """Runs the script on the small detector, with images of its own, and gives its rows."""
+    own = tmp_path / "models" / "small"
+    shutil.copytree(calibration_images, own / "train")
+    shutil.copytree(validation.images, own / "val")
+    shutil.copy(small_model, own.with_suffix(".onnx"))
+    own.with_suffix(".yaml").write_text("extends: shapes\nname: small\nnms: {score_threshold: 0.0001}\n")
     monkeypatch.setitem(detectors.METHODS, "trtdet", {"plain": ("--effort", "none", "--backend", "onnxruntime")})
-    command = ["detectors.py", "--models", models, "--data", tmp_path, "--work", tmp_path / "work"]
-    monkeypatch.setattr(sys, "argv", [*map(str, command), "--quantizers", "trtdet", "-o", str(tmp_path / "out")])
-    detectors.main()
-    (row,) = detectors.kept_rows(tmp_path / "out" / "rows.jsonl")
-    assert row.key == ("small", "trtdet", "plain")
+    command = ["detectors.py", "--models", tmp_path / "models", "--data", tmp_path, "--work", tmp_path / "work"]
+    command += ["--quantizers", "trtdet", "-o", tmp_path / "out"]
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [*map(str, [*command, *arguments])])
+        detectors.main()
+        return detectors.kept_rows(tmp_path / "out" / "rows.jsonl")
+
+    return run
+
+
+def test_a_row_that_is_there_is_not_measured_again(detectors, script, tmp_path, capsys):
+    (row,) = script()
+    assert row.key == ("small", "trtdet", "plain", detectors.ALL)
     assert row.difference is None, "its images have no annotations"
     first = capsys.readouterr()
     assert "trtdet plain" in first.err
-    detectors.main()
+    assert "5 judge corrections, 16 are scored; no image" in first.out
+    assert first.out == (tmp_path / "out" / "detectors.md").read_text()
+    script()
     second = capsys.readouterr()
     assert (second.out, second.err) == (first.out, "")
+
+
+def test_images_that_decisions_were_made_on_are_scored_apart(detectors, script, validation, tmp_path, capsys):
+    own = tmp_path / "models" / "small"
+    shutil.copy(validation.annotations, own / "val.json")
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    for number, image in enumerate(sorted((own / "val").iterdir())[:6]):
+        shutil.copy(image, chosen / f"renamed-{number}{image.suffix}")
+    rows = {row.images: row for row in script("--chosen-on", chosen, "--detectors", "small")}
+    assert {images: row.count for images, row in rows.items()} == {
+        detectors.ALL: 16,
+        detectors.OTHERS: 10,
+        detectors.CHOSEN: 6,
+    }
+    assert all(row.reference == pytest.approx(1) for row in rows.values()), "FP32 drew its own boxes"
+    assert "6 of which decisions were made on" in capsys.readouterr().out
+
+
+def test_an_image_with_two_purposes_ends_the_script(script, tmp_path):
+    own = tmp_path / "models" / "small"
+    calibrates = min((own / "train").iterdir())
+    shutil.copy(calibrates, own / "val" / f"another-name{calibrates.suffix}")
+    with pytest.raises(SystemExit, match="1 calibrate and are scored, 0 judge and are scored"):
+        script()
+
+
+def test_a_detector_that_is_not_there(script, capsys):
+    with pytest.raises(SystemExit):
+        script("--detectors", "large")
+    assert "large not in" in capsys.readouterr().err

@@ -20,6 +20,19 @@ from trtdet.progress import Progress, silent
 HELD_BACK = 4  # one image in this many is held back: it judges corrections and takes no part in computing them
 
 
+def held_back(images: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Images to compute corrections from, and held-back ones: every fourth of the sorted paths, or the last of fewer.
+    Raises ConfigError if there are fewer than two."""
+    if len(images) < 2:
+        raise ConfigError(
+            f"corrections need at least 2 calibration images, one of them to judge by, got {len(images)}: "
+            "give more with --images, or build with --effort none"
+        )
+    ordered = sorted(images)
+    judging = ordered[HELD_BACK - 1 :: HELD_BACK] or ordered[-1:]
+    return [path for path in ordered if path not in set(judging)], judging
+
+
 class Simulator(Protocol):
     """Computes a model's outputs: float32 (B, 3, H, W) to arrays (B, ...) by name. ``input`` is the name of the model's
     input; ``batch`` is the number of images per call, None for any."""
@@ -44,16 +57,8 @@ class Sources:
     unfinished: Path | None = None
 
     def split(self) -> tuple[list[Path], list[Path]]:
-        """Images to compute corrections from, and held-back ones: every fourth of the sorted paths, or the last of
-        fewer. Raises ConfigError if there are fewer than two."""
-        if len(self.images) < 2:
-            raise ConfigError(
-                f"corrections need at least 2 calibration images, one of them to judge by, got {len(self.images)}: "
-                "give more with --images, or build with --effort none"
-            )
-        ordered = sorted(self.images)
-        held_back = ordered[HELD_BACK - 1 :: HELD_BACK] or ordered[-1:]
-        return [path for path in ordered if path not in set(held_back)], held_back
+        """Images to compute corrections from, and held-back ones; see :func:`held_back`."""
+        return held_back(self.images)
 
     def outputs(
         self, models: Sequence[onnx.ModelProto], paths: Sequence[Path], stage: str
