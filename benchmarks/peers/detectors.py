@@ -1,7 +1,7 @@
 """INT8 on detectors that nothing was chosen on, trtdet beside its peers: loss of mAP, and agreement with FP32.
 
     python benchmarks/peers/detectors.py --models DIR --data DIR --work DIR [--quantizers NAME ...]
-        [--detectors NAME ...] [--chosen-on DIR] -o OUT
+        [--method NAME ...] [--detectors NAME ...] [--chosen-on DIR] -o OUT
 
 ``--models`` holds a NAME.onnx with a NAME.yaml, its configuration, for every detector. ``--data`` holds
 ``coco/val2017``, ``coco/train2017`` and ``coco/annotations/instances_val2017.json``; a detector with images of its own
@@ -361,6 +361,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="where the peers' environments are, or will be")
     parser.add_argument("--quantizers", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument(
+        "--method",
+        action="append",
+        help="measure only this method, the first given first; may be repeated, as in --method=--int8-all --method "
+        "default (default: all)",
+    )
     parser.add_argument("--detectors", nargs="+", help="names of those to measure, in this order (default: all)")
     parser.add_argument("--chosen-on", type=Path, help="images that earlier decisions were made on (default: none)")
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -370,6 +376,11 @@ def main() -> None:
     kept = options.output / "rows.jsonl"
     rows = {row.key: row for row in kept_rows(kept)}
     ways = [(quantizer, method) for quantizer in options.quantizers for method in METHODS[quantizer]]
+    if options.method:
+        known = dict.fromkeys(method for _, method in ways)
+        if unknown := [method for method in options.method if method not in known]:
+            parser.error(f"--method: {', '.join(unknown)} not among {', '.join(known)}")
+        ways = sorted((way for way in ways if way[1] in options.method), key=lambda way: options.method.index(way[1]))
     there = sorted(file.stem for file in options.models.glob("*.onnx") if file.with_suffix(".yaml").is_file())
     names = options.detectors or there
     if absent := [name for name in names if name not in there]:
