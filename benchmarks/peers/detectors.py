@@ -35,6 +35,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import onnx
 from cases import (
     HEAD_IN_FLOAT,
@@ -55,6 +56,7 @@ from trtdet.data import find_images
 from trtdet.data.images import read_image
 from trtdet.evaluation.agreement import agree
 from trtdet.evaluation.metrics import CocoMetric
+from trtdet.evaluation.resampling import Bootstrap, draws, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.quantization.placement import CONVOLUTIONS
 from trtdet.quantization.sources import held_back
@@ -72,6 +74,8 @@ METHODS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The methods of each quantiser; for trtdet, the options of ``trtdet build --int8``."""
 
+BOOTSTRAP = Bootstrap()
+
 ALL, OTHERS, CHOSEN = "all images", "images that nothing was chosen on", "images that decisions were made on"
 
 
@@ -88,6 +92,7 @@ class Row:
         convolutions: how many have Q/DQ nodes before both inputs, and how many there are.
         seconds: wall time of the quantiser's whole process.
         images: which images were scored, and ``count``, how many.
+        resampled: the difference in each resample of the images; equal images have equal resamples, whatever the model.
     """
 
     model: str
@@ -105,6 +110,7 @@ class Row:
     seconds: float = 0.0
     images: str = ALL
     count: int = 0
+    resampled: tuple[float, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -273,8 +279,19 @@ def compared(row: Row, found: Evaluation, reference: Evaluation) -> Row:
     )
     if not found.metric.dataset.annotated:
         return row
-    loss = trtdet.compare(found, reference)
-    return replace(row, reference=reference.result.map, difference=loss.difference, low=loss.low, high=loss.high)
+    loss = trtdet.compare(found, reference, BOOTSTRAP)
+    row = replace(row, reference=reference.result.map, difference=loss.difference, low=loss.low, high=loss.high)
+    return replace(row, resampled=resampled(found.metric, reference.metric))
+
+
+def resampled(found: CocoMetric, reference: CocoMetric) -> tuple[float, ...]:
+    """The difference of mAP in each resample that :func:`trtdet.compare` draws, as a fraction."""
+    ours, theirs = found.matches(), reference.matches()
+    differences = [
+        mean_average_precision(ours, weights) - mean_average_precision(theirs, weights)
+        for weights in draws(len(found.image_ids), BOOTSTRAP)
+    ]
+    return tuple(np.concatenate(differences).round(6).tolist())
 
 
 def quantized_convolutions(model: onnx.ModelProto) -> tuple[int, int]:
@@ -323,24 +340,42 @@ def table(rows: list[Row]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "| quantiser | method | detectors | mean loss of mAP | largest | mean agreement | least |",
+        "| quantiser | method | detectors | mean loss of mAP, 90 % interval | largest | mean agreement | least |",
         "|" + "---|" * 7,
     ]
     for way in dict.fromkeys((row.quantizer, row.method) for row in rows):
         mine = [row for row in rows if (row.quantizer, row.method) == way]
         losses = [-100 * row.difference for row in mine if row.difference is not None]
         agreed = [100 * row.agreement for row in mine if row.agreement is not None]
-        figures = (mean(losses), max(losses)) if losses else (float("nan"),) * 2
         agreements = (mean(agreed), min(agreed)) if agreed else (float("nan"),) * 2
-        numbers = " | ".join(f"{figure:.2f}" for figure in (*figures, *agreements))
-        lines.append(f"| {way[0]} | {way[1]} | {len(agreed)} | {numbers} |")
+        numbers = " | ".join(f"{figure:.2f}" for figure in (max(losses, default=float("nan")), *agreements))
+        lines.append(f"| {way[0]} | {way[1]} | {len(agreed)} | {mean_loss(mine)} | {numbers} |")
     return "\n".join(lines)
+
+
+def mean_loss(rows: Sequence[Row]) -> str:
+    """The mean loss over the detectors whose images are annotated, in points.
+
+    The interval is that of the choice of images, which is the same for all detectors: a resample of the images gives
+    each its difference, and the mean of these is one value of the bootstrap.
+    """
+    scored = [row for row in rows if row.difference is not None]
+    if not scored:
+        return "-"
+    loss = -mean(row.difference or 0.0 for row in scored)
+    if any(len(row.resampled) != len(scored[0].resampled) or not row.resampled for row in scored):
+        return f"{100 * loss:.2f}"
+    low, high = BOOTSTRAP.interval(-np.mean([row.resampled for row in scored], axis=0))
+    return interval(loss, low, high)
 
 
 def kept_rows(file: Path) -> list[Row]:
     """The rows of earlier runs."""
     lines = file.read_text().splitlines() if file.exists() else []
-    return [Row(**{**values, "convolutions": tuple(values["convolutions"])}) for values in map(json.loads, lines)]
+    return [
+        Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(line).items()})
+        for line in lines
+    ]
 
 
 def page(rows: Sequence[Row], splits: Sequence[Split], quantizers: Sequence[str]) -> str:

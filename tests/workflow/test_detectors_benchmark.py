@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from models import CONVOLUTIONS, small_detector
@@ -80,8 +81,22 @@ def test_the_table_says_what_is_missing(detectors):
     assert lines[4].startswith("| b | trtdet | default | - | 80.00")
     assert lines[-2:] == [
         "| trtdet | default | 2 | 0.20 | 0.20 | 85.00 | 80.00 |",
-        "| nncf | performance | 0 | nan | nan | nan | nan |",
+        "| nncf | performance | 0 | - | nan | nan | nan |",
     ]
+
+
+def test_the_mean_loss_has_the_interval_of_the_images_that_detectors_share(detectors):
+    draws = np.random.default_rng(0).normal(0, 0.01, 1000)
+    first, second = (
+        detectors.Row(
+            *(name, "trtdet", "default", "", 0.3, -0.01, -0.02, 0.0, 0.9, 0.88, 0.92, (9, 10), 12.0),
+            resampled=tuple(sign * draws - 0.01),
+        )
+        for name, sign in (("a", 1), ("b", -1))
+    )
+    assert detectors.mean_loss([first, second]) == "1.00 (1.00 .. 1.00)", "what one loses the other gains"
+    low, high = np.percentile(1 - 100 * draws, [5, 95])
+    assert detectors.mean_loss([first, first]) == f"1.00 ({low:.2f} .. {high:.2f})"
 
 
 @pytest.fixture
@@ -131,6 +146,8 @@ def test_images_that_decisions_were_made_on_are_scored_apart(detectors, script, 
         detectors.CHOSEN: 6,
     }
     assert all(row.reference == pytest.approx(1) for row in rows.values()), "FP32 drew its own boxes"
+    for row in rows.values():
+        assert detectors.BOOTSTRAP.interval(row.resampled) == pytest.approx((row.low, row.high), abs=1e-5)
     assert "6 of which decisions were made on" in capsys.readouterr().out
 
 
