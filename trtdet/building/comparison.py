@@ -327,10 +327,7 @@ def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
     gpu = named_gpu(options)
     if gpu is None:
         return True
-    try:
-        estimated = json.loads(bundle.file(WORTH).read_text())["estimate"]
-    except (KeyError, ValueError):
-        return False  # written by an earlier version
+    estimated = json.loads(bundle.file(WORTH).read_text())["estimate"]
     return estimated is None or estimated["gpu"] == gpu.name
 
 

@@ -91,9 +91,8 @@ class CheckedBuild:
     @property
     def up_to_date(self) -> Bundle | None:
         """The bundle at the output, if a build would produce the same."""
-        manifest = None if self.previous is None else self.previous.manifest
-        current = manifest is not None and manifest.content_hash == self.key and not manifest.lacks_portable
-        return self.previous if current else None
+        previous = self.previous
+        return previous if previous is not None and previous.manifest.content_hash == self.key else None
 
 
 def checked_build(job: Job, progress: Progress = silent, backend: Backend | None = None) -> CheckedBuild:

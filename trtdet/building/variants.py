@@ -207,9 +207,10 @@ def save_prepared(folder: Path, key: str, prepared: Prepared) -> None:
     write_atomically(folder / CORRECTED, stream.getvalue())
 
 
-def has_corrected(folder: Path, key: str) -> bool:
-    """Whether the folder has the files of :func:`save_prepared` with this key; their content is not checked."""
-    return (folder / CORRECTED).exists() and (folder / OPTIONS).exists() and tuned_key(folder) == key
+def corrected_file(folder: Path, key: str) -> str:
+    """The file of :func:`save_prepared` with this key, empty if there is none; its content is not checked."""
+    there = (folder / CORRECTED).exists() and (folder / OPTIONS).exists() and tuned_key(folder) == key
+    return str(folder / CORRECTED) if there else ""
 
 
 def load_prepared(

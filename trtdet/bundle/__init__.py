@@ -248,11 +248,6 @@ class Manifest(_Part):
     """SHA-256 of all inputs of the build; a build with an equal hash keeps the bundle."""
 
     @property
-    def lacks_portable(self) -> bool:
-        """Whether the bundle is older than portable models."""
-        return self.portable is None and self.quantization.mode != "implicit"
-
-    @property
     def shipped(self) -> Literal["int8", "fp16", "fp32"]:
         """The network's precision, which may differ from the requested one in ``command``."""
         return self.guard.shipped if self.guard else self.command["precision"]

@@ -85,7 +85,7 @@ def prepare(
     job = job_of(
         Path(model), config, Path(output), options=replace(options.build, plan=plan.formats_alone(), force=True)
     )
-    return Preparing(job, backend, options, progress=progress).folder()
+    return Preparing(job, backend, options, previous=None, progress=progress).folder()
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +107,7 @@ class Preparing:
     """
 
     def __init__(
-        self,
-        job: Job,
-        backend: Backend,
-        options: PrepareOptions,
-        previous: Bundle | None = None,
-        progress: Progress = silent,
+        self, job: Job, backend: Backend, options: PrepareOptions, previous: Bundle | None, progress: Progress
     ) -> None:
         self._job, self._backend, self._options, self._progress = job, backend, options, progress
         self._build = replace(self._checked(int8_all=True), previous=previous)

@@ -115,14 +115,10 @@ def match(
     Each detection takes the free box of greatest IoU, the last among equals. It prefers boxes that count to ignored
     boxes. A crowd can match any number of detections.
 
-    Args:
-        boxes: (D, 4), x y width height in pixels, in descending order of score.
-        truth: boxes to find; None if the image has none.
-        overlaps: (D, G), the IoU of masks, 0..1; None computes that of the boxes.
-
-    Returns:
-        (T, D), matched to a box that counts; (T, D), neither right nor wrong; (D,), position of the box that counts and
-        is matched at the lowest threshold, -1 for none.
+    ``boxes`` are (D, 4), x y width height in pixels, in descending order of score; ``truth`` is None if the image has
+    none; ``overlaps`` (D, G) are the IoU of masks, 0..1, and None computes that of the boxes. Returns (T, D), matched
+    to a box that counts; (T, D), neither right nor wrong; (D,), position of the box that counts and is matched at the
+    lowest threshold, -1 for none.
     """
     positions: NDArray[np.int64] = np.full(len(boxes), -1)
     hits: Flags = np.zeros((len(IOU_THRESHOLDS), len(boxes)), bool)

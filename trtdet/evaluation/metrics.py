@@ -187,15 +187,9 @@ class CocoMetric:
         return self
 
     def save(self, path: Path) -> None:
-        """Writes the detections, without masks, as a compressed ``.npz`` that :meth:`load` reads.
-
-        Its arrays are ``ids`` (I,), ``counts`` (I,), the number of detections of each image, and the detections of all
-        images one after another: ``boxes`` (N, 4) as x1 y1 x2 y2 in pixels of the image, ``scores`` (N,), ``classes``
-        (N,).
-
-        Raises:
-            DataError: no image was given.
-        """
+        """Writes the detections, without masks, as a compressed ``.npz`` that :meth:`load` reads: ``ids`` (I,) and
+        ``counts`` (I,) of the images, and of all images one after another ``boxes`` (N, 4) as x1 y1 x2 y2 in pixels,
+        ``scores`` (N,) and ``classes`` (N,). Raises DataError if no image was given."""
         ids = self._scored()
         boxes, scores, classes = (
             np.concatenate(parts) for parts in zip(*(self.detections[one] for one in ids), strict=True)

@@ -167,9 +167,7 @@ def _foresee(tuning: Tuning, build: CheckedBuild, images: int, measured: frozens
     options, folder, graph, backend = tuning.options, tuning.folder, build.graph, build.backend
     run, count, caps = forecasts.run_seconds(graph), len(build.selected.paths), backend.capabilities
     engine = tuning.runs_on(caps) == "engine"
-    corrected_file = (
-        str(folder / variants.CORRECTED) if variants.has_corrected(folder, build.keys[Stage.CORRECTIONS]) else ""
-    )
+    corrected_file = variants.corrected_file(folder, build.keys[Stage.CORRECTIONS])
     parts = [*forecasts.looked_parts(build, run), forecasts.calibrated_part(count, run, corrected_file)]
     ranked = forecasts.ranked_part(graph, options.build.plan, count, run=run)
     if corrected_file:

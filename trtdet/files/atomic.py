@@ -144,13 +144,9 @@ class FolderWriter:
     leaves the old or the new folder complete. If the file system cannot exchange, the old folder is first moved aside.
     If the process is killed before the second move, the next writer restores the old folder.
 
-    Args:
-        path: where only an empty folder, or a folder of the same kind, is replaced.
-        marker: file that identifies a folder of this kind; it is written last.
-        kind: name of this kind of folder in messages.
-
-    Raises:
-        OutputError: ``path`` has other content or cannot be written, or the disk is full.
+    Only an empty folder, or one of the same kind, is replaced. The file ``marker``, which is written last, identifies a
+    folder of this ``kind``, its name in messages. Raises OutputError if ``path`` has other content or cannot be
+    written, or the disk is full.
     """
 
     def __init__(self, path: Path, marker: str, kind: str) -> None:

@@ -38,10 +38,8 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
       candidates itself if ``pre_nms_topk`` is its own 4096.
 
     With ``nms: none``, ``native`` and ``onnx`` are only a TopK. Logits are compared as such; the result gets a sigmoid.
-
-    Raises:
-        ConfigError: ``pre_nms_topk`` exceeds the limit of the backend's TopK or of the plugin.
-        ModelError: the number of boxes is not fixed.
+    Raises ConfigError if ``pre_nms_topk`` exceeds the limit of the backend's TopK or of the plugin, and ModelError if
+    the number of boxes is not fixed.
     """
     if options.nms == "host":
         return PassResult(0)

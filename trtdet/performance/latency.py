@@ -161,11 +161,8 @@ def measure(
     the other targets have filled the caches. Before the rounds, each target warms up for ``options.warm_up`` seconds.
     It continues until the medians of both halves of the last such span differ by at most 2 %, for three times as long
     at most (trtexec warms up for 200 ms without a check). ``clock`` returns seconds; it ends measurements and times
-    contexts side by side.
-
-    Raises:
-        ConfigError: a target does not take a requested batch; nothing was measured then.
-        BackendError, DataError: a target fails, or an image cannot be read.
+    contexts side by side. Raises ConfigError, before anything is measured, if a target does not take a requested batch;
+    BackendError or DataError if a target fails or an image cannot be read.
     """
     fixed = {target.runner.batch for target in targets if target.runner.batch is not None}
     batches = options.batches or (fixed.pop() if len(fixed) == 1 else 1,)

@@ -35,7 +35,7 @@ class LayerScore:
     map: float | None = None  # COCO mAP 0.50:0.95 of the variant, 0..1; None if not measured
     format: Format = "int8"  # format of the measurement; FP8 is for matrix products
     kind: str = ""  # the reason in the plan; empty for a group
-    # Among the ranked convolutions in network order, from 1; 0 for a group, and in files of earlier versions.
+    # Among the ranked convolutions in network order, from 1; 0 for a group.
     place: int = 0
 
 

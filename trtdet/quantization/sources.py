@@ -56,10 +56,6 @@ class Sources:
     # File with the state of long work, so that an interrupted run can continue; None for none.
     unfinished: Path | None = None
 
-    def split(self) -> tuple[list[Path], list[Path]]:
-        """Images to compute corrections from, and held-back ones; see :func:`held_back`."""
-        return held_back(self.images)
-
     def outputs(
         self, models: Sequence[onnx.ModelProto], paths: Sequence[Path], stage: str
     ) -> Iterator[list[dict[str, NDArray[Any]]]]:

@@ -17,6 +17,7 @@ from trtdet.passes import Decoded
 from trtdet.quantization import HeadError, Sources, Start, correct, place
 from trtdet.quantization.corrections.base import RoundedLayer
 from trtdet.quantization.encoding import ChannelMap, weight_scales
+from trtdet.quantization.sources import held_back
 from trtdet.quantization.windows import Moments, Window
 
 NET = """(float[1,3,32,32] x) => (float[1,64,4] boxes, float[1,64,2] scores) {
@@ -105,7 +106,7 @@ def corrected(model, case):
 def distance_held_back(model: onnx.ModelProto, int8: onnx.ModelProto, sources: Sources, chosen: bool = False) -> float:
     """How far the detections of a model are from another's on the held-back images, measured here."""
     error = HeadError(chosen)
-    _, held = sources.split()
+    _, held = held_back(sources.images)
     reference, runner = OnnxRunner(model), OnnxRunner(int8)
     for batch in ImageStream(held, sources.preprocess):
         expected, got = reference(batch.images), runner(batch.images)

@@ -37,6 +37,7 @@ from trtdet.quantization.corrections.policies import POLICIES, SEEN
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.trials import Site
 from trtdet.quantization.qdq import Corrections
+from trtdet.quantization.sources import held_back
 
 SHIPPED = corrections.REGISTRY
 LAYERWISE = tuple(correction.name for correction in SHIPPED if not correction.needs_network)
@@ -268,11 +269,11 @@ def test_what_is_refused(model, sources, chosen):
 
 
 def test_images_are_split_once(sources):
-    fit, held = sources(9).split()
+    fit, held = held_back(sources(9).images)
     assert [path.name for path in held] == ["3.png", "7.png"]
     assert not set(fit) & set(held)
     assert len(fit) == 7
-    assert [len(part) for part in sources(2).split()] == [1, 1]
+    assert [len(part) for part in held_back(sources(2).images)] == [1, 1]
 
 
 @dataclass(frozen=True)

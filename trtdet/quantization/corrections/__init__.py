@@ -29,7 +29,7 @@ from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.smooth import Smooth
 from trtdet.quantization.corrections.trials import Site, batches, find_sites
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.sources import Sources
+from trtdet.quantization.sources import Sources, held_back
 
 REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Round(), Bias(), Reconstruct())
 """All corrections, in the order in which they are tried and reported."""
@@ -66,7 +66,7 @@ def correct(
     if unknown:
         raise ConfigError(f"no correction '{unknown[0]}'; allowed: none, or some of {', '.join(registered)}")
     enabled = tuple(correction for correction in REGISTRY if correction.name in names)
-    fit, held = sources.split()
+    fit, held = held_back(sources.images)
     task = Task(
         model,
         placement=placement,
@@ -109,7 +109,7 @@ def judged_beside(
 ) -> Corrected | None:
     """Compares corrections that do not depend on a rule with the ranges ``plain`` of another rule. Returns
     ``corrected`` with a new sentence on the output error, or None if it is no better than ``plain``."""
-    fit, held = sources.split()
+    fit, held = held_back(sources.images)
     task = Task(model, placement, {plain.rule: plain}, corrections=(), fit=fit, held=held, sources=sources)
     forms = (
         QuantizedForm(f"the plain rule '{plain.rule}'", plain),

@@ -16,7 +16,7 @@ from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.gradients import NO_TORCH, available, calm_threads
 from trtdet.quantization.placement import QdqPlacement
-from trtdet.quantization.sources import Sources
+from trtdet.quantization.sources import Sources, held_back
 
 if TYPE_CHECKING:
     from trtdet.quantization.gradients.head_noise import HeadNoise
@@ -100,7 +100,7 @@ def head_noise(
     from trtdet.quantization.gradients.head_noise import HeadNoise
 
     noise = HeadNoise(model, placement=placement, ranges=ranges, head=sources.head, maps=maps)
-    fit, _ = sources.split()
+    fit, _ = held_back(sources.images)
     for images in sources.batches(model, evenly(fit, _IMAGES), "correcting: gradients of the detections"):
         noise.update(images)
     return noise

@@ -51,13 +51,9 @@ def compensated(
     This lowers ``(W - Q) covariance (W - Q)^T``, the variance of the output error; ``bias`` compensates its mean.
     Source: Frantar et al. 2023, "OPTQ" (GPTQ), arXiv:2210.17323, with columns in order of falling variance.
 
-    Args:
-        rows: float64 (groups, out, D): the weights, one matrix a group.
-        scales: float32 (groups, out): the scale of each row.
-        covariance: float64 (groups, D, D): of the input's windows.
-
-    Raises:
-        numpy.linalg.LinAlgError: the covariance is not positive definite, even with damping.
+    ``rows`` are float64 (groups, out, D), the weights, one matrix a group; ``scales`` float32 (groups, out), one a row;
+    ``covariance`` is float64 (groups, D, D), of the input's windows. Raises numpy.linalg.LinAlgError if it is not
+    positive definite, even with damping.
     """
     power = np.einsum("gii->gi", covariance)
     order = np.argsort(-power, axis=1, kind="stable")
