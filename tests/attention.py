@@ -1,7 +1,5 @@
 """A detector with attention that is small enough to be built in tests: convolutions, then a transformer over places."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

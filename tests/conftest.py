@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """A detector that is small enough to be built in tests again and again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models as text, arrays of noise, configurations and histograms, for the tests of several folders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files that many tests read and none changes, made once for all workers of a run."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is installed and published: every package and file of trtdet, and nothing that was forgotten."""
 
-from __future__ import annotations
-
 import configparser
 from fnmatch import fnmatch
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs every command and the Python example of README and docs in one folder; checks links and quoted messages."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The library that engines of these tests are built with, and the benchmark of estimates."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Naming the first layer of an engine that departs from its model."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

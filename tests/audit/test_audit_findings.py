@@ -1,7 +1,5 @@
 """What gets in the way of INT8, what it costs, and what the audit advises."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Layers as the builder's log and the engine inspector tell them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layers that the benchmark of estimates derives from a model, and the rows that it takes and leaves out."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

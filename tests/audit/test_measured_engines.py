@@ -1,7 +1,5 @@
 """Engines that TensorRT 8 built on GPUs, as its inspector wrote them, go through the audit."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Estimates against the measured times of NVIDIA's sample engines."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

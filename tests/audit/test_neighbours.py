@@ -1,7 +1,5 @@
 """The cost of a plan as a sum over neighbouring choices: equal to the estimate of the whole engine for every plan."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

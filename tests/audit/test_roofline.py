@@ -1,7 +1,5 @@
 """Estimates of an engine's time from published rates, checked against hand-computed kernels."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What costs transformers accuracy or speed is told where an engine has it, and nowhere else."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The start of every program that runs on the stand-ins for TensorRT and the CUDA driver."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of a few nodes, and a machine that has a version of TensorRT."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

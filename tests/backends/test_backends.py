@@ -1,7 +1,5 @@
 """Forms of SiLU, plugin libraries and suppression, by the capabilities of a backend."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The building process, with as much of TensorRT as it touches."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 from pathlib import Path

@@ -3,8 +3,6 @@
 The real library is asked in tests/tensorrt86.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Iterator

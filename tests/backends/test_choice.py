@@ -1,7 +1,5 @@
 """Choosing a backend, and the capabilities of each version."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

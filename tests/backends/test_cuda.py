@@ -1,7 +1,5 @@
 """Working on a CUDA device: with the real cuda-python on the stand-in driver, and with the stand-in for PyCUDA."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

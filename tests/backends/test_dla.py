@@ -1,7 +1,5 @@
 """What Jetson's DLA takes, by NVIDIA's published limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Running engines, on the stand-ins for TensorRT and the CUDA driver; cuda-python is the real one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines that cannot be run, and failures while they run, on the stand-ins; cuda-python is the real one."""
 
-from __future__ import annotations
-
 import pytest
 from engine_programs import PRELUDE, RTX, needs_cuda_python
 from standin.machine import plugin_library

@@ -1,7 +1,5 @@
 """The table of libraries; outside ``backends`` nothing decides by the name of one."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import subprocess

@@ -1,7 +1,5 @@
 """Models that onnxruntime runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -3,8 +3,6 @@
 Sums are of so few bits that float32 holds them in any order, but FP16 does not.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which opset each parser reads: the table by version, and TensorRT-RTX's row held to its parser."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

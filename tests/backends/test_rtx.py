@@ -1,7 +1,5 @@
 """Builds with TensorRT-RTX itself."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The tiny detector as files, with images and annotations."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

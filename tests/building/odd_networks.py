@@ -1,7 +1,5 @@
 """Detectors of a few convolutions in which something is out of the ordinary, so that a whole build takes a moment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A detector with attention, from the options to the bundle: its products are layers like convolutions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

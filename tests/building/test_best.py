@@ -1,7 +1,5 @@
 """The best plan within a bound: what is open to the choice, what is cheap, and what is refused before work begins."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

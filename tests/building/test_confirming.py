@@ -1,7 +1,5 @@
 """A guessed configuration is confirmed by detections, corrected where another reading is clearly better, or doubted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

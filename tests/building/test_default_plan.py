@@ -1,7 +1,5 @@
 """What stays in FP16 without being asked for, from the options to the bundle."""
 
-from __future__ import annotations
-
 import json
 
 import onnx

@@ -1,7 +1,5 @@
 """The default plan of TensorRT-RTX is the fastest by the estimates of engines, and FP16 alone where none gains."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

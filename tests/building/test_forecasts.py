@@ -1,7 +1,5 @@
 """What a command is going to do, told before it is done; what it then does is what was told."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

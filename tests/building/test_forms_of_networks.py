@@ -1,7 +1,5 @@
 """The graph that strongly typed builders get for a real detector, in each form."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What would exceed FP16's largest value on the calibration images runs in FP32, and a warning says so."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The passes of a build over its images share what was decoded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

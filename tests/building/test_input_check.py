@@ -1,7 +1,5 @@
 """Where the input is checked: a wrong configuration is told of by calibrate and build, once and for all."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever a network is like, a whole build of it ends in a bundle that can be run, or says in one line why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The parts of the pipeline that need no whole build: which images are taken, and what counts as done."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The choices of a plan under a bound, and what its scores are."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Sweeps along the number of proposals of a two-stage detector."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from pathlib import Path

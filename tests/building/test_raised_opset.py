@@ -1,7 +1,5 @@
 """The opset of a model that is to hold scales in FP16."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The stages together, on a detector of five convolutions."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random

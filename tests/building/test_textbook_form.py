@@ -1,7 +1,5 @@
 """The INT8 form of a default build: nothing between Q and convolution, and little between convolution and Q."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from typing import Literal

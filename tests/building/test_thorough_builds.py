@@ -1,7 +1,5 @@
 """A build with --effort thorough: stopped, gone on with, and the same as if it had not been."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")

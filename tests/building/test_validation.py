@@ -1,7 +1,5 @@
 """What is wrong with the options is an error before an image is decoded, a model is run or a file is written."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """INT8 against FP16 after a build: the estimate, the bound on the speed, and the bundle that is shipped."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

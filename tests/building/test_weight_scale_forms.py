@@ -1,7 +1,5 @@
 """Each form of weight scales that a backend may be fastest with is built, and the engine that moves less is kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx

@@ -1,7 +1,5 @@
 """A detector of five convolutions, so that a whole build takes a moment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

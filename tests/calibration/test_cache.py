@@ -1,7 +1,5 @@
 """TensorRT's calibration cache: what is written, what is read, and what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Each rule against a second implementation: NumPy's percentile, or plain loops over the published definition."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

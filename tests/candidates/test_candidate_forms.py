@@ -1,7 +1,5 @@
 """Forms of the INT8 network among the candidates."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from models import small_detector

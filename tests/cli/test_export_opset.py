@@ -1,7 +1,5 @@
 """trtdet export --backend: the opset by who is to read the file, installed or not."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 

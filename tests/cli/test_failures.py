@@ -1,7 +1,5 @@
 """Whatever goes wrong, the command line ends with one line, and with one object where JSON was asked for."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

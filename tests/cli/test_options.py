@@ -1,7 +1,5 @@
 """Every option of every command: its help, its choices, its old spelling, and what a misspelt word gets."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

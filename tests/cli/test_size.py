@@ -1,7 +1,5 @@
 """--size: the height and width of a model that leaves them open, chosen when it is built."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

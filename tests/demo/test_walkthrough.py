@@ -1,7 +1,5 @@
 """What ``trtdet demo`` prints, as README shows it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

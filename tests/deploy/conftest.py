@@ -1,7 +1,5 @@
 """Bundles to be packaged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bundles with other manifests, and packages of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

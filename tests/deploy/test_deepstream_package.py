@@ -1,7 +1,5 @@
 """Configurations of DeepStream's Gst-nvinfer."""
 
-from __future__ import annotations
-
 import configparser
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The bounding-box parser for DeepStream, compiled against a stand-in of the SDK's headers and called as nvinfer does,
 held to trtdet's own suppression."""
 
-from __future__ import annotations
-
 import configparser
 import shutil
 import struct

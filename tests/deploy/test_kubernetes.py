@@ -1,8 +1,6 @@
 """The Kubernetes examples, as far as they can be held to anything without a cluster: Kubernetes' published schemas, and
 what the parts of an example say of each other."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

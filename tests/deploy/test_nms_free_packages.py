@@ -1,8 +1,6 @@
 """Detectors without suppression in packages: rows of box, score, class, and queries with logits; in the network or
 left to the reader, Triton's steps and DeepStream's parser give what trtdet itself does."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from typing import Any

@@ -1,7 +1,5 @@
 """Bundles that cannot be packaged, packages that are replaced, and the command."""
 
-from __future__ import annotations
-
 import json
 
 import onnx

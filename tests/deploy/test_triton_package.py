@@ -1,7 +1,5 @@
 """Model repositories of Triton; configurations are read by Triton's published message."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """head.compute: what an expression gives here and in a graph, and what it may not hold."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

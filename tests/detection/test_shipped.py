@@ -1,7 +1,5 @@
 """The shipped configurations read the outputs that the exporters of their families write."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

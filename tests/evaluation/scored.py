@@ -1,7 +1,5 @@
 """Detections that are scored, and models, as the tests of this folder make them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

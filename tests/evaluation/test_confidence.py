@@ -1,7 +1,5 @@
 """Which images choose and which report, told apart by their bytes, and how many would show a bound."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A configuration for a model that nobody has described."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Matching, held to pycocotools' own results box by box."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether a detector looks as if it worked: right configurations are silent, wrong ones are named."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes in the configurations of published models: each is named, and the right ones are silent."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that are killed while they work."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The front of a model: its points and what they rest on; it goes on after a kill, and its points can be built."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

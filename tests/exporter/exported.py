@@ -1,7 +1,5 @@
 """What an exported model gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

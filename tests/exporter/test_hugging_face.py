@@ -1,8 +1,6 @@
 """Detectors of transformers. With ``pip install transformers`` those tests run too that build its networks; of the
 others, tests/fixtures/rtdetr.onnx is an export that is committed."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Detectors of torchvision; with ``pip install torchvision``, in the build for the torch that is installed."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from pathlib import Path

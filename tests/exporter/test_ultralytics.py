@@ -1,8 +1,6 @@
 """Checkpoints of ultralytics. The package is AGPL-3.0 and heavy: with ``pip install ultralytics`` the tests that build
 its networks run too."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import sys

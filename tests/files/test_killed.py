@@ -1,7 +1,5 @@
 """Writers that are killed (SIGKILL) at each step, and several that write to the same place."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import json

@@ -1,7 +1,5 @@
 """What native code prints is kept from standard output within a block, and nothing else is."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Every option says how it enters the keys of a build, and takes effect in them from its stage on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How far an option reaches into the package: it is a row in trtdet/options, and few files read it from there."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The words of a command that a report shows give the options again that a bundle, a tune or a sweep was made with."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """A batch that was fixed at export becomes the one that is asked for."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Graphs that end with the best detections, written as exporters write them: cut, and left alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import nets

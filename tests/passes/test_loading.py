@@ -1,7 +1,5 @@
 """What a model must be to be loaded, and what is corrected while loading it."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each node before and after, run by onnxruntime with its own graph optimisations off."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from typing import Any

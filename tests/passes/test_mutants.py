@@ -1,7 +1,5 @@
 """Damaged models: whatever is wrong with one, loading and rewriting it succeed or say so in an error of trtdet."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

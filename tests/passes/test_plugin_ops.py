@@ -1,7 +1,5 @@
 """The plugin operators: what ONNX infers of them, and what a CPU computes for them, against their contract in NumPy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

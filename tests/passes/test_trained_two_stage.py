@@ -3,8 +3,6 @@
 tests/fixtures/shapes_rcnn has the model in the form of either exporter; scripts of benchmarks/fixtures made it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

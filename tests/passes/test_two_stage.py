@@ -1,7 +1,5 @@
 """torchvision's two-stage detectors, in the form of either exporter; benchmarks/fixtures/two_stage.py made them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An idle machine, and the shipped detector as a target."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The search for the cheapest plan within a bound: few measurements, other images to report on, the upper end kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

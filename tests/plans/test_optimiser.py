@@ -1,7 +1,5 @@
 """The integer program: the optimum by brute force, at any bound, with costs that neighbours have together."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

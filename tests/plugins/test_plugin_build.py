@@ -1,7 +1,5 @@
 """The plugin library: its arithmetic against NumPy, its kernel body on the CPU, and what the built library exports."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

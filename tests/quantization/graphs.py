@@ -1,7 +1,5 @@
 """The models, weights and ranges of tests of quantisation, and what they look up in the models that it writes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import nets

@@ -1,7 +1,5 @@
 """Channel maps as Q/DQ pairs: written, folded and padded, they mean what they say."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """A factor a channel goes into what makes the tensor, and changes nothing but the tensor."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FP8 instead of INT8 for products: how it is written, that it is simulated exactly, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Multiply-adds counted from the shapes in a model."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Forms of an INT8 network from one plan."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

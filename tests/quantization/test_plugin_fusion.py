@@ -1,7 +1,5 @@
 """INT8 through the plugin's activations: the steps are those of the ranges, and the numbers those of plain NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products with a constant matrix as layers: what of them is quantised, how it is written, what is folded into it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

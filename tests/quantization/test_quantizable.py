@@ -1,7 +1,5 @@
 """What TensorRT may quantise by itself, and what it is told to leave in float."""
 
-from __future__ import annotations
-
 import nets
 import numpy as np
 import onnx

@@ -1,7 +1,5 @@
 """Tensors that values are only moved between share a scale where their ranges are close."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One weight scale a tensor with the channels' ratios outside is the same function as one a channel."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

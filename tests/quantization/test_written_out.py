@@ -1,7 +1,5 @@
 """Normalisations and attentions are found by their form, whatever stands between that only changes types."""
 
-from __future__ import annotations
-
 import nets
 import numpy as np
 import onnx

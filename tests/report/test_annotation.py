@@ -1,8 +1,6 @@
 """The annotated model: it computes what it did, and each node says what is known of it, also to readers that know none
 of trtdet's files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

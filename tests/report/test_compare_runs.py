@@ -1,7 +1,5 @@
 """Two runs against each other: what changed, and whether a difference of scores is noise."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The drawing of an engine's layers: every layer once, edges from left to right, marks apart."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

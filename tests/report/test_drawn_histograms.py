@@ -1,7 +1,5 @@
 """Histograms of a report: small, and with every rule's threshold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import TensorProto, helper

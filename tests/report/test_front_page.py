@@ -1,7 +1,5 @@
 """The page of an experiment: whole, loading nothing, every variant drawn with its facts under the pointer."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

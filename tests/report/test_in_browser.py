@@ -1,7 +1,5 @@
 """Reports in a real browser, headless Chromium: no error, nothing loaded, and what can be clicked works."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

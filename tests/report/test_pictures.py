@@ -1,7 +1,5 @@
 """The images on which two detectors differ most, with boxes drawn."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The page of a profile: whole, loading nothing, with every name escaped."""
 
-from __future__ import annotations
-
 import pytest
 from report_pages import Page
 

@@ -1,7 +1,5 @@
 """Reports of what commands left behind: what is told, and what is said to be missing."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

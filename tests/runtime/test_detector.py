@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from trtdet import CocoDataset, Detector, infer, load_config
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL

@@ -1,7 +1,5 @@
 """The programs of service/, which 'make service' builds."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """trtdet-bench on a recorded engine."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

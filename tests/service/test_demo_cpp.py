@@ -1,7 +1,5 @@
 """The last step of ``make demo``, as the README shows it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ Steps that need root or the network are not run; what they bring is taken from h
 onnxruntime are installed where the service's tests run.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """libtrtdet as other projects take it: installed, shared and static, and as a part of their own build."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Masks by the C++ library and the service: pasted as Python pastes them, by a process with no Python in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

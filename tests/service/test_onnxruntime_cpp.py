@@ -1,7 +1,5 @@
 """Bundles that the C++ service runs with onnxruntime: the same detections as in Python, on a machine without a GPU."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """trtdet-serve as a client of the Open Inference Protocol sees it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

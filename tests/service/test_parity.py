@@ -3,8 +3,6 @@
 They are computed by the service itself with onnxruntime, and replayed from a recording.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

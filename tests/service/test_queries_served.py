@@ -1,7 +1,5 @@
 """A trained RT-DETR v2, from the export of transformers to the answers of the service, by the commands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The C++ runtime's decoding, pre-processing and suppression against those of Python."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """trtdet-serve as a client sees it: answers, refusals and limits of the real process."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

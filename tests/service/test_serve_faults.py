@@ -1,7 +1,5 @@
 """trtdet-serve where something is wrong around it: what it lacks, what hangs, who does not read or never ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

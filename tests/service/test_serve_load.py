@@ -1,7 +1,5 @@
 """trtdet-serve with many clients: nothing is lost or wrong, whatever happens meanwhile."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import shutil

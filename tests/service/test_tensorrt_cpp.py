@@ -1,8 +1,6 @@
 """The C++ runtime's TensorRT engine, built against the headers of every version at hand, over stand-ins for TensorRT's
 libraries and for the driver."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -6,8 +6,6 @@ real one's word. The shapes are worked out by the stand-in, for the kinds of lay
 builder would say is not known.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

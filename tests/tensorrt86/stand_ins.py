@@ -8,8 +8,6 @@ symbols asked for, under the version asked for; each function gives the status 1
 that nothing that does call one takes it for done. It needs ``nm`` and ``cc``.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import defaultdict

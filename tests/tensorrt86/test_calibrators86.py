@@ -1,7 +1,5 @@
 """TensorRT's calibrators, asked through their C++ interface as the builder asks them."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What TensorRT 8.6.0 has and what it calls things: every name that the backends use is there."""
 
-from __future__ import annotations
-
 import ast
 import ctypes
 import mmap

@@ -1,7 +1,5 @@
 """What trtdet writes for TensorRT 8.6, read by the ONNX parser of 8.6.0 itself."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The plugins in TensorRT 8.6.0's registry: NVIDIA's EfficientNMS and trtdet's activations."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

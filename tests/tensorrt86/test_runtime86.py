@@ -2,8 +2,6 @@
 and asked for its version, and what does not fit is refused before anything of it is created. Its ``Runtime`` is never
 made: without a device it ends the process."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

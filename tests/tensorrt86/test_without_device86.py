@@ -1,7 +1,5 @@
 """TensorRT 8.6.0 on a machine without a GPU: trtdet says so in one line, and never gets as far as a crash."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A small detector, the shipped one and generated images for the tests of whole commands."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

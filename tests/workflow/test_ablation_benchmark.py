@@ -1,7 +1,5 @@
 """The benchmark that turns each correction on and off, on a small detector."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``--silu`` from the command line to the bundle."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

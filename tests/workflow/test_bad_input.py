@@ -1,7 +1,5 @@
 """What a user gets for what can be wrong: one clear line, exit code 1, and nothing lost of what was there before."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Candidate networks: prepared without a GPU, finished on a stand-in for a machine with one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

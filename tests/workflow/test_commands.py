@@ -1,7 +1,5 @@
 """Every command: what it writes, what it prints, what its JSON holds."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The benchmark that quantises any detectors with trtdet and its peers, on a small detector and without the peers."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys

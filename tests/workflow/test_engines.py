@@ -1,7 +1,5 @@
 """Whole commands on a machine with a GPU and TensorRT, as far as there is one without: see tests/standin."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

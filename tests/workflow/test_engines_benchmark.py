@@ -1,8 +1,6 @@
 """The script that makes the table of engines, on a stand-in for TensorRT and the driver: what is measured against what,
 and that it goes on where it was stopped."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import struct

@@ -1,7 +1,5 @@
 """What stays in FP16: by number, by name, by an edited plan, by a budget, by a bound on the loss."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """``trtdet bench`` and ``trtdet profile`` in whole: what they print, write and refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

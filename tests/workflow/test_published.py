@@ -1,7 +1,5 @@
 """Published models on real images: the FP32 scores that are known, and INT8 engines of all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

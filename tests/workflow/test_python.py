@@ -1,7 +1,5 @@
 """The package from Python: a ``str`` is taken wherever a ``Path`` is."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any

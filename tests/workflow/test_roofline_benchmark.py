@@ -1,7 +1,5 @@
 """The benchmark that says when INT8 pays, on a small detector."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -8,8 +8,6 @@ The server wants NumPy 1, so it has an environment of its own, in which these te
     .venv-triton/bin/python -m pytest -m triton tests
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,8 +1,6 @@
 """The script that holds the service against the same engine driven from Python: what is compared, and what is said
 where both do not find the same. The service is a stand-in here, and the real one where it was built."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,8 +1,6 @@
 """What is handed to TensorRT and kept of what it gives, with a stand-in for TensorRT and the driver: implicit
 quantisation, caches, limits, compatibility, and whether INT8 was worth it."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,7 +1,5 @@
 """``trtdet tune`` and the build of a point, as commands."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The benchmark of the rewrites of two-stage detectors, on a small one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

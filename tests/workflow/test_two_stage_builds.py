@@ -1,7 +1,5 @@
 """A two-stage detector from its ONNX file to the detections of a bundle."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

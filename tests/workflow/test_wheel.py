@@ -1,7 +1,5 @@
 """The source archive and the wheel made from it, as they are published: installed alone, used in an empty folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The registry of corrections, from images to what is written, and the gate that keeps what helps."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path

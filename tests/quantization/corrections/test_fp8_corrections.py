@@ -1,7 +1,5 @@
 """Corrections of products in FP8: weights and biases, judged like those of INT8, and nothing FP8 has no use for."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

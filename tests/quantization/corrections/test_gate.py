@@ -1,7 +1,5 @@
 """The gate over whole networks: what it keeps, and how sure it says it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

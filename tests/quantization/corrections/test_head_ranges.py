@@ -1,7 +1,5 @@
 """Ranges and channel maps by what they do to the detections."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

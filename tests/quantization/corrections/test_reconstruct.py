@@ -1,7 +1,5 @@
 """The whole INT8 network learned by what it does to the detections."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

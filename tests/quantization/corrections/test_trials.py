@@ -1,7 +1,5 @@
 """The criterion by which a layer's trials are compared, as docs/accuracy.md describes it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar

@@ -7,8 +7,6 @@ is made of, a class ``Recorded<apiv::V...>`` is written: a setter of one value k
 every other function ends the program by naming itself, so that what the stand-in lacks is neither guessed nor a crash.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
