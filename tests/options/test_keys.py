@@ -31,6 +31,7 @@ def test_every_option_enters_a_key_or_says_why_not():
 def test_what_stays_out_and_what_counts_for_int8_alone():
     assert {name for name, row in ROWS.items() if isinstance(row.key, str)} == {
         *("plan.ray", "engine.timing_cache", "force", "from", "calibration.check_input", "calibration.unfinished"),
+        "quantized",
         *(f"nms.{name}" for name in ("score_threshold", "iou_threshold", "max_detections", "pre_nms_topk")),
     }
     always = {name for name, row in ROWS.items() if isinstance(row.key, Stage) and not row.int8_only and not row.fact}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trtdet.audit import Audit
 from trtdet.building.bundle import write_bundle
-from trtdet.building.corrections import Prepared, prepared
+from trtdet.building.corrections import Prepared, prepared, prepared_as_given
 from trtdet.building.engine import (
     BuildNetwork,
     cached_network,
@@ -19,7 +19,7 @@ from trtdet.building.engine import (
 )
 from trtdet.building.job import CheckedBuild
 from trtdet.building.plan import Planned, check_latency, choose_plan, ranking, starting_plan
-from trtdet.building.ranges import calibrated, check_detections
+from trtdet.building.ranges import as_given, calibrated, check_detections
 from trtdet.building.variants import load_prepared, tuned_key
 from trtdet.bundle import Bundle, BundleWriter
 from trtdet.progress import Progress, silent
@@ -62,20 +62,25 @@ def assemble(
 
 
 def prepared_of(build: CheckedBuild, progress: Progress = silent) -> Prepared:
-    """Calibrates and corrects, or loads both from the folder of a tune."""
+    """Calibrates and corrects, takes the pairs of a quantised model, or loads both from the folder of a tune."""
     graph, options, selected = build.graph, build.options, build.selected
     if options.tuned is not None:
         key = tuned_key(options.tuned)
         return load_prepared(options.tuned, key, graph, options=options, selected=selected, progress=progress)
-    ranged = calibrated(
-        graph,
-        options.calibration,
-        selected,
-        implicit=options.implicit,
-        previous=build.previous,
-        progress=progress,
-    )
+    if options.calibrated:
+        ranged = calibrated(
+            graph,
+            options.calibration,
+            selected,
+            implicit=options.implicit,
+            previous=build.previous,
+            progress=progress,
+        )
+    else:
+        ranged = as_given(graph, selected)
     plan = starting_plan(graph, options.plan)
+    if graph.own is not None:
+        return prepared_as_given(ranged, graph.own, plan=plan, rescaled=options.calibrated)
     # A partial reconstruction is kept beside the bundle, so that an interrupted build can resume it.
     calibration = replace(options.calibration, unfinished=build.job.beside("reconstruction"))
     if options.implicit:

@@ -33,6 +33,7 @@ from trtdet.bundle import (
     ModelPart,
     NmsPart,
     OutputPart,
+    PairPart,
     QuantizationPart,
     ShapePart,
     SiluPart,
@@ -94,7 +95,9 @@ def write_bundle(
         BUILD_LOG: log_of(built.messages) if built.messages else None,
         "calibration.cache": built.calibration_cache or network.cache or None,
         "ranges.json": prepared.ranges.to_json() if prepared is not None else None,
-        HISTOGRAMS: prepared.calibrated.collection.to_bytes() if prepared is not None else None,
+        HISTOGRAMS: prepared.calibrated.collection.to_bytes()
+        if prepared is not None and prepared.calibrated.collection.images
+        else None,
         RANKING: planned.ranking.to_json() if planned is not None and planned.ranking is not None else None,
         TRADE_OFF: planned.trade_off.to_json() if planned is not None and planned.trade_off is not None else None,
     }
@@ -200,10 +203,15 @@ def _quantization_part(network: BuildNetwork, options: BuildOptions) -> Quantiza
         return QuantizationPart(mode="implicit", source="cache")
     if prepared is None:
         return QuantizationPart(mode="none")
-    collection, ranges = prepared.calibrated.collection, prepared.ranges
+    collection, ranges, own = prepared.calibrated.collection, prepared.ranges, prepared.graph.own
+    pairs = None if own is None else own.said(prepared.flow.half)
+    parts = None if pairs is None else tuple(PairPart(kind=one.kind, nodes=one.nodes, text=one.text) for one in pairs)
+    if not options.calibrated:
+        return QuantizationPart(mode="explicit", source="model", weight_scales=network.form, pairs=parts)
     return QuantizationPart(
         mode=options.quantization,
         source=options.calibration.calibrator,
+        pairs=parts,
         calibrator=ranges.rule,
         percentile=ranges.percent,
         histograms_key=collection.key,

@@ -22,6 +22,7 @@ from trtdet.quantization import (
     Corrections,
     HeadRange,
     NetworkForm,
+    OwnScales,
     PrecisionPlan,
     QdqPlacement,
     Requantized,
@@ -160,6 +161,16 @@ def _parted(graph: PlacedGraph, placement: QdqPlacement) -> frozenset[str]:
     return frozenset(
         tensor for tensor, readers in placement.readers.items() if any(reader in faster for reader, _ in readers)
     )
+
+
+def prepared_as_given(calibrated: Calibrated, own: OwnScales, plan: PrecisionPlan, rescaled: bool) -> Prepared:
+    """The weights of a quantised model with its scales of activations, or ``rescaled`` with the calibrated ranges."""
+    graph = calibrated.graph
+    corrections = own.corrections(graph.flow.half, rescaled)
+    ranges = calibrated.ranges
+    if rescaled:
+        ranges, _ = shared(graph.model, graph.placement.following(plan), ranges)
+    return Prepared(replace(calibrated, ranges=ranges), ranges=ranges, corrections=corrections, plan=plan)
 
 
 def prepared_beside(

@@ -82,9 +82,9 @@ class DefaultPlan:
 
 
 def decided_by_time(options: BuildOptions, caps: Capabilities, flow: DataFlow) -> bool:
-    """Whether the estimate chooses the plan: none is asked for, the backend quantises in separate kernels, and no
-    candidates are timed instead."""
-    variant = options.from_ is not None or options.tuned is not None
+    """Whether the estimate chooses the plan: none is asked for or in the model, the backend quantises in separate
+    kernels, and no candidates are timed instead."""
+    variant = options.from_ is not None or options.tuned is not None or options.quantized
     ranged = options.calibrated and not options.implicit
     undecided = ranged and options.plan.estimated and not variant
     return undecided and caps.lists_layers and flow.fused is False and not timed_here(options, caps)

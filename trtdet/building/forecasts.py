@@ -139,7 +139,7 @@ def foresee(build: CheckedBuild) -> Forecast:
             parts.append(Part(part.stage, what, _CANDIDATES * part.seconds))
             forms = _CANDIDATES
         else:
-            forms = len(caps.data_flow.weights) if int8 and options.calibrated and not options.implicit else 1
+            forms = len(caps.data_flow.weights) if int8 and not options.implicit else 1
         parts.append(engine_part(graph, build.backend, forms))
     compared = current is not None and has_comparison(current, options)
     if int8 and options.compare and caps.makes_engine and not compared and not timed:

@@ -1,4 +1,4 @@
-"""First step of a build: a float ONNX model -> the rewritten model with its Q/DQ placement."""
+"""First step of a build: an ONNX model -> the rewritten float model with its Q/DQ placement."""
 
 from __future__ import annotations
 
@@ -18,23 +18,36 @@ from trtdet.passes import EmbeddedNms, Options, Rewritten, embedded_nms, load_mo
 from trtdet.passes.input_size import with_input_size
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS, plugin_nodes
-from trtdet.quantization import DataFlow, PrecisionPlan, QdqPlacement, Quantizable, default_plan, place, quantizable
+from trtdet.quantization import (
+    DataFlow,
+    OwnScales,
+    PrecisionPlan,
+    QdqPlacement,
+    Quantizable,
+    QuantizedInput,
+    default_plan,
+    place,
+    quantizable,
+    take_apart,
+)
 
 FORMS: tuple[SiluForm, ...] = ("keep", "swish", "plugin")
 
 
 @dataclass(frozen=True, eq=False)
 class PlacedGraph:
-    """A rewritten float model; ``source`` is the original model."""
+    """A rewritten float model; ``source`` is the original model, without the pairs of a quantised one."""
 
     source: onnx.ModelProto
     passes: Options
     done: Rewritten  # the rewritten model, its configuration, and the result of each pass
     placement: QdqPlacement  # positions of Q/DQ pairs; its plan has all possible convolutions in INT8
     int8_all: bool = False  # use INT8 even where it is not faster
-    default: PrecisionPlan | None = None  # the plan that the estimate chose as default; None for the structural rules
+    # The plan that the estimate chose as default, or that of a quantised model; None for the structural rules.
+    default: PrecisionPlan | None = None
     nms_reason: str = ""  # effect of CUDA graphs on the NMS mode, or of that mode on CUDA graphs; may be empty
     flow: DataFlow = DataFlow()  # input and output types of the backend's INT8 kernels
+    own: OwnScales | None = None  # the pairs of a quantised model; None for a float model
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -75,14 +88,23 @@ class PlacedGraph:
         return rewrite(self.source, replace(passes, silu="keep", min_opset=None)).model
 
 
-def rewritten(source: onnx.ModelProto, passes: Options, plan: PlanOptions = PlanOptions()) -> PlacedGraph:
-    """Runs the passes over a model and places its Q/DQ pairs.
+def rewritten(
+    source: onnx.ModelProto,
+    passes: Options,
+    plan: PlanOptions = PlanOptions(),
+    quantized: QuantizedInput | None = None,
+) -> PlacedGraph:
+    """Runs the passes over a model and places its Q/DQ pairs: those of ``quantized``, whose float form ``source`` is,
+    or wherever a layer can run in INT8.
 
     Raises ModelError: the model does not fit the configuration, cannot be rewritten, has no convolutions, or needs a
     later opset for FP8; ConfigError: the backend cannot run the requested NMS. Warns if the plan has FP8 or INT8
     attention, and the model has no matrix product for it.
     """
     result = rewrite(source, passes)
+    if quantized is not None:
+        placement, own = quantized.placed(result.model)
+        return PlacedGraph(source, passes, done=result, placement=placement, default=placement.plan, own=own)
     placement = place(result.model, plan.int8_attention, plan.fp8)
     if not placement.plan.entries:
         raise ModelError("the model has no convolutions, so there is nothing to quantise; is it a detector?")
@@ -135,14 +157,16 @@ def host_graph(
 
 
 def build_graph(model: Path, config: Config, options: BuildOptions, backend: Backend) -> PlacedGraph:
-    """Rewrites a float ONNX model for a backend.
+    """Rewrites an ONNX model for a backend.
 
-    Raises the errors of :func:`rewritten`, ModelError also if the backend cannot build an operator of the model, and
-    ConfigError or BackendError if it lacks the NMS mode or the form of SiLU. Warns as :func:`rewritten` and
+    Raises the errors of :func:`rewritten` and :func:`trtdet.quantization.take_apart`, ModelError also if the backend
+    cannot build an operator of the model, and ConfigError or BackendError if it lacks the NMS mode or the form of SiLU. Warns as :func:`rewritten` and
     :func:`warn_of_left`, and if the thresholds of the embedded NMS differ from the configuration.
     """
     caps, plan, target = backend.capabilities, options.plan, EngineTarget.of(options)
-    source = load_model(model)
+    source = load_model(model, allow_quantized=options.quantized)
+    quantized = take_apart(source) if options.quantized else None
+    source = source if quantized is None else quantized.model
     if options.input.size is not None:
         source = with_input_size(source, config.input.size, config)
     embedded = embedded_nms(source, config)
@@ -170,7 +194,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
                 TrtdetWarning,
                 stacklevel=3,
             )
-    graph = rewritten(source, passes, plan if options.int8 else PlanOptions())
+    graph = rewritten(source, passes, plan=plan if options.int8 else PlanOptions(), quantized=quantized)
     warn_of_left(graph)
     unsupported = caps.unsupported(graph.model)
     if unsupported:

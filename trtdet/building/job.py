@@ -25,6 +25,7 @@ from trtdet.data import CocoDataset, content_hash, find_images
 from trtdet.errors import BundleError, ModelError, OutputError
 from trtdet.files import sha256_file
 from trtdet.options import BuildOptions, Stage, stage_keys
+from trtdet.passes import has_pairs
 from trtdet.plans.front import limit_of
 from trtdet.progress import Progress, silent
 from trtdet.quantization import PrecisionPlan
@@ -32,7 +33,7 @@ from trtdet.quantization import PrecisionPlan
 
 @dataclass(frozen=True)
 class Job:
-    """Input of a build: a float ONNX model, its configuration, the bundle's folder, and the options."""
+    """Input of a build: an ONNX model, its configuration, the bundle's folder, and the options."""
 
     model: Path
     config: Config
@@ -49,6 +50,7 @@ def job_of(model: Path, config: Config, output: Path, options: BuildOptions) -> 
     if not Path(model).exists():
         raise ModelError(f"model '{model}' does not exist; give the path of an ONNX file")
     options, config = resolved(options, config)
+    options = replace(options, quantized=has_pairs(Path(model)))
     config = config.with_nms(**options.nms.values)
     if options.input.size is not None:
         config = config.with_size(options.input.size)
@@ -182,6 +184,7 @@ def _facts(
         "trtdet": __version__,
         "config": graph.config.model_dump(mode="json"),
         "model": hashlib.sha256(model_bytes(graph.model)).hexdigest(),
+        "own": None if graph.own is None else graph.own.key,
         "nms": [graph.nms_mode, graph.passes.keep_embedded],
         "backend": [caps.name, caps.version],
         "images": selected.sha256,

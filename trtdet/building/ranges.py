@@ -9,7 +9,7 @@ from pathlib import Path
 from trtdet.backends import OnnxRunner
 from trtdet.building.graph import PlacedGraph
 from trtdet.bundle import Bundle
-from trtdet.calibration import Collection, CollectionRequest, Ranges, collect, collection_key, expose
+from trtdet.calibration import Collection, CollectionRequest, Range, Ranges, collect, collection_key, expose
 from trtdet.data import ImageCache, ImageStream, content_hash, evenly, find_images
 from trtdet.errors import CalibrationError, TrtdetWarning
 from trtdet.evaluation.plausibility import Plausibility, examine_model, warn_of
@@ -20,6 +20,9 @@ from trtdet.quantization import Sources, reach
 
 HISTOGRAMS = "histograms.npz"
 """File of a bundle with the histograms."""
+
+GIVEN = "given"
+"""The rule of ranges that a quantised model gives."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,18 @@ def calibrated(
     sources = sources_of(graph, paths, cache=selected.cache, progress=progress)
     ranges = replace(ranges, inputs=reach(graph.model, sources) if paths else {})
     return Calibrated(graph, collection, ranges, paths=paths, cache=selected.cache, reused=reused)
+
+
+def as_given(graph: PlacedGraph, selected: Selection) -> Calibrated:
+    """The ranges of a quantised model, without histograms."""
+    assert graph.own is not None
+    largest = {name: 127.0 * float(graph.own.steps[places[0]]) for name, places in graph.placement.readers.items()}
+    tensors = {name: Range(amax, -amax, amax) for name, amax in largest.items()}
+    images = selected.sha256
+    ranges = Ranges(GIVEN, None, tensors, key="", images=0, images_sha256=images)
+    source = graph.model.graph.input[0].name
+    collection = Collection({}, key="", images=0, images_sha256=images, source=source)
+    return Calibrated(graph, collection, ranges, paths=selected.paths, cache=selected.cache, reused=False)
 
 
 def sources_of(

@@ -43,6 +43,7 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
     """Refuses wrong options of a build. Raises ConfigError: two options contradict each other; BackendError: the
     backend lacks a requested feature; CalibrationError: the calibration cache or the histograms do not exist."""
     plan = options.plan
+    _check_quantized(options)
     _check_engine(options, caps)
     if plan.fp8 and options.implicit:
         raise ConfigError(f"{_spelled('plan.fp8')} is written into the model; leave --quantization implicit out")
@@ -67,10 +68,27 @@ def check_build(options: BuildOptions, caps: Capabilities) -> None:
             f"{caps.name} {caps.version} runs every convolution in float without saying so; leave {lost[0]} out, "
             "or build for it alone with --fp32"
         )
-    check_calibration(options.calibration, () if options.implicit else options.corrections)
+    if options.calibrated:
+        check_calibration(options.calibration, () if options.implicit else options.corrections)
     warn_of_percentile(options.calibration.rule)
     if plan.ranked and options.calibration.images is None:
         raise ConfigError("a ranking of the convolutions is measured on images: give --images, or name them")
+
+
+def _check_quantized(options: BuildOptions) -> None:
+    """Refuses what a quantised model decides itself, and ``calibration.rescale`` for a float model."""
+    again, rescaled = f"{_spelled('calibration.rescale')}=true", options.calibration.rescale
+    if rescaled and not options.quantized:
+        raise ConfigError(f"{again} is about a model that is quantised already, and this one is float; leave it out")
+    if not (options.quantized and options.int8):
+        return
+    names = ["plan.int8_all", "plan.int8_attention", "plan.fp8", "effort", "quantization", "calibration.cache"]
+    names += [] if rescaled else ["calibration.rule", "calibration.histograms"]
+    rows = [row for row in rows_of(BuildOptions) if row.name in names and value_of(options, row) != row.default]
+    wrong = next((row for row in rows if row.name != "effort" or options.effort != "none"), None)
+    if wrong is not None:
+        more = "" if rescaled else f"; {again} chooses the ranges anew"
+        raise ConfigError(f"the model is quantised already: leave {wrong.spelled} out, as its pairs decide that{more}")
 
 
 def _check_engine(options: BuildOptions, caps: Capabilities) -> None:

@@ -127,10 +127,18 @@ class ImagesPart(_Part):
     skipped: tuple[str, ...] = ()
 
 
+class PairPart(_Part):
+    """Pairs of a quantised model that cost time, see :class:`trtdet.quantization.PairProblem`."""
+
+    kind: str
+    nodes: tuple[str, ...]
+    text: str
+
+
 class QuantizationPart(_Part):
     mode: Literal["explicit", "implicit", "none"]
-    source: Literal["trtdet", "tensorrt", "cache"] = "trtdet"
-    """Source of the ranges: trtdet, TensorRT's own calibrator, or the user's calibration cache."""
+    source: Literal["trtdet", "tensorrt", "cache", "model"] = "trtdet"
+    """Source of the ranges: trtdet, TensorRT's own calibrator, the user's calibration cache, or a quantised model."""
     calibrator: str | None = None
     percentile: float | None = None
     histograms_key: str | None = None
@@ -138,6 +146,8 @@ class QuantizationPart(_Part):
     corrections: tuple[str, ...] = ()
     weight_scales: Literal["channel", "tensor"] | None = None
     """One scale per output channel; or one per tensor, and a Mul after the convolution with the channels' ratios."""
+    pairs: tuple[PairPart, ...] | None = None
+    """What was found in the Q/DQ pairs of a quantised model; None for a float model."""
 
 
 class SiluPart(_Part):

@@ -39,7 +39,7 @@ from trtdet.candidates.folder import (
 )
 from trtdet.candidates.readme import readme
 from trtdet.config import Config
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, ModelError
 from trtdet.evaluation.plausibility import Plausibility
 from trtdet.experiments.search import measuring_images, plan_with, titled_plans
 from trtdet.files import FolderWriter
@@ -85,6 +85,8 @@ def prepare(
     job = job_of(
         Path(model), config, Path(output), options=replace(options.build, plan=plan.formats_alone(), force=True)
     )
+    if job.options.quantized:
+        raise ModelError(f"model '{model}' is quantised already, so that it has one plan; build it with 'trtdet build'")
     return Preparing(job, backend, options, previous=None, progress=progress).folder()
 
 

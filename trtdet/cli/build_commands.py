@@ -16,6 +16,9 @@ from trtdet.progress import Console
 if TYPE_CHECKING:
     from trtdet.bundle import Bundle
 
+_MOST_PAIRS = 3
+"""How many places of a kind a build prints where the pairs of a quantised model cost time."""
+
 
 def _calibrate(options: Namespace, console: Console) -> dict[str, Any]:
     import resource
@@ -92,6 +95,12 @@ def _build(options: Namespace, console: Console) -> dict[str, Any]:
     if fp16_by_default and build_options.from_ is None:  # The plan of a tune's variant gives its own reasons.
         flag = spelled(BuildOptions, "plan.int8_all")
         console.say(f"in FP16 by default, as INT8 makes them no faster: {fp16_by_default} (plan.json has each; {flag})")
+    found: dict[str, list[str]] = {}
+    for pair in manifest.quantization.pairs or ():
+        found.setdefault(pair.kind, []).append(pair.text)
+    for kind, texts in found.items():
+        more = f"; {len(texts) - _MOST_PAIRS} more in manifest.json" if len(texts) > _MOST_PAIRS else ""
+        console.say(f"pairs of the model, {kind}: {'; '.join(texts[:_MOST_PAIRS])}{more}")
     if manifest.quantization.corrections:
         console.say(f"corrected: {'; '.join(manifest.quantization.corrections)}")
     if result.trade_off is not None:

@@ -18,7 +18,8 @@ from trtdet.config import COCO_CLASSES, Config, InputConfig
 from trtdet.errors import ConfigError, one_line
 from trtdet.evaluation.plausibility import FEWEST_IMAGES, Plausibility, examine_model
 from trtdet.exporter import ExportOptions, onnx_file
-from trtdet.passes import Options, load_model
+from trtdet.passes import Options, has_pairs, load_model
+from trtdet.quantization import take_apart
 
 _PIXELS = ("resize", "color", "scale", "mean", "std")
 """Keys of ``input`` that can be tried on images."""
@@ -84,7 +85,8 @@ def guess_config(
         DataError: the images cannot be read.
     """
     model, files = Path(model), [Path(image) for image in images]
-    loaded = load_model(model)
+    loaded = load_model(model, allow_quantized=has_pairs(model))
+    loaded = take_apart(loaded).model if has_pairs(loaded) else loaded
     config, _ = onnx_file.guess(model, loaded, ExportOptions(size=size))
     origins = {"name": "the file's name", "input.size": "given" if size else "the model's own"}
     origins |= {"input.name": "the model's own"}

@@ -181,6 +181,11 @@ class CalibrationOptions(OptionSet, section="calibration", group="images", **RAN
     cache: Path | None = option(
         None, "use the ranges of this calibration cache, with implicit quantization", "FILE", fact="cache"
     )
+    rescale: bool = option(
+        False,
+        "choose the ranges of a model that is quantised already anew on the images; its weights stay",
+        int8_only=True,
+    )
     unfinished: Path | None = option(None, "", hidden=True, key="where work is kept, not what comes out")
     """File with the progress of a reconstruction, so that a stopped build can continue."""
 
@@ -452,6 +457,8 @@ class BuildOptions(OptionSet, group="engine"):
     )
     tuned: Path | None = option(None, "", hidden=True, fact="tuned", **CORRECTIONS_KEY)
     """The variant's folder, whose ranges and corrections are used unchanged."""
+    quantized: bool = option(False, "", hidden=True, key="the model itself counts")
+    """Whether the model has Q/DQ pairs: they give the plan, the weights and, without ``rescale``, the ranges."""
     force: bool = option(
         False, "replace a bundle of another model", "--force", beside_variant=True, key="says what may be replaced"
     )
@@ -470,26 +477,26 @@ class BuildOptions(OptionSet, group="engine"):
 
     @property
     def calibrated(self) -> bool:
-        """Whether INT8 ranges are computed, not read from a calibration cache."""
-        return self.int8 and self.calibration.cache is None
+        """Whether INT8 ranges are computed, not read from a calibration cache or a quantised model."""
+        return self.int8 and self.calibration.cache is None and (self.calibration.rescale or not self.quantized)
 
     @property
     def plan_open(self) -> bool:
         """Whether INT8 from images is asked for, and neither a plan, nor a variant, nor another form of network."""
         plan = self.plan
         named = plan.keep_fp16 is not None or plan.fp16_budget is not None or plan.ray is not None
-        varied = self.from_ is not None or self.tuned is not None or self.engine.dla is not None
+        varied = self.from_ is not None or self.tuned is not None or self.engine.dla is not None or self.quantized
         return self.calibrated and not self.implicit and plan.estimated and not named and not varied
 
     @property
     def runs_images(self) -> bool:
         """Whether calibration images are run: for INT8 ranges, or to find values that exceed FP16."""
-        return self.calibrated or self.precision == "fp16"
+        return self.calibrated or self.quantized or self.precision == "fp16"
 
     @property
     def corrections(self) -> tuple[str, ...]:
-        """The corrections that may be used."""
-        return corrections_of(self.effort)
+        """The corrections that may be used; none change the weights of a quantised model."""
+        return () if self.quantized else corrections_of(self.effort)
 
     @property
     def compare(self) -> bool:
@@ -506,7 +513,7 @@ class BuildOptions(OptionSet, group="engine"):
 class SensitivityOptions(OptionSet, group="ranking"):
     """Options of ``trtdet sensitivity``."""
 
-    calibration: CalibrationOptions = part(CalibrationOptions(), without="calibrator cache")
+    calibration: CalibrationOptions = part(CalibrationOptions(), without="calibrator cache rescale")
     effort: str = same_row(BuildOptions, "effort")
     plan: PlanOptions = part(PlanOptions(), only="int8_all int8_attention fp8 rank_images ray val_images annotations")
     method: Literal["fast", "reference"] = option(
@@ -529,7 +536,7 @@ class SensitivityOptions(OptionSet, group="ranking"):
 class CalibrateOptions(OptionSet, group="images"):
     """Options of ``trtdet calibrate``."""
 
-    calibration: CalibrationOptions = part(CalibrationOptions(), without="calibrator cache")
+    calibration: CalibrationOptions = part(CalibrationOptions(), without="calibrator cache rescale")
     plan: PlanOptions = part(PlanOptions(), only="int8_attention")
     quantization: Literal["explicit", "implicit"] = same_row(
         BuildOptions,
@@ -556,7 +563,8 @@ class TuneOptions(OptionSet, group="search"):
         flat=True,
         without="precision quantization guard from force nms.mode nms.score_threshold nms.pre_nms_topk "
         "nms.iou_threshold nms.max_detections plan.keep_fp16 plan.int8_all plan.fastest plan.max_map_drop "
-        "plan.max_disagreement plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache input.size "
+        "plan.max_disagreement plan.max_latency plan.fp16_budget calibration.calibrator calibration.cache "
+        "calibration.rescale input.size "
         "engine.workspace engine.version_compatible engine.hardware_compatible engine.embed_plugins "
         "engine.tactic_sources engine.tf32 engine.dla engine.timing_cache",
     )
@@ -588,7 +596,7 @@ class PrepareOptions(OptionSet, group="candidates"):
         flat=True,
         without="precision backend quantization guard from force input.size plan.keep_fp16 plan.int8_all plan.fastest "
         "plan.max_map_drop plan.max_disagreement plan.max_latency plan.fp16_budget plan.objective "
-        "calibration.calibrator calibration.cache engine.workspace engine.version_compatible "
+        "calibration.calibrator calibration.cache calibration.rescale engine.workspace engine.version_compatible "
         "engine.hardware_compatible engine.embed_plugins engine.tactic_sources engine.tf32 engine.plugins "
         "engine.timing_cache engine.gpu engine.dla",
     )

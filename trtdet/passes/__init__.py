@@ -13,7 +13,7 @@ from trtdet.passes import batch, batchnorm, clean, cut_nms, cut_topk, decode, nm
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.cut_nms import EmbeddedNms, embedded_nms
 from trtdet.passes.decode import Decoded
-from trtdet.passes.loading import load_model
+from trtdet.passes.loading import has_pairs, load_model
 from trtdet.passes.masks import MASKS
 from trtdet.passes.model import save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
@@ -31,6 +31,7 @@ __all__ = [
     "Rewritten",
     "decoded",
     "embedded_nms",
+    "has_pairs",
     "load_model",
     "raw_outputs",
     "rewrite",

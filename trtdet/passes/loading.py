@@ -13,7 +13,8 @@ from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.provenance import graphs
 from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
 
-_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+_INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "DynamicQuantizeLinear")
 
 
 def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
@@ -59,17 +60,37 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
         model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
     try:
         sort_nodes(model.graph)
+        if not allow_quantized:
+            _check_float(model)
         _check_operators(model)
         check(model)
     except ModelError as error:
         raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
-    quantized = [node for node in model.graph.node if node.op_type in _QUANTIZED]
-    if quantized and not allow_quantized:
-        raise ModelError(
-            f"model '{path}' is quantised already: {len(quantized)} nodes such as {quantized[0].op_type} "
-            f"'{quantized[0].name}'; give the float model it was made from"
-        )
     return model
+
+
+def has_pairs(model: Path | onnx.ModelProto) -> bool:
+    """Whether a model or an ONNX file has Q/DQ nodes and no operators on integers; False for a file that cannot be
+    read."""
+    if isinstance(model, Path):
+        try:
+            model = onnx.load(str(model), format="protobuf", load_external_data=False)
+        except (OSError, DecodeError, ValueError):
+            return False
+    operators = {node.op_type for node in model.graph.node}
+    return not operators.isdisjoint(_PAIR) and operators.isdisjoint(_INTEGER)
+
+
+def _check_float(model: onnx.ModelProto) -> None:
+    """Refuses a model that is quantised."""
+    for operators, advice in (
+        (_INTEGER, "quantise it in the QDQ format (QuantizeLinear and DequantizeLinear), which 'trtdet build' takes"),
+        (_PAIR, "give the float model it was made from; 'trtdet build' takes it as it is"),
+    ):
+        nodes = [node for node in model.graph.node if node.op_type in operators]
+        if nodes:
+            example = f"{len(nodes)} nodes such as {nodes[0].op_type} '{nodes[0].name}'"
+            raise ModelError(f"is quantised already: {example}", advice)
 
 
 def _unify_domains(model: onnx.ModelProto) -> None:

@@ -10,10 +10,12 @@ from trtdet.quantization.half import nodes_of, tensors_of, to_half
 from trtdet.quantization.head_error import HeadError
 from trtdet.quantization.implicit import Quantizable, quantizable
 from trtdet.quantization.network_forms import CANDIDATES, NetworkForm
+from trtdet.quantization.pair_check import PairProblem
 from trtdet.quantization.placement import QdqPlacement, place
 from trtdet.quantization.plugin_fusion import Requantized, reach, requantize
 from trtdet.quantization.precision import Cause, Entry, Format, Precision, PrecisionPlan, Step
 from trtdet.quantization.qdq import Corrections, insert_qdq
+from trtdet.quantization.quantized_input import OwnScales, QuantizedInput, take_apart
 from trtdet.quantization.shared_scales import quantized_joins, shared
 from trtdet.quantization.sources import Sources
 from trtdet.quantization.switch import Switch
@@ -38,10 +40,13 @@ __all__ = [
     "HeadError",
     "HeadRange",
     "NetworkForm",
+    "OwnScales",
+    "PairProblem",
     "Precision",
     "PrecisionPlan",
     "QdqPlacement",
     "Quantizable",
+    "QuantizedInput",
     "Requantized",
     "Sources",
     "Start",
@@ -63,6 +68,7 @@ __all__ = [
     "requantize",
     "sense",
     "shared",
+    "take_apart",
     "tensors_of",
     "to_half",
 ]

@@ -38,7 +38,7 @@ _BETWEEN = (Origin.QDQ, Origin.CHANNEL_MAP)  # origins of nodes between convolut
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
-_ACTIVATION_FUNCTIONS = (
+ACTIVATION_FUNCTIONS = (
     *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "PRelu", "Clip", "Tanh", "Elu", "Selu", "Softplus"),
     *("Mish", "Swish", "Gelu", "Erf"),
     *PLUGIN_ACTIVATIONS,
@@ -47,8 +47,8 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Neg")
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "Pad", "DepthToSpace", "SpaceToDepth")
 _MOVES = ("Concat", "Split", "Slice", "Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _REORDERING = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-_JOINING = {*_ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_POOLS, *_MOVES}
-_OF_PLACES = {"MatMul", "Softmax", "LayerNormalization", *_ACTIVATION_FUNCTIONS, *_ARITHMETIC}
+_JOINING = {*ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_POOLS, *_MOVES}
+_OF_PLACES = {"MatMul", "Softmax", "LayerNormalization", *ACTIVATION_FUNCTIONS, *_ARITHMETIC}
 """Operators on features of places, on the last axis."""
 _COORDINATES = (2, 4)  # the last sizes of points and boxes
 _PAIR = ("QuantizeLinear", "DequantizeLinear")

@@ -38,6 +38,7 @@ class Cause(str, Enum):
     FEW_CHANNELS = "few-channels"  # FP16 by default: INT8 kernels would mostly compute padding
     HEAD_OUTPUT = "head-output"  # FP16 by default: it outputs boxes or scores, which nothing quantises
     NO_TIME_GAINED = "no-time-gained"  # FP16 by default: with its neighbours, INT8 is estimated to take longer
+    FLOAT_IN_MODEL = "float-in-model"  # FP16: the quantised model that was given has it in float
     REQUESTED = "requested"  # the user requested this precision for the whole model
     KEPT_NAMED = "kept-named"  # FP16: named by the user
     KEPT_SENSITIVE = "kept-sensitive"  # FP16: one of the requested number of most sensitive convolutions

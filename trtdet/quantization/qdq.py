@@ -35,10 +35,12 @@ from trtdet.quantization.weighted import Weighted
 @dataclass(frozen=True, eq=False)
 class Corrections:
     """Replaces the plain form: channel maps by tensor, and weights by layer for the mapped input. Every layer that
-    reads a mapped tensor is among ``weights``."""
+    reads a mapped tensor is among ``weights``. ``steps`` are exact scales of unmapped tensors, by node and position of
+    the input, instead of those of the ranges."""
 
     tensors: Mapping[str, ChannelMap] = field(default_factory=dict)
     weights: Mapping[str, Rounded] = field(default_factory=dict)
+    steps: Mapping[tuple[str, int], np.float32] = field(default_factory=dict)
 
     def hash_into(self, digest: hashlib._Hash) -> None:
         """Adds every number to a hash, for keys of dependent results."""
@@ -48,6 +50,8 @@ class Corrections:
         for name, rounded in sorted(self.weights.items()):
             arrays = (rounded.integers, rounded.scales, rounded.bias)
             digest.update(b"".join([name.encode(), *(array.tobytes() for array in arrays)]))
+        for place, step in sorted(self.steps.items()):
+            digest.update(f"{place}{step!r}".encode())
 
 
 def insert_qdq(
@@ -100,10 +104,14 @@ def insert_qdq(
         channels = corrections.tensors.get(name)
         if channels is not None:
             _quantize_mapped(write, tensors[name], channels, readers=readers, weights=rounded, fold=fold)
-        elif readers:
-            pair = activation_pair(write, tensors[name], half_step(ranges.tensors[name].scale))
+        else:
+            step = np.float32(half_step(ranges.tensors[name].scale))
+            pairs: dict[np.float32, gs.Variable] = {}
             for reader, position in readers:
-                reader.inputs[position] = pair
+                own = corrections.steps.get((reader.name, position), step)
+                if own not in pairs:
+                    pairs[own] = activation_pair(write, tensors[name], own)
+                reader.inputs[position] = pairs[own]
     # Last, since folding a map changes the weights of the convolution before it.
     for name, integers in rounded.items():
         writer.write(layers[name], integers)

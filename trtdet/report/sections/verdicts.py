@@ -28,6 +28,7 @@ _CAUSES: Mapping[Cause, str] = {
     Cause.FEW_CHANNELS: "few channels: an INT8 kernel would mostly compute padding",
     Cause.HEAD_OUTPUT: "outputs of a head, which nothing quantises",
     Cause.NO_TIME_GAINED: "INT8 is estimated to take longer here",
+    Cause.FLOAT_IN_MODEL: "not quantised in the model that was given",
     Cause.REQUESTED: "asked for",
     Cause.KEPT_NAMED: "named by --keep-fp16",
     Cause.KEPT_SENSITIVE: "among the most sensitive that --keep-fp16 asked for",

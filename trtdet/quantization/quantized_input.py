@@ -1,0 +1,335 @@
+"""Takes a model with Q/DQ pairs of another tool apart: its float form, and the integers and scales of its pairs.
+
+The float form goes through the same passes as any float model, and then :meth:`QuantizedInput.placed` finds the layers
+again by name. It keeps the pairs of layer inputs and of skips of residual sums, which is where
+:mod:`trtdet.quantization.placement` puts pairs; all others only cost time and accuracy.
+
+Weights are taken as INT8 constants before a DequantizeLinear (ModelOpt, onnxruntime, NNCF) or as float constants before
+a pair (pytorch-quantization, brevitas), biases also as INT32 constants before a DequantizeLinear.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+from trtdet.errors import ModelError
+from trtdet.passes.base import explained
+from trtdet.passes.clean import fold, name_nodes
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.walk import above, maker, read_instead, redirect
+from trtdet.quantization.encoding import Rounded, half_step
+from trtdet.quantization.pair_check import COMMUTING, PairProblem, check_pairs
+from trtdet.quantization.placement import QdqPlacement, place
+from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
+from trtdet.quantization.qdq import Corrections
+from trtdet.quantization.weighted import PRODUCTS, Weighted
+
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+_AGAIN = "quantise the float model again with symmetric INT8, one scale for each activation"
+_NEAR = 0.01  # distance of a weight from its integer, in steps, that rounding of float32 explains
+
+
+@dataclass(frozen=True, eq=False)
+class OwnScales:
+    """The pairs of a quantised model that a network keeps.
+
+    Attributes:
+        steps: scale of each layer's input and of each skip, by node and input position.
+        weights: by layer.
+        problems: places where the pairs of the model cost time.
+        key: hash of the pairs.
+    """
+
+    steps: Mapping[tuple[str, int], np.float32]
+    weights: Mapping[str, Rounded]
+    problems: tuple[PairProblem, ...]
+    key: str
+
+    def corrections(self, half: bool, rescaled: bool = False) -> Corrections:
+        """The numbers of the pairs to write.
+
+        Args:
+            half: the pairs take FP16 scales; each scale becomes the nearest FP16 number.
+            rescaled: without the scales of activations, which the ranges then give.
+        """
+        steps, weights = self.steps, self.weights
+        if half:
+            steps = {place: np.float32(half_step(step, up=False)) for place, step in steps.items()}
+            weights = {name: replace(one, scales=half_step(one.scales, up=False)) for name, one in weights.items()}
+        return Corrections(weights=weights, steps={} if rescaled else steps)
+
+    def said(self, half: bool) -> tuple[PairProblem, ...]:
+        """The problems, with what FP16 scales change if the network has them."""
+        scales = np.concatenate([[*self.steps.values()], *(one.scales for one in self.weights.values())])
+        moved = np.abs(half_step(scales, up=False) / scales.astype(np.float64) - 1)
+        if not half or not moved.any():
+            return self.problems
+        text = f"{np.count_nonzero(moved)} of {moved.size} scales are rounded to FP16, as the library takes no others "
+        text += f"between FP16 values, by at most {moved.max():.2%}; a model with FP16 scales is taken to the bit"
+        return (*self.problems, PairProblem("fp16-scales", (), text))
+
+
+@dataclass(frozen=True, eq=False)
+class _Weights:
+    """Integers int8 (out, ...) and scales float32 (out,) of a layer's weights."""
+
+    integers: NDArray[np.int8]
+    scales: NDArray[np.float32]
+
+    def rounded(self, layer: Weighted) -> Rounded | None:
+        """The weights of the layer after the passes, which may have multiplied each output channel, as folded batch
+        normalisations do. None if they changed otherwise."""
+        rows, values = self.integers.reshape(len(self.scales), -1), layer.weight.astype(np.float64)
+        if layer.weight.shape != self.integers.shape:
+            return None
+        largest = np.abs(rows.astype(np.int16)).argmax(axis=1)[:, None]
+        whole = np.take_along_axis(rows, largest, 1)[:, 0]
+        exact = (whole * self.scales).astype(np.float64)
+        now = np.take_along_axis(values.reshape(rows.shape), largest, 1)[:, 0]
+        factor = np.divide(now, exact, out=np.ones_like(exact), where=exact != 0)
+        scales = np.where(factor == 0, self.scales, self.scales * np.abs(factor)).astype(np.float32)
+        integers = np.clip(rows * np.sign(factor)[:, None], -128, 127).astype(np.int8)
+        distance = np.abs(values.reshape(rows.shape) / scales[:, None] - integers).max(initial=0.0)
+        return Rounded(integers.reshape(layer.weight.shape), scales, layer.bias) if distance < _NEAR else None
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedInput:
+    """A quantised model, taken apart.
+
+    Attributes:
+        model: the float form: without pairs, with weights at the steps of their scales, every node named.
+        problems: see :func:`trtdet.quantization.pair_check.check_pairs`.
+    """
+
+    model: onnx.ModelProto
+    problems: tuple[PairProblem, ...]
+    _steps: Mapping[tuple[str, int], np.float32] = field(default_factory=dict)
+    _weights: Mapping[str, _Weights] = field(default_factory=dict)
+
+    def placed(self, model: onnx.ModelProto) -> tuple[QdqPlacement, OwnScales]:
+        """The positions of the pairs in ``model``, the float form after the passes: layers whose input and weights are
+        quantised are in INT8, all others in float. Raises ModelError if no layer is left in INT8."""
+        able = place(model, attention=True)
+        layers = Weighted.by_name(gs.import_onnx(model).nodes)
+        weights: dict[str, Rounded] = {}
+        entries: dict[str, Entry] = {}
+        problems = list(self.problems)
+        for name, entry in able.plan.entries.items():
+            inputs, own = ((0, 1) if name in able.attention else (0,)), self._weights.get(name)
+            given = all((name, position) in self._steps for position in inputs)
+            rounded = own.rounded(layers[name]) if own is not None and name in layers else None
+            if rounded is not None:
+                weights[name] = rounded
+            elif given and own is not None and entry.precision == "int8":
+                text = f"the weights of '{name}' changed while the graph was rewritten, so that it stays in float"
+                problems.append(
+                    PairProblem("missing-pair", (name,), f"{text}; simplify the model and quantise it again")
+                )
+            if entry.precision == "int8" and given and (rounded is not None or name in able.attention):
+                entries[name] = replace(entry, reason="quantised in the model")
+            elif entry.precision == "int8":
+                entries[name] = Entry("fp16", "not quantised in the model", Cause.FLOAT_IN_MODEL)
+            else:
+                entries[name] = entry
+        readers = {
+            tensor: tuple(place for place in places if place in self._steps) for tensor, places in able.readers.items()
+        }
+        placement = replace(able, plan=PrecisionPlan(entries), readers=readers).following(PrecisionPlan(entries))
+        # A float product of two activations is no layer of a plan.
+        floats = {name for name in able.attention if entries[name].precision != "int8"}
+        plan = PrecisionPlan({name: entry for name, entry in entries.items() if name not in floats})
+        if not plan.names("int8"):
+            raise ModelError(
+                "no layer of the quantised model can run in INT8: a layer needs a pair on its input and on its weights",
+                "give the float model it was made from",
+            )
+        kept = {place for places in placement.readers.values() for place in places}
+        steps = {place: step for place, step in self._steps.items() if place in kept}
+        weights = {name: one for name, one in weights.items() if name in plan.names("int8")}
+        digest = hashlib.sha256(repr([sorted(steps.items()), problems]).encode())
+        Corrections(weights=weights).hash_into(digest)
+        return replace(placement, plan=plan), OwnScales(steps, weights, tuple(problems), key=digest.hexdigest())
+
+
+def take_apart(model: onnx.ModelProto) -> QuantizedInput:
+    """Splits a model with Q/DQ pairs into its float form and its integers and scales.
+
+    Raises:
+        ModelError: a pair is not symmetric INT8 with constant scales, one for each activation tensor.
+    """
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        types.update((node.output[0], each.t.data_type) for each in node.attribute if each.name == "value")
+    with explained("pairs"):
+        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        name_nodes(graph)
+        for node in graph.nodes:
+            if node.op in _PAIR:
+                _check_type(node, types)
+        fold(graph)
+        problems = check_pairs(graph)
+        pairs = [_Pair.of(node) for node in graph.nodes if node.op == "DequantizeLinear"]
+        _check_integers(graph)
+        steps = _steps(graph, {id(pair.node): pair for pair in pairs})
+        weights = _weights(graph, {id(pair.node): pair for pair in pairs})
+        for pair in pairs:
+            if isinstance(pair.source, gs.Constant):
+                tensor, values = pair.node.outputs[0], gs.Constant(f"{pair.node.name}/values", pair.values)
+                read_instead(list(tensor.outputs), tensor, values)
+            else:
+                redirect(graph, pair.node.outputs[0], pair.source)
+            pair.node.outputs.clear()
+        graph.cleanup()
+        twin = to_model(graph)
+    keys = {entry.key for entry in twin.metadata_props}
+    twin.metadata_props.extend(entry for entry in model.metadata_props if entry.key not in keys)
+    return QuantizedInput(twin, problems, steps, _weights=weights)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """A DequantizeLinear ``node`` with what it reads; ``source`` is the float tensor, or the constant."""
+
+    node: gs.Node
+    source: gs.Tensor
+    scale: NDArray[np.float32]  # () or (C,)
+    axis: int
+
+    @staticmethod
+    def of(node: gs.Node) -> _Pair:
+        quantizer = maker(node.inputs[0], "QuantizeLinear")
+        source = node.inputs[0] if quantizer is None else quantizer.inputs[0]
+        scale, axis = _scale(node), int(node.attrs.get("axis", 1))
+        if quantizer is not None and not np.array_equal(scale, _scale(quantizer)):
+            raise _problem(node, f"has another scale than QuantizeLinear '{quantizer.name}' before it", _AGAIN)
+        if isinstance(source, gs.Constant):
+            return _Pair(node, source, scale=scale, axis=axis)
+        if quantizer is None:
+            raise _problem(node, "reads integers that no QuantizeLinear makes", "give the model with whole pairs")
+        if scale.ndim:
+            raise _problem(node, f"has {scale.size} scales of an activation, a scale for each channel", _AGAIN)
+        return _Pair(node, source, scale=scale, axis=axis)
+
+    def spread(self, rank: int) -> NDArray[np.float32]:
+        """The scale, to broadcast with ``rank`` axes."""
+        return self.scale.reshape([-1 if axis == self.axis % rank else 1 for axis in range(rank)] if rank else [])
+
+    @property
+    def integers(self) -> NDArray[Any]:
+        """The integers of a constant."""
+        values: NDArray[Any] = self.source.values
+        if np.issubdtype(values.dtype, np.integer):
+            return values
+        steps = np.rint(values.astype(np.float32) / self.spread(values.ndim))
+        return np.asarray(np.clip(steps, -128, 127), np.int8)
+
+    @property
+    def values(self) -> NDArray[np.floating]:
+        """A constant at the steps of its scale, in the type of the scale."""
+        values = self.integers.astype(np.float32) * self.spread(self.integers.ndim)
+        return values.astype(self.node.inputs[1].dtype)
+
+
+def _problem(node: gs.Node, problem: str, hint: str) -> ModelError:
+    return ModelError(f"{node.op} '{node.name}' {problem}", hint)
+
+
+def _check_type(node: gs.Node, types: Mapping[str, int]) -> None:
+    """Refuses other integers than INT8, and INT32 of biases; types are read here, as NumPy lacks some of them."""
+    zero = node.inputs[2].name if len(node.inputs) > 2 else ""
+    known = types.get(zero or node.inputs[0].name if node.op == "DequantizeLinear" else zero)
+    if node.attrs.get("output_dtype") and node.op == "QuantizeLinear":
+        known = node.attrs["output_dtype"]
+    elif known is None and node.op == "QuantizeLinear" and not zero:
+        known = onnx.TensorProto.UINT8  # ONNX's default
+    if known is not None:
+        _check_int8(node, onnx.TensorProto.DataType.Name(known).lower())
+    if node.attrs.get("block_size"):
+        raise _problem(node, "has a scale for each block", _AGAIN)
+
+
+def _check_int8(node: gs.Node, kind: str) -> None:
+    if kind != "int8" and (kind != "int32" or node.op == "QuantizeLinear"):
+        raise _problem(node, f"is of type {kind}, int8 with the zero point 0 is needed", _AGAIN)
+
+
+def _scale(node: gs.Node) -> NDArray[np.float32]:
+    """A node's scale float32 () or (C,), after its zero point was checked."""
+    scale, *zero = node.inputs[1:]
+    if not all(isinstance(tensor, gs.Constant) for tensor in (scale, *zero)):
+        raise _problem(node, "has a scale or zero point that is computed from the image", _AGAIN)
+    if zero:
+        _check_int8(node, zero[0].values.dtype.name)
+    if zero and np.any(zero[0].values != 0):
+        value = int(zero[0].values[zero[0].values != 0].flat[0])
+        raise _problem(node, f"has the zero point {value}: it must be 0", _AGAIN)
+    values: NDArray[np.float32] = np.asarray(scale.values).astype(np.float32)
+    if not np.all(np.isfinite(values) & (values > 0)):
+        raise _problem(node, "has a scale that is not over 0 and finite", _AGAIN)
+    return values.reshape(()) if values.size == 1 else values
+
+
+def _check_integers(graph: gs.Graph) -> None:
+    """Refuses integers that something else than a DequantizeLinear reads."""
+    for node in graph.nodes:
+        if node.op == "QuantizeLinear":
+            stranger = next((each for each in node.outputs[0].outputs if each.op != "DequantizeLinear"), None)
+            if stranger is not None or node.outputs[0] in graph.outputs:
+                reader = "an output of the model" if stranger is None else f"{stranger.op} '{stranger.name}'"
+                raise _problem(node, f"is read by {reader}", "put a DequantizeLinear directly behind it")
+
+
+def _steps(graph: gs.Graph, pairs: Mapping[int, _Pair]) -> dict[tuple[str, int], np.float32]:
+    """The scale of each input that is quantised, by node and position; a tensor's scale also holds behind operators
+    that only move values."""
+    steps = {}
+    for node in graph.nodes:
+        for position, tensor in enumerate(node.inputs):
+            source = maker(above(tensor, *COMMUTING))
+            pair = pairs.get(id(source))
+            if pair is not None and not isinstance(pair.source, gs.Constant):
+                steps[node.name, position] = np.float32(pair.scale)
+    return steps
+
+
+def _weights(graph: gs.Graph, pairs: Mapping[int, _Pair]) -> dict[str, _Weights]:
+    """The integers and scales of each layer's weights, also behind a Transpose."""
+    weights = {}
+    for node in graph.nodes:
+        if node.op not in ("Conv", *PRODUCTS):
+            continue
+        turns = []
+        tensor = node.inputs[1]
+        while (turn := maker(tensor, "Transpose")) is not None:
+            turns.append(turn.attrs.get("perm"))
+            tensor = turn.inputs[0]
+        pair = pairs.get(id(maker(tensor)))
+        if pair is None or not isinstance(pair.source, gs.Constant):
+            continue
+        integers = pair.integers
+        if node.op in PRODUCTS and integers.ndim != 2:
+            continue
+        scales = np.broadcast_to(pair.spread(integers.ndim), integers.shape)
+        if integers.dtype != np.int8:
+            raise _problem(pair.node, f"gives weights from {integers.dtype}, int8 is needed", _AGAIN)
+        if node.op == "MatMul" or (node.op == "Gemm" and not node.attrs.get("transB", 0)):
+            turns.insert(0, None)
+        for perm in reversed(turns):
+            integers, scales = integers.transpose(perm), scales.transpose(perm)
+        rows = scales.reshape(len(scales), -1)
+        if np.any(rows != rows[:, :1]):
+            problem = (
+                f"scales the weights of {node.op} '{node.name}' on axis {pair.axis}, which is not that of the outputs"
+            )
+            raise _problem(pair.node, problem, _AGAIN)
+        weights[node.name] = _Weights(np.ascontiguousarray(integers), rows[:, 0].copy())
+    return weights
