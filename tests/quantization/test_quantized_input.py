@@ -86,6 +86,22 @@ def test_a_batch_normalisation_is_folded_into_the_scales_and_keeps_the_integers(
     np.testing.assert_allclose(weights.scales, SCALES * np.abs(gamma) / np.sqrt(0.5 + 1e-5), rtol=1e-5)
 
 
+def test_fp16_between_pairs_and_the_clip_of_brevitas_are_taken():
+    text = """(float[1,16,8,8] x) => (float[1,16,8,8] y) {
+        h = Cast<to = 10>(x) xq = QuantizeLinear(h, s, z) xc = Clip(xq, low, high) xd = DequantizeLinear(xc, s, z)
+        wc = Clip(wq, low, high) wd = DequantizeLinear<axis = 0>(wc, ws, wz) c = Conv(xd, wd) y = Cast<to = 1>(c) }"""
+    half = {"s": np.float16(0.1), "ws": SCALES.astype(np.float16), "low": np.int8(-127), "high": np.int8(127)}
+    apart = take_apart(built(text, opset=19, **half))
+    assert [node.op_type for node in apart.model.graph.node] == ["Conv"]
+    _, own = apart.placed(apart.model)
+    ((place, step),) = own.steps.items()
+    assert (place, step) == (("Conv_6", 0), np.float16(0.1))
+    assert np.array_equal(own.weights["Conv_6"].integers, INTEGERS)
+    assert np.array_equal(own.weights["Conv_6"].scales, SCALES.astype(np.float16))
+    with pytest.raises(ModelError, match="Clip 'Clip_2' keeps fewer than 8 bits"):
+        take_apart(built(text, opset=19, **half | {"low": np.int8(-8)}))
+
+
 def test_layers_that_the_passes_changed_are_left_in_float_and_said():
     text = GOOD.replace(
         "y = Conv(xd, wd, bd)",

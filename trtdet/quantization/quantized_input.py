@@ -24,7 +24,7 @@ from trtdet.errors import ModelError
 from trtdet.passes.base import explained
 from trtdet.passes.clean import fold, name_nodes
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.walk import above, maker, read_instead, redirect
+from trtdet.passes.walk import above, constant, maker, read_instead, redirect
 from trtdet.quantization.encoding import Rounded, half_step
 from trtdet.quantization.pair_check import COMMUTING, PairProblem, check_pairs
 from trtdet.quantization.placement import QdqPlacement, place
@@ -176,18 +176,18 @@ def take_apart(model: onnx.ModelProto) -> QuantizedInput:
             if node.op in _PAIR:
                 _check_type(node, types)
         fold(graph)
-        problems = check_pairs(graph)
-        pairs = [_Pair.of(node) for node in graph.nodes if node.op == "DequantizeLinear"]
+        _drop_clips(graph)
+        pairs = {id(node): _Pair.of(node) for node in graph.nodes if node.op == "DequantizeLinear"}
         _check_integers(graph)
-        steps = _steps(graph, {id(pair.node): pair for pair in pairs})
-        weights = _weights(graph, {id(pair.node): pair for pair in pairs})
-        for pair in pairs:
+        problems, steps, weights = check_pairs(graph), _steps(graph, pairs), _weights(graph, pairs)
+        for pair in pairs.values():
             if isinstance(pair.source, gs.Constant):
                 tensor, values = pair.node.outputs[0], gs.Constant(f"{pair.node.name}/values", pair.values)
                 read_instead(list(tensor.outputs), tensor, values)
             else:
                 redirect(graph, pair.node.outputs[0], pair.source)
             pair.node.outputs.clear()
+        _raise_halves(graph)
         graph.cleanup()
         twin = to_model(graph)
     keys = {entry.key for entry in twin.metadata_props}
@@ -234,9 +234,8 @@ class _Pair:
 
     @property
     def values(self) -> NDArray[np.floating]:
-        """A constant at the steps of its scale, in the type of the scale."""
-        values = self.integers.astype(np.float32) * self.spread(self.integers.ndim)
-        return values.astype(self.node.inputs[1].dtype)
+        """A constant at the steps of its scale."""
+        return self.integers.astype(np.float32) * self.spread(self.integers.ndim)
 
 
 def _problem(node: gs.Node, problem: str, hint: str) -> ModelError:
@@ -276,6 +275,34 @@ def _scale(node: gs.Node) -> NDArray[np.float32]:
     if not np.all(np.isfinite(values) & (values > 0)):
         raise _problem(node, "has a scale that is not over 0 and finite", _AGAIN)
     return values.reshape(()) if values.size == 1 else values
+
+
+def _drop_clips(graph: gs.Graph) -> None:
+    """Removes what brevitas writes between Q and DQ to leave -128 out."""
+    for clip in [node for node in graph.nodes if node.op == "Clip" and maker(node.inputs[0], "QuantizeLinear")]:
+        if (constant(clip, 1), constant(clip, 2)) not in ((-128, 127), (-127, 127)):
+            raise _problem(clip, "keeps fewer than 8 bits of its integers", _AGAIN)
+        redirect(graph, clip.outputs[0], clip.inputs[0])
+        clip.inputs.clear()
+        clip.outputs.clear()
+
+
+def _raise_halves(graph: gs.Graph) -> None:
+    """Makes FP16 between pairs float32, as the plan decides what runs in FP16: constants, and casts between floats."""
+    for node in graph.nodes:
+        for position, tensor in enumerate(node.inputs):
+            if isinstance(tensor, gs.Constant) and tensor.values.dtype == np.float16:
+                node.inputs[position] = gs.Constant(f"{tensor.name}/float", tensor.values.astype(np.float32))
+        if node.op == "Cast" and node.attrs["to"] == onnx.TensorProto.FLOAT16:
+            node.attrs["to"] = onnx.TensorProto.FLOAT
+    casts = [node for node in graph.nodes if node.op == "Cast" and node.attrs["to"] == onnx.TensorProto.FLOAT]
+    for cast in casts:
+        if cast.inputs[0].dtype in (np.float16, np.float32) and isinstance(cast.inputs[0], gs.Variable):
+            redirect(graph, cast.outputs[0], cast.inputs[0])
+            cast.outputs.clear()
+    for tensor in graph.tensors().values():
+        if isinstance(tensor, gs.Variable) and tensor.dtype == np.float16:
+            tensor.dtype = np.float32
 
 
 def _check_integers(graph: gs.Graph) -> None:
