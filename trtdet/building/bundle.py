@@ -204,7 +204,7 @@ def _quantization_part(network: BuildNetwork, options: BuildOptions) -> Quantiza
     if prepared is None:
         return QuantizationPart(mode="none")
     collection, ranges, own = prepared.calibrated.collection, prepared.ranges, prepared.graph.own
-    pairs = None if own is None else own.said(prepared.flow.half)
+    pairs = None if own is None else own.said(prepared.graph.flow.half)
     parts = None if pairs is None else tuple(PairPart(kind=one.kind, nodes=one.nodes, text=one.text) for one in pairs)
     if not options.calibrated:
         return QuantizationPart(mode="explicit", source="model", weight_scales=network.form, pairs=parts)

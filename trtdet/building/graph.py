@@ -160,8 +160,9 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
     """Rewrites an ONNX model for a backend.
 
     Raises the errors of :func:`rewritten` and :func:`trtdet.quantization.take_apart`, ModelError also if the backend
-    cannot build an operator of the model, and ConfigError or BackendError if it lacks the NMS mode or the form of SiLU. Warns as :func:`rewritten` and
-    :func:`warn_of_left`, and if the thresholds of the embedded NMS differ from the configuration.
+    cannot build an operator of the model, and ConfigError or BackendError if it lacks the NMS mode or the form of SiLU.
+    Warns as :func:`rewritten` and :func:`warn_of_left`, and if the thresholds of the embedded NMS differ from the
+    configuration.
     """
     caps, plan, target = backend.capabilities, options.plan, EngineTarget.of(options)
     source = load_model(model, allow_quantized=options.quantized)
