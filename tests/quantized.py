@@ -1,7 +1,5 @@
 """Models with Q/DQ pairs as other tools write them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Models that are quantised already: their integers and scales are those of the bundle."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

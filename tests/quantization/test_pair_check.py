@@ -1,7 +1,5 @@
 """Faults planted in the pairs of a model, and whether they are found."""
 
-from __future__ import annotations
-
 import nets
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What is taken of models that are quantised already, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import nets

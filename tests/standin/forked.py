@@ -8,8 +8,6 @@ and Python read at their start (``LD_LIBRARY_PATH``, ``PYTHONPATH``) is that of 
 process for each.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import json

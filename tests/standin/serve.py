@@ -10,8 +10,6 @@ Its faults are set by environment variables:
 - ``SERVE_STANDIN_ENDS``: its exit code when it is told to stop, as of a program in which a sanitizer found something.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

@@ -7,8 +7,6 @@ dropped are there only in the versions that had them. Building processes are han
 ``CUDA_``. What it cannot show: kernels, precision and speed of a GPU.
 """
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import functools

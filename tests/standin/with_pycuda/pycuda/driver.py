@@ -1,8 +1,6 @@
 """What trtdet calls of ``pycuda.driver``. As there, a context is a thread's only between push and pop, a thread that
 ends with one still pushed takes the process along, and streams and events end with their last reference."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading
