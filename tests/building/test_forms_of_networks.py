@@ -59,7 +59,8 @@ def test_in_one_scale_every_input_of_a_join_is_int8(networks):
 def test_the_sums_of_a_form(networks, name, pairs):
     sums = inputs(networks[name], "Add")
     assert len(sums) == 7
-    assert {made.count("DequantizeLinear") for made in sums} == {pairs}
+    # One sum is between convolutions of 16 channels, which stay in FP16.
+    assert Counter(made.count("DequantizeLinear") for made in sums) == Counter([0] + 6 * [pairs])
 
 
 def test_forms_that_only_place_pairs_compute_the_same(yolo, networks, shared_data):

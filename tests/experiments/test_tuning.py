@@ -21,7 +21,6 @@ from trtdet.building.variants import tuned_ranges
 from trtdet.data import CocoDataset
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
-from trtdet.experiments import search
 from trtdet.experiments.experiment import Experiment, Variant
 from trtdet.experiments.folder import Provenance
 from trtdet.options import BuildOptions, CalibrationOptions, TuneOptions, changed
@@ -158,7 +157,7 @@ def test_images_that_choose_and_images_that_report_are_disjoint(small_model, opt
     for path in chosen[:3]:
         shutil.copy(path, mixed / f"renamed-{path.name}")
     seen: dict[str, set[bytes]] = {"choose": set(), "report": set()}
-    ranked, scored = plan_step.rank, search.evaluate
+    ranked, scored = plan_step.rank, plan_step.evaluate
 
     def rank(subject: Any, *args: Any, **more: Any) -> Any:
         seen["choose"] |= {path.read_bytes() for path in subject.images}
@@ -169,7 +168,7 @@ def test_images_that_choose_and_images_that_report_are_disjoint(small_model, opt
         return scored(detector, dataset, *args, **more)
 
     monkeypatch.setattr(plan_step, "rank", rank)
-    monkeypatch.setattr(search, "evaluate", score)
+    monkeypatch.setattr(plan_step, "evaluate", score)
     asked = replace(options, build=changed(options.build, val_images=mixed, annotations=None), points=2)
     with pytest.warns(TrtdetWarning, match="3 of the 11 images of --val-images are calibration images too"):
         found = tune(small_model, CONFIG, tmp_path / "t", asked)

@@ -485,8 +485,9 @@ class BuildOptions(OptionSet, group="engine"):
         """Whether INT8 from images is asked for, and neither a plan, nor a variant, nor another form of network."""
         plan = self.plan
         named = plan.keep_fp16 is not None or plan.fp16_budget is not None or plan.ray is not None
-        varied = self.from_ is not None or self.tuned is not None or self.engine.dla is not None or self.quantized
-        return self.calibrated and not self.implicit and plan.estimated and not named and not varied
+        varied = self.from_ is not None or self.tuned is not None or self.engine.dla is not None
+        formed = self.implicit or self.quantized or self.silu != "auto"
+        return self.calibrated and plan.estimated and not (named or varied or formed)
 
     @property
     def runs_images(self) -> bool:

@@ -328,7 +328,7 @@ def test_a_reconstruction_sees_the_network_but_no_image_held_back(corrected, cas
     reconstructed = Reconstructed(better.corrections)
     registered(monkeypatch, reconstructed)
     found = corrected(("bias", "reconstructed"))
-    fit, held = case[0].split()
+    fit, held = held_back(case[0].images)
     assert reconstructed.seen == [(set(fit), len(fit))]
     assert held and "reconstructed: 5 of 5 convs" in found.summary
     for name, rounded in better.corrections.weights.items():

@@ -10,13 +10,14 @@ from trtdet.quantization import insert_qdq, place
 from trtdet.quantization.corrections import gate
 from trtdet.quantization.corrections.gate import QuantizedForm, Task, Verdict, compare
 from trtdet.quantization.head_error import fewest_images, lower_on, sureness
+from trtdet.quantization.sources import held_back
 
 
 @pytest.fixture
 def task(model, sources, chosen):
     given = sources()
     candidates = chosen(model, given, "minmax")
-    return Task(model, place(model), candidates, (), *given.split(), given)
+    return Task(model, place(model), candidates, (), *held_back(given.images), given)
 
 
 def wholes(task: Task, *factors: float) -> list[QuantizedForm]:

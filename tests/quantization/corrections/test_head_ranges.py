@@ -157,8 +157,8 @@ def test_with_gradients_few_maps_are_among_the_forms_that_are_compared(model, ca
 
 def test_a_map_that_does_not_lower_the_noise_at_the_detections_is_not_tried(model, case, monkeypatch):
     """It may lower the error of its layer, where outputs that no detection needs weigh like the others."""
-    given, placement, candidates = case
-    found, start = sense(model, placement, candidates["minmax"], given)
+    given, placement, ranges = case
+    found, start = sense(model, placement, ranges, given)
     monkeypatch.setattr(HeadNoise, "noise", lambda *_: 1.0)
     done = correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
     assert not done.corrections.tensors

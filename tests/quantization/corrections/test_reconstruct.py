@@ -20,13 +20,14 @@ from trtdet.quantization.corrections.reconstruct import Reconstruct
 from trtdet.quantization.gradients import reconstruction
 from trtdet.quantization.gradients.learned import Learned
 from trtdet.quantization.gradients.reconstruction import Schedule, Views
+from trtdet.quantization.sources import held_back
 
 HEAD = ("boxes", "scores")
 
 
 def networked(model: onnx.ModelProto, given: Sources, chosen: Any) -> Network:
     ranges = chosen(model, given, "minmax")["minmax"]
-    return Network(model, place(model), ranges, Corrections(), (), given.split()[0], given)
+    return Network(model, place(model), ranges, Corrections(), (), held_back(given.images)[0], given)
 
 
 @pytest.fixture
