@@ -66,10 +66,11 @@ from trtdet.backends import (
     open_engine,
 )
 from trtdet.backends.base import EngineTarget, compose
+from trtdet.backends.choice import PlannedBackend
 from trtdet.backends.tensorrt.opsets import missing_operators
 from trtdet.building.corrections import Prepared, prepared
 from trtdet.building.engine import float_network
-from trtdet.building.graph import PlacedGraph, rewritten
+from trtdet.building.graph import PlacedGraph, flow_for, rewritten
 from trtdet.building.plan import choose_plan
 from trtdet.building.ranges import calibrated, select_images
 from trtdet.calibration import Ranges
@@ -695,7 +696,9 @@ class Networks:
             opset = library_named("tensorrt").newest_opset(self._version)
             missing = frozenset(missing_operators((major, minor)))
             options = Options(self._model.config, "host", "batch", silu=silu, max_opset=opset, missing_ops=missing)
-            self._graphs[silu] = rewritten(load_model(self._model.file), options)
+            graph = rewritten(load_model(self._model.file), options)
+            caps = PlannedBackend(f"tensorrt-{self._version}").capabilities
+            self._graphs[silu] = replace(graph, flow=flow_for(graph, caps))
         return self._graphs[silu]
 
     def _prepare(self, row: Row) -> Prepared:

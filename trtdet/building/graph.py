@@ -153,7 +153,7 @@ def host_graph(
         return rewritten(source, passes, plan)
     passes = replace(passes, max_opset=caps.max_opset, missing_ops=frozenset(caps.missing_ops))
     graph = rewritten(source, passes, plan)
-    return replace(graph, flow=_flow(graph, caps))
+    return replace(graph, flow=flow_for(graph, caps))
 
 
 def build_graph(model: Path, config: Config, options: BuildOptions, backend: Backend) -> PlacedGraph:
@@ -204,7 +204,7 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
             f"the model uses operators that {caps.name} {caps.version} cannot build: {listed}; cut the graph before "
             "them with head.outputs, or choose another --backend"
         )
-    return replace(graph, nms_reason=nms_reason, flow=_flow(graph, caps))
+    return replace(graph, nms_reason=nms_reason, flow=flow_for(graph, caps))
 
 
 def warn_of_left(graph: PlacedGraph) -> None:
@@ -291,7 +291,7 @@ def _opset(model: onnx.ModelProto) -> int:
     return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
 
 
-def _flow(graph: PlacedGraph, caps: Capabilities) -> DataFlow:
+def flow_for(graph: PlacedGraph, caps: Capabilities) -> DataFlow:
     """Input and output types of INT8 kernels, as far as the graph's opset can express them.
 
     With the plugin the default applies, as its activations read and write INT8.
