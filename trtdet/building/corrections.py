@@ -45,7 +45,7 @@ class Prepared:
     """A model with its ranges and corrections, before the plan is chosen."""
 
     calibrated: Calibrated  # the model, the histograms, and the ranges of the threshold rule
-    ranges: Ranges  # the ranges of the INT8 model; with ``auto`` the best of each tensor
+    ranges: Ranges  # the ranges of the INT8 model
     corrections: Corrections
     plan: PrecisionPlan  # default precisions, with the corrections of each convolution
     summary: tuple[str, ...] = ()  # one sentence for each kind of correction
@@ -123,7 +123,7 @@ def prepared(
     plan: PrecisionPlan | None = None,
     share: bool = True,
 ) -> Prepared:
-    """Computes the corrections; with the rule ``auto`` it also compares threshold rules.
+    """Computes the corrections.
 
     ``names`` are the allowed corrections, none for plain INT8. The INT8 convolutions of ``plan`` are corrected; None
     takes the graph's default. ``share`` gives one range to tensors between which values are only moved, for a model

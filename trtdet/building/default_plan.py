@@ -21,9 +21,8 @@ from trtdet.building.costs import batch_of, built_of, gpu_of
 from trtdet.building.engine import runs_on
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.plan import keeping_named
-from trtdet.building.ranges import Calibrated, calibration_images
-from trtdet.calibration import Collection as Histograms
-from trtdet.calibration import Range, Ranges
+from trtdet.building.ranges import Selection, calibration_images, without_histograms
+from trtdet.calibration import Range
 from trtdet.data import ImageCache, find_images
 from trtdet.options import DEFAULT_IMAGES, BuildOptions, CalibrationOptions
 from trtdet.options.fields import USUAL_GUARD
@@ -84,10 +83,8 @@ class DefaultPlan:
 def decided_by_time(options: BuildOptions, caps: Capabilities, flow: DataFlow) -> bool:
     """Whether the estimate chooses the plan: none is asked for or in the model, the backend quantises in separate
     kernels, and no candidates are timed instead."""
-    variant = options.from_ is not None or options.tuned is not None or options.quantized
-    ranged = options.calibrated and not options.implicit
-    undecided = ranged and options.plan.estimated and not variant
-    return undecided and caps.lists_layers and flow.fused is False and not timed_here(options, caps)
+    separate = caps.lists_layers and flow.fused is False
+    return options.planless and separate and not timed_here(options, caps)
 
 
 def timed_here(options: BuildOptions, caps: Capabilities) -> bool:
@@ -163,9 +160,7 @@ class _Engines:
         self._backend, self._options, self._progress = backend, options, progress
         # Every possible convolution is in INT8, and every tensor has one fixed range.
         tensors = dict.fromkeys(graph.placement.activations, Range(_AMAX, -_AMAX, _AMAX))
-        ranges = Ranges("minmax", None, tensors, key="", images=0, images_sha256="")
-        collection = Histograms({}, key="", images=0, images_sha256="", source=graph.model.graph.input[0].name)
-        calibrated = Calibrated(graph, collection, ranges, paths=(), cache=ImageCache(0), reused=False)
+        calibrated = without_histograms(graph, Selection(cache=ImageCache(0)), "minmax", tensors=tensors)
         self._prepared = prepared(calibrated, CalibrationOptions(), (), plan=graph.placement.plan)
         self.captured = not backend.capabilities.uncaptured(graph.nms_mode, graph.config.nms)
         self._flows: dict[frozenset[str], Flow | None] = {}

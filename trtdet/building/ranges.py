@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class Calibrated:
 
     graph: PlacedGraph
     collection: Collection
-    ranges: Ranges  # by the threshold rule; ``auto`` starts with the default rule and decides with the corrections
+    ranges: Ranges  # by the threshold rule
     paths: tuple[Path, ...]  # the readable calibration images
     cache: ImageCache
     reused: bool  # the histograms come from a file or an earlier bundle
@@ -142,9 +143,13 @@ def as_given(graph: PlacedGraph, selected: Selection) -> Calibrated:
     assert graph.own is not None
     largest = {name: 127.0 * float(graph.own.steps[places[0]]) for name, places in graph.placement.readers.items()}
     tensors = {name: Range(amax, -amax, amax) for name, amax in largest.items()}
-    images = selected.sha256
-    ranges = Ranges(GIVEN, None, tensors, key="", images=0, images_sha256=images)
-    source = graph.model.graph.input[0].name
+    return without_histograms(graph, selected, GIVEN, tensors=tensors)
+
+
+def without_histograms(graph: PlacedGraph, selected: Selection, rule: str, tensors: Mapping[str, Range]) -> Calibrated:
+    """These ranges, which no image was run for; ``rule`` names where they are from."""
+    images, source = selected.sha256, graph.model.graph.input[0].name
+    ranges = Ranges(rule, None, tensors, key="", images=0, images_sha256=images)
     collection = Collection({}, key="", images=0, images_sha256=images, source=source)
     return Calibrated(graph, collection, ranges, paths=selected.paths, cache=selected.cache, reused=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,9 +13,10 @@ from trtdet.building.assembly import assemble
 from trtdet.building.bundle import AUDIT, BUILD_LOG, log_kept
 from trtdet.building.comparison import Worth, compare_with_fp16, fp16_alone, has_comparison, staging_folder
 from trtdet.building.corrections import prepared
+from trtdet.building.default_plan import images_to_score, timeable
 from trtdet.building.forecasts import foresee
 from trtdet.building.graph import host_graph
-from trtdet.building.job import checked_build, job_of
+from trtdet.building.job import CheckedBuild, Job, checked_build, job_of
 from trtdet.building.plan import Planned, ranking
 from trtdet.building.ranges import Calibrated, calibrated, check_detections, select_images
 from trtdet.building.validation import check_annotated, check_calibration, check_ray, scored_images, warn_of_percentile
@@ -70,17 +72,29 @@ def build(
         TrtdetError: a step failed; its subclass names the kind of failure. ``output`` is unchanged. A failing
             builder's messages are in a file beside ``output``, which the error names.
     """
-    job = job_of(Path(model), config, Path(output), options=options)
+    return build_job(job_of(Path(model), config, Path(output), options=options), progress, expect)
+
+
+def build_job(
+    job: Job,
+    progress: Progress,
+    expect: Expect,
+    fastest: Callable[[CheckedBuild, Progress], BuildResult] | None = None,
+) -> BuildResult:
+    """As :func:`build`. ``fastest`` builds in its place where a GPU here runs the engine, the plan is open, images are
+    left to score, and no bundle is up to date."""
     options = job.options
     audit: Audit | None = None
     planned: Planned | None = None
     with log_kept(job.beside(f"failed-{BUILD_LOG}")), staging_folder(job) as place:
         checked = checked_build(job, progress)
-        expect(foresee(checked).steps)
         current = checked.up_to_date
+        if fastest is not None and _has_candidates(checked) and current is None:
+            return fastest(checked, progress)
+        expect(foresee(checked).steps)
         alone = checked.default is not None and checked.default.fp16_alone
         if alone:
-            warnings.warn(f"{checked.default}; {_INT8} insists on INT8", TrtdetWarning, stacklevel=2)
+            warnings.warn(f"{checked.default}; {_INT8} insists on INT8", TrtdetWarning, stacklevel=3)
             bundle, audit = fp16_alone(checked, progress)
         elif current is None:
             bundle, audit, planned = assemble(checked, place, progress)
@@ -96,14 +110,29 @@ def build(
             if bundle.manifest.shipped != "int8":
                 audit = Audit.load(bundle.file(AUDIT)) if AUDIT in bundle.manifest.files else None
                 for warning in audit.warnings if audit is not None else ():
-                    warnings.warn(warning, TrtdetWarning, stacklevel=2)
+                    warnings.warn(warning, TrtdetWarning, stacklevel=3)
     # A plan without INT8 layers has its own warning.
     if worth is not None and worth.warning and bundle.manifest.precision.int8:
-        warnings.warn(worth.warning, TrtdetWarning, stacklevel=2)
+        warnings.warn(worth.warning, TrtdetWarning, stacklevel=3)
     trade_off, within = (planned.trade_off, planned.within) if planned is not None else (None, None)
     return BuildResult(
         bundle, audit=audit, up_to_date=current is not None, trade_off=trade_off, worth=worth, within=within
     )
+
+
+def _has_candidates(build: CheckedBuild) -> bool:
+    """Whether candidates are timed on a GPU of this machine. Warns if only the images to score them are missing."""
+    if not timeable(build.options, build.backend.capabilities):
+        return False
+    if images_to_score(build.options):
+        return True
+    warnings.warn(
+        "every image calibrates, so that none can score candidates: only the default plan is built and timed; give "
+        "--val-images, or a smaller --num-images",
+        TrtdetWarning,
+        stacklevel=4,
+    )
+    return False
 
 
 def calibrate(

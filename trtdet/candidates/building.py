@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from trtdet import building
-from trtdet.backends import choose
 from trtdet.building import BuildResult
-from trtdet.building.bundle import BUILD_LOG, command_of, log_kept
+from trtdet.building.bundle import command_of
 from trtdet.building.comparison import rewritten, scratch_folder
-from trtdet.building.default_plan import images_to_score, timeable
-from trtdet.building.job import CheckedBuild, checked_build, job_of
+from trtdet.building.job import CheckedBuild, job_of
 from trtdet.building.ranges import HISTOGRAMS
 from trtdet.building.validation import check_measured
+from trtdet.building.verbs import build_job
 from trtdet.bundle import BundleWriter, GuardPart, QuantizationPart
 from trtdet.candidates.finishing import FP16, Finished, finish
 from trtdet.candidates.preparing import Preparing
 from trtdet.config import Config
-from trtdet.errors import TrtdetWarning
 from trtdet.options import BuildOptions, FinishOptions, PrepareOptions
 from trtdet.progress import Expect, Progress, silent, unheard
 
@@ -40,21 +36,7 @@ def build(
     and compared with FP16, see :func:`trtdet.building.build`, which has the arguments and errors.
     """
     job = job_of(Path(model), config, Path(output), options=options)
-    backend = choose(job.options.backend)
-    if timeable(job.options, backend.capabilities):
-        if images_to_score(job.options):
-            with log_kept(job.beside(f"failed-{BUILD_LOG}")):
-                checked = checked_build(job, progress, backend)
-                if checked.up_to_date is None:
-                    return _fastest(checked, progress)
-        else:
-            warnings.warn(
-                "every image calibrates, so that none can score candidates: only the default plan is built and timed; "
-                "give --val-images, or a smaller --num-images",
-                TrtdetWarning,
-                stacklevel=2,
-            )
-    return building.build(model, config, output, options=options, progress=progress, expect=expect)
+    return build_job(job, progress, expect, fastest=_fastest)
 
 
 def _fastest(checked: CheckedBuild, progress: Progress) -> BuildResult:

@@ -481,13 +481,18 @@ class BuildOptions(OptionSet, group="engine"):
         return self.int8 and self.calibration.cache is None and (self.calibration.rescale or not self.quantized)
 
     @property
+    def planless(self) -> bool:
+        """Whether explicit INT8 from images is asked for without a plan, a variant, or a model that has its own."""
+        given = self.from_ is not None or self.tuned is not None or self.quantized
+        return self.calibrated and not self.implicit and self.plan.estimated and not given
+
+    @property
     def plan_open(self) -> bool:
-        """Whether INT8 from images is asked for, and neither a plan, nor a variant, nor another form of network."""
+        """Whether the build is :attr:`planless`, and nothing else narrows its network: layers kept in FP16, a form of
+        SiLU, a DLA, a cluster."""
         plan = self.plan
-        named = plan.keep_fp16 is not None or plan.fp16_budget is not None or plan.ray is not None
-        varied = self.from_ is not None or self.tuned is not None or self.engine.dla is not None
-        formed = self.implicit or self.quantized or self.silu != "auto"
-        return self.calibrated and plan.estimated and not (named or varied or formed)
+        narrowed = plan.keep_fp16 is not None or plan.fp16_budget is not None or plan.ray is not None
+        return self.planless and not narrowed and self.engine.dla is None and self.silu == "auto"
 
     @property
     def runs_images(self) -> bool:
