@@ -97,7 +97,6 @@ def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one
 
 
 def test_a_tensor_that_moves_the_detections_far_has_a_map_whatever_its_mul_costs(int8, monkeypatch):
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
     monkeypatch.setattr(head_ranges, "_FAR", -1.0)  # also where no detection is reached
     monkeypatch.setattr(corrections, "_LITTLE", np.inf)
     _, plan, faster = int8("silu", int8_all=False, fused=True)

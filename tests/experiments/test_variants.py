@@ -238,7 +238,6 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(few, done, tmp_path):
 
 @pytest.mark.slow
 def test_corrections_that_need_no_rule_are_worked_out_once(options, tmp_path):
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
     rules = ("minmax", "percentile", "entropy")
     grid = replace(options, rules=rules, efforts=("range,bias",), keeps=(0,), iou_thresholds=())
     stages: list[tuple[str, int]] = []

@@ -43,7 +43,6 @@ def run(model: Path, data: Path, output: Path, *arguments: object) -> list[list[
 
 
 def test_every_correction_is_on_alone_and_off_alone(model, data, tmp_path):
-    pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[correct]'")
     rows = run(model, data, tmp_path, "--effort", "default")
     names = [f"`{name}`" for name in EFFORTS["default"]]
     assert len(names) > 2

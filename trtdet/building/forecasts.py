@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,10 @@ IMAGE = 0.004
 """Seconds to decode and normalise an image and to start a run."""
 
 _CORRECTING = (
-    ("correcting: gradients of the detections", 5.0, ("range",)),
-    ("correcting: moments", 0.8, ("smooth", "round", "bias")),
+    ("correcting: detections of the float model", 0.8, ("range",)),
     ("correcting: gradients of the detections", 7.0, ("range",)),
+    ("correcting: moments", 0.8, ("smooth", "round", "bias")),
+    ("correcting: gradients of the detections", 8.0, ("range",)),
     ("correcting: reconstruction", 400.0, ("reconstruct",)),
     ("correcting: means", 0.5, ("bias",)),
     ("correcting: held-back images", 0.7, ()),
@@ -178,12 +178,10 @@ def calibrated_part(images: int, run: float, there: str) -> Part:
 
 
 def corrected_parts(names: tuple[str, ...], images: int, run: float) -> list[Part]:
-    # Correction ``range`` uses gradients; without torch the threshold rule replaces it.
-    usable = set(names) - ({"range"} if find_spec("torch") is None else set())
     return [
         Part(stage, images_of(images), passes * images * run)
         for stage, passes, needed in _CORRECTING
-        if names and (not needed or usable.intersection(needed))
+        if names and (not needed or set(names).intersection(needed))
     ]
 
 

@@ -130,7 +130,7 @@ def _narrow(task: Task, sites: Sequence[Site]) -> None:
     if maps:
         readers = {tensor: task.placement.readers[tensor] for tensor in maps}
         placement = replace(task.placement, activations=tuple(maps), readers=readers)
-        mapped = head_noise(task.model, placement, task.first, sources=task.sources, maps=maps)
+        mapped = head_noise(task.model, placement, task.first, sources=task.sources, maps=maps, before=plain)
         for site in sites:
             for trial in site.mapped:
                 trial.map = replace(trial.map, amax=mapped.best(site.tensor))

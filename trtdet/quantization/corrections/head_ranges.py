@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import onnx
 
@@ -14,12 +14,9 @@ from trtdet.data import evenly
 from trtdet.errors import ModelError
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.encoding import ChannelMap
-from trtdet.quantization.gradients import NO_TORCH, available, calm_threads
+from trtdet.quantization.head_noise import HeadNoise
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.sources import Sources, held_back
-
-if TYPE_CHECKING:
-    from trtdet.quantization.gradients.head_noise import HeadNoise
 
 _IMAGES = 48  # maximum number of images for gradients, evenly spaced over the images that corrections are computed from
 
@@ -65,8 +62,6 @@ def sense(model: onnx.ModelProto, placement: QdqPlacement, ranges: Ranges, sourc
     keep the ranges of the rule. Raises ConfigError if there are fewer than two images.
     """
     placement = placement.integers
-    if not available():
-        return ranges, Start(ranges, reason=NO_TORCH)
     try:
         noise = head_noise(model, placement, ranges, sources=sources)
     except ModelError as error:
@@ -88,19 +83,17 @@ def head_noise(
     ranges: Ranges,
     sources: Sources,
     maps: Mapping[str, ChannelMap] = {},
+    before: HeadNoise | None = None,
 ) -> HeadNoise:
     """Measures how rounding and clipping each activation moves the detections, after its channel map in ``maps`` if
-    any.
+    any. ``before`` is an earlier measurement of the same model and images.
 
     Raises:
         ConfigError: fewer than two images.
         ModelError: the model cannot be differentiated.
     """
-    calm_threads()
-    from trtdet.quantization.gradients.head_noise import HeadNoise
-
-    noise = HeadNoise(model, placement=placement, ranges=ranges, head=sources.head, maps=maps)
     fit, _ = held_back(sources.images)
-    for images in sources.batches(model, evenly(fit, _IMAGES), "correcting: gradients of the detections"):
-        noise.update(images)
-    return noise
+    chosen = replace(sources, images=evenly(fit, _IMAGES))
+    return HeadNoise(
+        model, placement, ranges, sources=chosen, maps=maps, weight=None if before is None else before.weight
+    )

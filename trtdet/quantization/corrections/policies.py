@@ -57,12 +57,14 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     """The policy of least output error on the held-back images, or the plain rule if none lowers the error."""
     plain = QuantizedForm(f"the plain rule '{task.plain.rule}'", task.plain)
     policies = [name for name in POLICIES if task.start.noise is not None or name not in ("textbook", "few")]
-    ways = [_put_together(task, sites, policy) for policy in (policies if task.corrections else ["layers"])]
+    first = {name: _put_together(task, sites, name) for name in (policies if task.corrections else ["layers"])}
+    # Biases for means can hide which policy is best, as they add the largest error where much is clipped.
+    ways = [_with_seen_biases(task, sites, way) or way for way in first.values()]
     verdict = compare(task, [plain, *(way.form for way in ways)])
     starts = _starts(ways, verdict)
-    biased = [other for way in starts if (other := _with_seen_biases(task, sites, way)) is not None]
-    if biased:
-        ways = [*starts, *biased]
+    usual = [first[way.policy] for way in starts if first[way.policy] is not way]
+    if usual:
+        ways = [*starts, *usual]
         verdict = compare(task, [plain, *(way.form for way in ways)])
     rebuilt, failed = _rebuilt(task, ways, verdict)
     if rebuilt:

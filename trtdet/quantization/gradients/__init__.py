@@ -1,4 +1,4 @@
-"""ONNX models as differentiable functions in torch, and the effect of each activation's noise on the detections.
+"""INT8 networks as differentiable functions in torch, for learning.
 
 Needs torch, an extra, which is imported on first use, see :func:`available`.
 """
