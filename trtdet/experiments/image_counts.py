@@ -1,9 +1,9 @@
 """How many calibration images a model needs: its INT8 error against the number of images.
 
-One image in four, at most 64, is held back and judges every point; nothing is computed from it. The other images are put in random
-order. The drawings of n images are the first n of them, the next n and so on, so drawings of a size have no image in
-common and their spread is honest. Each image is run once: its part of the order has its own histograms, and a drawing
-adds up those of its parts.
+One image in four, at most 64, is held back and judges every point; nothing is computed from it. The other images are
+put in random order. The drawings of n images are the first n of them, the next n and so on: drawings of a size have no
+image in common, so their spread is honest. Each image is run once. Each part of the order has its own histograms, and a
+drawing adds up those of its parts.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def how_many_images(
         raise ConfigError("no layer of the model is in INT8 by default, so its number of images does not matter")
     selected = select_images(options)
     check_detections(graph, options, selected, progress=progress)
-    measurement = _Measurement(graph, options, selected.cache, progress)
+    measurement = _Measurement(graph, options, cache=selected.cache, progress=progress)
     coverage, showing, readable = measurement.coverage(selected.paths)
     if len(readable) < FEWEST_IMAGES:
         raise ConfigError(
