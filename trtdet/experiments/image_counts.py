@@ -45,7 +45,7 @@ FEWEST_IMAGES = 8
 _FIRST = 4  # images of the first point
 _DRAWINGS = 5  # at most, of a size
 _MOST_HELD = 64  # images that judge, at most
-_NEAR = 0.05  # errors that differ by less than this share count as equal
+_NEAR = 0.05  # errors that differ by less than this share count as equal; a sentence states it
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,16 @@ class ImageCurve:
         advice = [
             f"{subject}: more would help, the error still falls at {last} images; give more with --images"
             if enough is None
-            else f"{subject}: {enough} images are enough, more lower the error by less than {_NEAR:.0%} or the spread"
+            else f"{subject}: {enough} images are enough; with more the error falls by less than 5 % or half its spread"
             for subject, enough in subjects
         ]
         median = [float(np.median(point.errors)) for point in self.points]
         if median[-1] > (1 + 2 * _NEAR) * median[0]:
-            advice.append(
-                f"the error rises with the images, as rare values widen the ranges of {self.rule}: try another --calib"
+            advice[0] = (
+                f"{subjects[0][0]}: the error rises with the images, as rare values widen the ranges: try another rule "
+                "with --calib"
             )
-        covered = f"ranges of {self.rule} alone; --effort default measures its corrections too, which takes minutes"
+        covered = f"ranges of {self.rule} alone; builds also correct: --effort default measures that too, in minutes"
         if len(subjects) == 2:
             covered = f"ranges of {self.rule}, and corrections from one drawing of each size"
         return (*advice, f"the curve covers {covered}; {self.held} other images judged, {self.seconds:.0f} s in all")
