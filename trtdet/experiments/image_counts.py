@@ -45,7 +45,7 @@ FEWEST_IMAGES = 8
 _FIRST = 4  # images of the first point
 _DRAWINGS = 5  # at most, of a size
 _MOST_HELD = 64  # images that judge, at most
-_NEAR = 0.05  # errors that differ by less than this share count as equal; a sentence states it
+_NEAR = 0.05  # errors that differ by less than this share count as equal
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ImageCurve:
         advice = [
             f"{subject}: more would help, the error still falls at {last} images; give more with --images"
             if enough is None
-            else f"{subject}: {enough} images are enough; with more the error falls by less than 5 % or half its spread"
+            else f"{subject}: {enough} images are enough; with more the error is hardly lower"
             for subject, enough in subjects
         ]
         median = [float(np.median(point.errors)) for point in self.points]
@@ -140,21 +140,23 @@ class ImageCurve:
 
 
 def enough_images(errors: Mapping[int, Sequence[float]]) -> int | None:
-    """The smallest number of images from which on no median error is clearly above that of the largest number.
+    """The smallest number of images from which on no error is clearly above that of the largest number.
 
-    ``errors`` has those of each drawing by number of images, rising. Clearly above is by over 5 %, or by over half the
-    10 .. 90 % spread of the largest number with three drawings or more, if that is wider. Returns None if only the
-    largest number itself qualifies, as the error still falls there, or if there are no errors.
+    ``errors`` has those of each drawing by number of images, rising. A median is clearly above by over 5 %, or by over
+    half the 10 .. 90 % spread of the largest number with three drawings or more, if that is wider; the 90 % value of
+    three drawings or more is by over twice as much. Returns None if only the largest number itself qualifies, as the
+    error still falls there, or if there are no errors.
     """
     if not errors:
         return None
     medians = {images: float(np.median(each)) for images, each in errors.items()}
-    spreads = [float(np.ptp(np.percentile(each, [10, 90]))) / 2 for each in errors.values() if len(each) >= 3]
+    spread = {images: np.percentile(each, [10, 90]) for images, each in errors.items() if len(each) >= 3}
     last = medians[max(medians)]
-    limit = last + max([_NEAR * last, *spreads[-1:]])
+    margin = max([_NEAR * last, *(float(np.ptp(each)) / 2 for each in list(spread.values())[-1:])])
     enough = None
     for images in sorted(medians, reverse=True)[1:]:
-        if medians[images] > limit:
+        unlucky = images in spread and spread[images][1] > last + 2 * margin
+        if medians[images] > last + margin or unlucky:
             break
         enough = images
     return enough
