@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trtdet.evaluation.shifted_scores import score_shift
     from trtdet.experiments.experiment import Experiment, Variant
     from trtdet.experiments.grid import sweep
+    from trtdet.experiments.image_counts import ImageCurve, how_many_images
     from trtdet.experiments.search import tune
     from trtdet.exporter import ExportOptions, export
     from trtdet.options import (
@@ -68,6 +69,7 @@ _HOMES = {
         "evaluation.shifted_scores": "score_shift",
         "experiments.experiment": "Experiment Variant",
         "experiments.grid": "sweep",
+        "experiments.image_counts": "ImageCurve how_many_images",
         "experiments.search": "tune",
         "exporter": "ExportOptions export",
         "options": "BuildOptions CalibrationOptions EngineOptions FinishOptions NmsOptions PlanOptions PrepareOptions "
@@ -82,11 +84,12 @@ _HOMES = {
 # fmt: off
 __all__ = [
     "AgreementOptions", "BenchOptions", "Bootstrap", "BuildOptions", "Bundle", "CalibrationOptions", "CocoDataset",
-    "Config", "Detector", "EngineOptions", "Experiment", "ExportOptions", "FinishOptions", "Finished", "NmsOptions",
-    "PackageOptions", "PlanOptions", "PrepareOptions", "PreparedFolder", "ProfileOptions", "SensitivityOptions",
-    "SweepOptions", "TritonOptions", "TrtdetError", "TrtdetWarning", "TuneOptions", "Variant", "__version__", "agree",
-    "bench", "build", "calibrate", "compare", "evaluate", "export", "finish", "guess_config", "infer", "load_config",
-    "package", "prepare", "profile", "score_shift", "sensitivity", "sweep", "tune", "variant_options",
+    "Config", "Detector", "EngineOptions", "Experiment", "ExportOptions", "FinishOptions", "Finished", "ImageCurve",
+    "NmsOptions", "PackageOptions", "PlanOptions", "PrepareOptions", "PreparedFolder", "ProfileOptions",
+    "SensitivityOptions", "SweepOptions", "TritonOptions", "TrtdetError", "TrtdetWarning", "TuneOptions", "Variant",
+    "__version__", "agree", "bench", "build", "calibrate", "compare", "evaluate", "export", "finish", "guess_config",
+    "how_many_images", "infer", "load_config", "package", "prepare", "profile", "score_shift", "sensitivity", "sweep",
+    "tune", "variant_options",
 ]
 # fmt: on
 

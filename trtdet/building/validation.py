@@ -269,6 +269,17 @@ def check_calibration(calibration: CalibrationOptions, correct: tuple[str, ...])
         )
 
 
+def check_counted(calibration: CalibrationOptions) -> None:
+    """Refuses to compare numbers of images without images."""
+    if calibration.histograms is not None:
+        raise ConfigError(
+            f"histograms do not tell which image a value is from: leave {_spelled('calibration.histograms')} out and "
+            "give --images"
+        )
+    if calibration.images is None:
+        raise ConfigError(_NO_IMAGES.format("a comparison of numbers of images"))
+
+
 def warn_of_percentile(*rules: str) -> None:
     """Warns if the percentile of a rule is below 50, as the user may have given a share (0..1) instead of percent."""
     percentile = min((rule_percentile(rule) for rule in rules if rule.startswith("percentile")), default=100.0)

@@ -131,6 +131,12 @@ class Collection:
     source: str  # name of the network's input
     skipped: tuple[str, ...] = ()  # names of unreadable images
 
+    def __add__(self, other: Collection) -> Collection:
+        """The histograms of both sets of images, which share none, as if collected at once; without key and hash."""
+        histograms = {name: histogram + other.histograms[name] for name, histogram in self.histograms.items()}
+        images, skipped = self.images + other.images, (*self.skipped, *other.skipped)
+        return Collection(histograms, "", images, images_sha256="", source=self.source, skipped=skipped)
+
     def to_bytes(self) -> bytes:
         """The collection as a compressed ``.npz``."""
         meta = {"schema": SCHEMA, **{name: getattr(self, name) for name in _STORED}, "tensors": list(self.histograms)}

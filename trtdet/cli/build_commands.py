@@ -29,11 +29,17 @@ def _calibrate(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.config import load_config
     from trtdet.files import prepare_target, write_atomically
 
+    calibrate_options = options_of(options, CalibrateOptions)
+    if calibrate_options.how_many:
+        return _how_many(options, calibrate_options, console)
+    if calibrate_options.effort != CalibrateOptions.effort:
+        raise ConfigError("calibrate writes ranges without corrections: give --effort with --how-many, or to a build")
+    if options.output is None:
+        raise ConfigError("calibrate writes ranges: name their file with -o ranges.json, or only measure: --how-many")
     if options.output.suffix in (".npz", ".cache"):
         raise ConfigError(f"-o {options.output} names the ranges; the histograms and the cache are written beside it")
     prepare_target(options.output)
     started = time.perf_counter()
-    calibrate_options = options_of(options, CalibrateOptions)
     version = version_number(calibrate_options.tensorrt)
     calibrated = calibrate(
         options.model,
@@ -69,6 +75,27 @@ def _calibrate(options: Namespace, console: Console) -> dict[str, Any]:
         "calibration_cache": str(cache),
         "input_check": calibrated.seen.as_dict() if calibrated.seen is not None else None,
     }
+
+
+def _how_many(options: Namespace, calibrate_options: CalibrateOptions, console: Console) -> dict[str, Any]:
+    from trtdet.config import load_config
+    from trtdet.experiments.image_counts import how_many_images
+
+    if options.output is not None:
+        raise ConfigError(f"--how-many measures and writes nothing: leave -o {options.output} out")
+    for name in ("quantization", "tensorrt"):
+        if getattr(calibrate_options, name) != getattr(CalibrateOptions, name):
+            raise ConfigError(f"--how-many measures a model with Q/DQ nodes: leave --{name} out")
+    curve = how_many_images(
+        options.model,
+        load_config(options.config),
+        calibrate_options.calibration,
+        effort=calibrate_options.effort,
+        attention=calibrate_options.plan.int8_attention,
+        progress=console.progress,
+    )
+    console.say(curve.table())
+    return curve.as_dict()
 
 
 def _build(options: Namespace, console: Console) -> dict[str, Any]:
@@ -184,9 +211,10 @@ CALIBRATE = Command(
         metavar="ranges.json",
         output="where the ranges are written; the histograms and TensorRT's cache get its name",
         rows=CalibrateOptions,
+        required=False,
     ),
     run=_calibrate,
-    usage="MODEL --config CONFIG --images DIR -o ranges.json [options]",
+    usage="MODEL --config CONFIG --images DIR (-o ranges.json | --how-many) [options]",
 )
 BUILD = Command(
     "build",

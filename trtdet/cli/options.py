@@ -141,12 +141,18 @@ def options_of(parsed: Namespace, options: type[_Options]) -> _Options:
 
 
 def model_options(
-    parser: ArgumentParser, metavar: str, output: str, rows: type[OptionSet], dry_run: bool = False
+    parser: ArgumentParser,
+    metavar: str,
+    output: str,
+    rows: type[OptionSet],
+    dry_run: bool = False,
+    required: bool = True,
 ) -> None:
-    """Declares a command's options: a float model, its configuration, ``-o`` and ``rows``."""
+    """Declares a command's options: a float model, its configuration, ``-o``, which may be ``required``, and
+    ``rows``."""
     argument(parser, "model MODEL", "float ONNX model", type=Path)
     parser.add_argument("--config", required=True, help="YAML file, or a shipped name such as yolox")
-    add_output(parser, metavar, output)
+    add_output(parser, metavar, output, required=required)
     add_rows(parser, rows)
     if dry_run:
         argument(parser, "--dry-run", "list stages, times and memory; write nothing")

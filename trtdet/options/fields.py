@@ -550,6 +550,19 @@ class CalibrateOptions(OptionSet, group="images"):
         help="ranges of what Q/DQ nodes read, or of every tensor that TensorRT may quantize by itself",
     )
     tensorrt: str = option("8.6.0", "TensorRT version that is to read the calibration cache", "--tensorrt VERSION")
+    how_many: bool = option(
+        False,
+        "only measure and print how the INT8 error depends on the number of images, and which classes they show; "
+        "writes nothing, so without -o",
+        "--how-many",
+    )
+    effort: str = same_row(
+        BuildOptions,
+        "effort",
+        "none",
+        help="with --how-many: measure these corrections too: none, quick, default, thorough, or names",
+        group="images",
+    )
 
 
 @dataclass(frozen=True)
