@@ -19,7 +19,7 @@ from trtdet.calibration import CollectionRequest, Ranges, collect, expose
 from trtdet.config import load_config
 from trtdet.data import ImageStream, find_images
 from trtdet.passes import Options, decoded, load_model, rewrite
-from trtdet.quantization import DEFAULT_CORRECTIONS, Sources, correct, place
+from trtdet.quantization import DEFAULT_CORRECTIONS, Sources, correct, place, sense
 
 
 def peak() -> float:
@@ -41,12 +41,13 @@ def main() -> None:
     runner = OnnxRunner(expose(model, placement.activations))
     stream = ImageStream(images, config.input)
     found = collect(runner, CollectionRequest(runner.input, placement.activations), stream)
-    candidates = {"percentile": Ranges.choose(found, "percentile")}
+    rule = Ranges.choose(found, "percentile")
 
     def corrections(count: int) -> float:
         started = time.perf_counter()
         sources = Sources(images[:count], config.input, OnnxRunner, decoded("host", config))
-        correct(model, placement, candidates, DEFAULT_CORRECTIONS, sources)
+        ranges, start = sense(model, placement, rule, sources=sources)
+        correct(model, placement, {ranges.rule: ranges}, DEFAULT_CORRECTIONS, sources, start)
         return time.perf_counter() - started
 
     for _ in range(3):  # the allocator settles

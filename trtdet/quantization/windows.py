@@ -116,6 +116,15 @@ def padding(
     return (*small, *large) if how == "SAME_UPPER" else (*large, *small)
 
 
+def geometry(node: gs.Node, size: Sequence[int], kernel: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Strides, dilations, and the padding before and after each axis, of a convolution or pooling; ``size`` is that of
+    its input, without batch and channels."""
+    axes = len(kernel)
+    strides, dilations = (tuple(node.attrs.get(key, (1,) * axes)) for key in ("strides", "dilations"))
+    pads = padding(node, size, kernel, strides=strides, dilations=dilations)
+    return strides, dilations, pads[:axes], pads[axes:]
+
+
 class Moments:
     """Sums over sampled windows, for mean, variance and, if requested, covariance. They are float64 sums of deviations
     from the first sample's mean. Sums of plain float32 squares would lose the variance of an input that hardly varies

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trtdet.passes.model import IR_VERSION, cpu_session
 from trtdet.quantization.backward.tape import Tape, sizes_of
-from trtdet.quantization.windows import padding
+from trtdet.quantization.windows import geometry
 
 Slopes = Sequence[Any]
 Derivative = Callable[[Tape, gs.Node, Slopes], Sequence[Any]]
@@ -37,20 +37,12 @@ def _sizes(tensor: gs.Tensor, what: str) -> tuple[int, ...]:
     return sizes
 
 
-def _geometry(node: gs.Node, size: Sequence[int], kernel: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Strides, dilations, and the padding before and after each axis."""
-    axes = len(kernel)
-    strides, dilations = (tuple(node.attrs.get(key, (1,) * axes)) for key in ("strides", "dilations"))
-    pads = padding(node, size, kernel, strides=strides, dilations=dilations)
-    return strides, dilations, pads[:axes], pads[axes:]
-
-
 def _conv(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     """Of the input only: a convolution with the weights turned round, or a transposed one."""
     x, weight = node.inputs[:2]
     size, written = (_sizes(tensor, node.op)[2:] for tensor in (x, node.outputs[0]))
     kernel, group = _sizes(weight, "a weight")[2:], int(node.attrs.get("group", 1))
-    strides, dilations, before, after = _geometry(node, size, kernel)
+    strides, dilations, before, after = geometry(node, size, kernel)
     reach = [gap * (length - 1) for gap, length in zip(dilations, kernel, strict=True)]
     low, high = ([far - pad for far, pad in zip(reach, pads, strict=True)] for pads in (before, after))
     common = {"group": group, "dilations": list(dilations)}
@@ -132,7 +124,7 @@ def _matrix(node: gs.Node, size: Sequence[int], axis: int) -> NDArray[np.float32
 def _pooling_along(node: gs.Node, size: Sequence[int], axis: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The attributes of an AveragePool along one axis."""
     kernel = list(node.attrs["kernel_shape"])
-    strides, dilations, before, after = _geometry(node, size[2:], kernel)
+    strides, dilations, before, after = geometry(node, size[2:], kernel)
     ends = [int(pads[axis - 2]) if place == axis else 0 for pads in (before, after) for place in (2, 3)]
     changed: dict[str, Any] = {"pads": ends, "auto_pad": "NOTSET"}
     for key, values in (("kernel_shape", kernel), ("strides", strides), ("dilations", dilations)):

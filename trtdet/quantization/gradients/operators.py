@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from trtdet.passes.plugin_ops import HARD_SWISH, SILU
-from trtdet.quantization.windows import padding
+from trtdet.quantization.windows import geometry
 
 Inputs = Sequence[Any]
 Operator = Callable[[gs.Node, Inputs], Any]
@@ -27,17 +27,9 @@ def _ints(value: torch.Tensor | None) -> list[int]:
     return [] if value is None else [int(number) for number in value.reshape(-1).tolist()]
 
 
-def _geometry(node: gs.Node, x: torch.Tensor, kernel: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Strides, dilations, and the padding before and after each axis."""
-    axes = len(kernel)
-    strides, dilations = (tuple(node.attrs.get(key, (1,) * axes)) for key in ("strides", "dilations"))
-    pads = padding(node, x.shape[2:], kernel, strides=strides, dilations=dilations)
-    return strides, dilations, pads[:axes], pads[axes:]
-
-
 def _conv(node: gs.Node, inputs: Inputs) -> Any:
     x, weight, bias = (*inputs, None)[:3]
-    strides, dilations, before, after = _geometry(node, x, weight.shape[2:])
+    strides, dilations, before, after = geometry(node, x.shape[2:], weight.shape[2:])
     if before != after:
         x, before = functional.pad(x, _torch_pads(before, after)), (0,) * len(before)
     run = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[len(before)]
@@ -68,7 +60,7 @@ def _torch_pads(before: Sequence[int], after: Sequence[int]) -> list[int]:
 def _pool(node: gs.Node, inputs: Inputs) -> Any:
     (x,) = inputs
     kernel = tuple(node.attrs["kernel_shape"])
-    strides, dilations, before, after = _geometry(node, x, kernel)
+    strides, dilations, before, after = geometry(node, x.shape[2:], kernel)
     if len(kernel) != 2:
         raise NotImplementedError(f"{node.op} over {len(kernel)} axes")
     if node.attrs.get("ceil_mode", 0):
