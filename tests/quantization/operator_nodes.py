@@ -56,6 +56,8 @@ NODES = {
     "tile": "y = Tile(x, repeats)",
     "pad": "y = Pad(x, widths, half)",
     "matmul": "y = MatMul(x, square)",
+    "matmul vector": "y = MatMul(x, eight)",
+    "matmul of two": "a = Transpose<perm = [0,1,3,2]>(x) y = MatMul(x, a)",
     "gemm": "a = Flatten(x) y = Gemm<alpha = 0.5, transB = 1>(a, rows)",
     "depth to space": "y = DepthToSpace<blocksize = 2>(x)",
     "depth to space crd": 'y = DepthToSpace<blocksize = 2, mode = "CRD">(x)',

@@ -291,6 +291,8 @@ def _turned(tape: Tape, x: gs.Tensor) -> Any:
 
 def _matmul(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     first, other = node.inputs
+    if isinstance(other, gs.Constant) and other.values.ndim == 1:
+        return (tape("Mul", tape("Unsqueeze", slopes[0], np.array([-1], np.int64)), other),)
     if any(tensor.shape is None or len(tensor.shape) < 2 for tensor in (first, other)):
         raise NotImplementedError("a product with a vector")
     parts: list[Any] = [None, None]
