@@ -136,11 +136,20 @@ def test_a_loss_and_seen_from_the_other_side_a_gain():
 
 
 def test_only_an_interval_without_zero_shows_a_loss_or_a_gain():
-    verdicts = {(-2.0, -1.0): "a loss", (1.0, 2.0): "a gain"}
-    verdicts |= dict.fromkeys([(-2.0, 0.0), (-1.0, 1.0), (0.0, 2.0)], "no loss shown")
+    verdicts = {(-0.02, -0.01): "a loss", (0.01, 0.02): "a gain"}
+    verdicts |= dict.fromkeys([(-0.0005, 0.0), (-0.0009, 0.01), (0.0, 0.02)], "no loss shown")
+    verdicts[-0.02, 0.0] = "up to 2.00 points may be lost; about 31 images would tell"
+    verdicts[-0.01, 0.01] = "up to 1.00 points may be lost; about 3000 images would tell"
     reference = pair()[0]
     for (low, high), verdict in verdicts.items():
         assert Comparison(reference, (low + high) / 2, low, high, 30, Bootstrap()).verdict == verdict
+
+
+def test_a_loss_that_chance_may_have_made_is_told_with_the_images_that_would_tell():
+    doubtful = Comparison(pair()[0], -0.0057, -0.0127, 2.4e-8, 188, Bootstrap())
+    assert doubtful.verdict == "up to 1.27 points may be lost; about 190 images would tell"
+    assert "no loss" not in str(doubtful)
+    assert Comparison(pair()[0], -0.002, -0.01, 0.006, 188, Bootstrap()).images_to_tell == 3100
 
 
 def test_a_detector_against_itself():

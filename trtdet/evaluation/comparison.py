@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,6 +21,9 @@ from trtdet.evaluation.metrics import CocoMetric, CocoResult
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.runtime.detector import Detector, Runtime
+
+_NEGLIGIBLE = 0.001
+"""A loss of mAP, as a fraction, that nobody needs to look for: 0.1 points."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,28 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``a loss`` or ``a gain`` if the interval excludes zero, else ``no loss shown``."""
+        """``a loss`` or ``a gain`` if the interval excludes zero, ``no loss shown`` if the most that may be lost is under
+        0.1 points, and else what may be lost and about how many images would tell."""
         if self.high < 0:
             return "a loss"
-        return "a gain" if self.low > 0 else "no loss shown"
+        if self.low > 0:
+            return "a gain"
+        if self.low > -_NEGLIGIBLE:
+            return "no loss shown"
+        return f"up to {-100 * self.low:.2f} points may be lost; about {self.images_to_tell} images would tell"
+
+    @property
+    def images_to_tell(self) -> int:
+        """Number of such images, in two digits, on which the interval of a difference like this one would exclude zero;
+        of a difference under 0.1 points, on which a loss of 0.1 points would show.
+
+        The width of an interval falls with the square root of the number of images.
+        """
+        side = self.high - self.difference if self.difference < 0 else self.difference - self.low
+        needed = self.images * (side / max(abs(self.difference), _NEGLIGIBLE)) ** 2
+        needed = max(needed, self.images + 1)
+        step = 10 ** max(0, len(str(int(needed))) - 2)
+        return math.ceil(needed / step) * step
 
     def __str__(self) -> str:
         """One sentence, in points of mAP (hundredths)."""
