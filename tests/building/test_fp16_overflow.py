@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from trtdet.backends import OnnxRunner
+from trtdet.building import half
 from trtdet.building.corrections import Prepared
 from trtdet.building.engine import float_network
 from trtdet.building.graph import PlacedGraph
@@ -105,6 +106,16 @@ def test_an_int8_convolution_whose_output_overflows_fp16_has_the_reason_in_its_e
     assert not plan.entries["Conv_5"].float_output
     # What a file said of other images does not stay.
     assert not entry.edited_from(place(model).plan.entries["Conv_0"]).float_output
+
+
+def test_many_layers_with_the_same_reason_are_one_line_with_their_number(model, paths, monkeypatch):
+    reasons = {f"Mul_{number}": f"FP16 would lose it: 'm{number}' reaches only 1e-6" for number in range(300)}
+    monkeypatch.setattr(half, "half_parts", lambda *given, **named: half.HalfParts(reasons=reasons))
+    given = prepared(model, paths)
+    with pytest.warns(TrtdetWarning) as caught:
+        given.without_overflow(kept(model, "Conv_0"))
+    (text,) = (str(warning.message) for warning in caught)
+    assert text.startswith("300 layers: each stays in float32; the first: 'Mul_0' stays in float32: FP16 would lose it")
 
 
 def test_what_fits_stays_in_fp16_without_a_warning(model, paths):

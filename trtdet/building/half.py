@@ -44,6 +44,9 @@ _BOUNDED = frozenset(
 )
 """Operators whose output is not larger than their inputs or a small constant."""
 
+_MOST_LINES = 3
+"""Most layers with the same effect that are warned of one by one."""
+
 
 class Magnitudes:
     """Largest magnitudes of tensors on the calibration images, measured at first use or given in ``largest``."""
@@ -168,26 +171,32 @@ def half_parts(
 def within_half(
     model: onnx.ModelProto, plan: PrecisionPlan, flow: DataFlow, magnitudes: Magnitudes, progress: Progress = silent
 ) -> PrecisionPlan:
-    """The plan with FP32 for FP16 layers whose values exceed FP16 on the calibration images; warns for each.
+    """The plan with FP32 for FP16 layers whose values exceed FP16 on the calibration images; warns of them.
 
     An INT8 convolution stays in INT8 and writes float32; its entry has the reason. See :func:`half_parts`.
     """
     parts = half_parts(model, plan, flow, magnitudes=magnitudes, progress=progress)
     entries = dict(plan.entries)
     named = {reason for name, reason in parts.reasons.items() if name in entries}
+    told: dict[str, list[str]] = {}
     for name, reason in parts.reasons.items():
         if name not in entries and reason in named:
             continue  # the warning of a convolution names the same tensor
         entry = entries.get(name)
         if entry is None:
-            effect = f"'{name}' stays in float32"
+            effect = "stays in float32"
         elif entry.precision == "int8":
             entries[name] = replace(entry, float_output=reason)
-            effect = f"'{name}' writes float32"
+            effect = "writes float32"
         else:
             entries[name] = Entry("fp32", reason, Cause.FP16_OVERFLOW)
-            effect = f"'{name}' stays in FP32"
-        warnings.warn(f"{effect}: {reason}", TrtdetWarning, stacklevel=4)
+            effect = "stays in FP32"
+        told.setdefault(effect, []).append(f"'{name}' {effect}: {reason}")
+    for effect, lines in told.items():
+        if len(lines) > _MOST_LINES:
+            lines = [f"{len(lines)} layers: each {effect}; the first: {lines[0]}"]
+        for line in lines:
+            warnings.warn(line, TrtdetWarning, stacklevel=4)
     return PrecisionPlan(entries)
 
 

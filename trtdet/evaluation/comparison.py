@@ -44,8 +44,8 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``a loss`` or ``a gain`` if the interval excludes zero, ``no loss shown`` if the most that may be lost is under
-        0.1 points, and else what may be lost and about how many images would tell."""
+        """``a loss`` or ``a gain`` if the interval excludes zero, ``no loss shown`` if under 0.1 points may be lost, or
+        what may be lost and about how many images would tell."""
         if self.high < 0:
             return "a loss"
         if self.low > 0:
