@@ -1,25 +1,37 @@
 """How many keys ``trtdet init`` gets right without help, on detectors from public repositories: docs/results/init.md.
 
-    python benchmarks/init_keys.py FOLDER --images DIR
+    python benchmarks/init_keys.py FOLDER --images DIR [--only NAME ...] [--copies]
 
 FOLDER holds the models, which the page says where to find; those that are absent are left out. What is right is
-written here as the code beside each model, or that of those who trained it, has it; where the two differ, both are
-accepted.
+written here as the code beside each model, or that of those who trained it, has it (where the two differ, both are
+accepted), or stands in a configuration ``NAME.yaml`` beside ``NAME.onnx``. Where a head is not recognised, the right
+one is told, and the pixels start as is usual. ``--copies`` adds, for each model, one with its input channels swapped
+and one that takes pixels of 0 to 255 and normalises them itself. ``--random N`` instead counts warnings of the input
+check on right configurations, with N random sets of 4 to 16 images each.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtdet.config import COCO_CLASSES, Config, load_config
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from trtdet.config import COCO_CLASSES, Config, InputConfig, load_config
 from trtdet.data import evenly, find_images
 from trtdet.errors import TrtdetError
-from trtdet.evaluation.guessing import Guess, guess_config
+from trtdet.evaluation.guessing import guess_config
+from trtdet.evaluation.plausibility import Answer, Plausibility, examine_model, settle_model
+from trtdet.evaluation.readings import COLOR, NORMALISATION, RESIZE
+from trtdet.passes import Options, load_model
 
 UNIT = (1 / 255, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 BYTES = (1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -89,6 +101,15 @@ TRUTHS = {
 }
 
 
+def told(config: Config) -> Truth:
+    """What is right by a configuration."""
+    given = config.input
+    order = 1 if given.color == "rgb" else -1
+    pixels = (given.scale, given.mean[::order], given.std[::order])
+    head = {key: value for key, value in config.head.model_dump().items() if key != "outputs"}
+    return Truth(given.size, pixels, (given.color,), (given.resize,), head, config.classes)
+
+
 def right(truth: Truth, config: Config) -> dict[str, bool]:
     """Of each key whether it is right; scale, mean and standard deviation count as one."""
     given = config.input
@@ -104,43 +125,151 @@ def right(truth: Truth, config: Config) -> dict[str, bool]:
         "classes": config.classes == truth.classes if truth.classes else named,
         "input.size": given.size == truth.size,
         "input.name": True,  # the model's own, or it could not be run
-        "input.resize": given.resize in truth.resize,
-        "input.color": given.color in truth.color,
-        "scale, mean, std": near,
+        RESIZE: given.resize in truth.resize,
+        COLOR: given.color in truth.color,
+        NORMALISATION: near,
         "head": truth.head is not None and all(head[key] == value for key, value in truth.head.items()),
     }
 
 
-def row(name: str, truth: Truth, folder: Path, images: tuple[Path, ...]) -> str:
-    """A line of the table."""
-    began = time.perf_counter()
-    found: Guess | None
+@dataclass(frozen=True)
+class Found:
+    """What was found for a model: the configuration, what the images say by question, and whether it seems to work."""
+
+    config: Config
+    answers: Mapping[str, Answer]
+    looks: Plausibility | None
+
+
+def found(model: Path, config: Config | None, images: tuple[Path, ...]) -> tuple[Found, bool]:
+    """What ``init`` finds, and whether it recognised the head; ``config`` tells it one that it does not recognise."""
     try:
-        found = guess_config(folder / f"{name}.onnx", images)
+        guess = guess_config(model, images)
+        return Found(guess.config, guess.answers, guess.looks), True
+    except TrtdetError:
+        if config is None:
+            raise
+    usual = InputConfig(size=config.input.size, name=config.input.name, scale=1 / 255)
+    settled = settle_model(load_model(model), Options(config.model_copy(update={"input": usual})), images)
+    return Found(settled.config, settled.answers, settled.looks), False
+
+
+def row(name: str, model: Path, truth: Truth, config: Config | None, images: tuple[Path, ...]) -> tuple[str, list[int]]:
+    """A line of the table, and its numbers: keys, those right, those wrong and said to be sure, pixels' keys, right."""
+    began = time.perf_counter()
+    try:
+        got, recognised = found(model, config, images)
     except TrtdetError as error:
-        found, wrong = None, f"refused: {str(error).partition(' at an input')[0][:60]}"
-    marks = right(truth, found.config) if found else {}
-    if found:
-        wrong = ", ".join(key + (" (said)" if key in found.unknown else "") for key, good in marks.items() if not good)
-    seen = found.looks if found else None
-    looks = f"{seen.boxes:.1f}, {100 * seen.agreement:.0f} %" if seen and not seen.obstacle else "-"
-    return f"| {name} | {sum(marks.values())} of 7 | {wrong or '-'} | {looks} | {time.perf_counter() - began:.0f} |"
+        problem = str(error).partition(" at an input")[0][:60]
+        return f"| {name} | refused: {problem} | | | | | {time.perf_counter() - began:.0f} |", [7, 0, 0, 3, 0]
+    marks = right(truth, got.config)
+    sure = {question for question, one in got.answers.items() if one.rival is None}
+    wrong = [key for key, good in marks.items() if not good]
+    bad = [key for key in wrong if key in sure]
+    left = [
+        f"{question} ({'same' if one.same else f'{100 * one.sure:.0f} %'})"
+        for question, one in got.answers.items()
+        if one.rival is not None
+    ]
+    pixels = [marks[key] for key in (RESIZE, COLOR, NORMALISATION)]
+    head = "recognised" if recognised else "told"
+    looks = "-"
+    if got.looks is not None:
+        looks = f"{got.looks.verdict}, {got.looks.boxes:.1f} boxes, {got.looks.images} images"
+    cells = [name, head, f"{sum(pixels)} of 3", ", ".join(wrong) or "-", ", ".join(bad) or "-", ", ".join(left) or "-"]
+    cells += [looks, f"{time.perf_counter() - began:.0f}"]
+    return f"| {' | '.join(cells)} |", [len(marks), sum(marks.values()), len(bad), 3, sum(pixels)]
+
+
+def copies(model: Path, config: Config, folder: Path) -> list[tuple[str, Path, Config]]:
+    """Copies of a model with its input channels swapped and with the normalisation in it, and what is right."""
+    pixels = config.input
+    inner = np.array(pixels.std, np.float32).reshape(1, 3, 1, 1)
+    offset = np.array(pixels.mean, np.float32).reshape(1, 3, 1, 1)
+    swapped = pixels.model_copy(
+        update={
+            "color": "bgr" if pixels.color == "rgb" else "rgb",
+            "mean": pixels.mean[::-1],
+            "std": pixels.std[::-1],
+        }
+    )
+    plain = pixels.model_copy(update={"scale": 1.0, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+    made = []
+    for what, right_input in (("swapped", swapped), ("normalises itself", plain)):
+        if right_input == pixels:
+            continue
+        loaded = load_model(model)
+        graph, name = loaded.graph, loaded.graph.input[0].name
+        for node in graph.node:
+            node.input[:] = ["fed_pixels" if read == name else read for read in node.input]
+        if what == "swapped":
+            graph.initializer.append(numpy_helper.from_array(np.array([2, 1, 0]), "fed_order"))
+            nodes = [helper.make_node("Gather", [name, "fed_order"], ["fed_pixels"], axis=1)]
+        else:
+            graph.initializer.append(numpy_helper.from_array((np.float32(pixels.scale) / inner), "fed_scale"))
+            graph.initializer.append(numpy_helper.from_array(offset / inner, "fed_offset"))
+            nodes = [
+                helper.make_node("Mul", [name, "fed_scale"], ["fed_scaled"]),
+                helper.make_node("Sub", ["fed_scaled", "fed_offset"], ["fed_pixels"]),
+            ]
+        for node in reversed(nodes):
+            graph.node.insert(0, node)
+        path = folder / f"{model.stem}-{what.replace(' ', '-')}.onnx"
+        onnx.save(loaded, str(path))
+        made.append((f"{model.stem}, {what}", path, config.model_copy(update={"input": right_input})))
+    return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the models")
     parser.add_argument("--images", type=Path, help="pictures of what they detect")
-    parser.add_argument("--num-images", type=int, default=16)
+    parser.add_argument("--num-images", type=int, default=128)
     parser.add_argument("--only", nargs="+", help="these models alone")
+    parser.add_argument("--copies", action="store_true", help="and their copies")
+    parser.add_argument("--random", type=int, default=0, help="random sets of images instead")
     options = parser.parse_args()
     images = evenly(find_images(options.images), options.num_images) if options.images else ()
-    print(
-        "| model | keys right | wrong | detections an image, found in mirror images | seconds |\n|---|---|---|---|---|"
-    )
-    for name, truth in TRUTHS.items():
-        if (options.folder / f"{name}.onnx").is_file() and name in (options.only or TRUTHS):
-            print(row(name, truth, options.folder, images), flush=True)
+    models = []
+    for path in sorted(options.folder.glob("*.onnx")):
+        if path.stem not in (options.only or [path.stem]):
+            continue
+        beside = path.with_suffix(".yaml")
+        config = load_config(str(beside)) if beside.is_file() else None
+        if config is not None or path.stem in TRUTHS:
+            models.append((path, config))
+    if options.random:
+        false_alarms(models, find_images(options.images), options.random)
+        return
+    print("| model | head | pixels' keys right | wrong | wrong and sure | undecided | it looks | seconds |")
+    print("|---" * 8 + "|")
+    total = np.zeros(5, int)
+    with tempfile.TemporaryDirectory() as folder:
+        for path, config in models:
+            truth = TRUTHS[path.stem] if config is None else told(config)
+            cases = [(path.stem, path, truth, config)]
+            if options.copies and config is not None:
+                cases += [(name, copy, told(its), its) for name, copy, its in copies(path, config, Path(folder))]
+            for name, model, its_truth, its_config in cases:
+                line, numbers = row(name, model, its_truth, its_config, images)
+                total += numbers
+                print(line, flush=True)
+    print(f"\n{total[1]} of {total[0]} keys right, {total[4]} of {total[3]} of the pixels; {total[2]} wrong and sure")
+
+
+def false_alarms(models: list[tuple[Path, Config | None]], images: tuple[Path, ...], sets: int) -> None:
+    """Prints how often the input check warns on right configurations with few random images."""
+    rng = np.random.default_rng(0)
+    print("| model | sets | working | cannot tell | warned of |\n|---|---|---|---|---|")
+    for path, config in models:
+        if config is None:
+            continue
+        verdicts: Counter[str] = Counter()
+        for _ in range(sets):
+            chosen = [images[index] for index in rng.choice(len(images), int(rng.integers(4, 17)), replace=False)]
+            verdicts[examine_model(load_model(path), Options(config), chosen).verdict] += 1
+        silent, unknown = verdicts["working"], verdicts["cannot tell"]
+        print(f"| {path.stem} | {sets} | {silent} | {unknown} | {sets - silent - unknown} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from corrections import MODELS, scored
 
 import trtdet
 from trtdet.data import find_images
-from trtdet.evaluation.plausibility import IMAGENET, Plausibility, examine_model
+from trtdet.evaluation.plausibility import Plausibility, examine_model
+from trtdet.evaluation.readings import IMAGENET
 from trtdet.passes import Options, load_model
 from trtdet.runtime.detector import Detector
 

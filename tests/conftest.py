@@ -68,7 +68,7 @@ def no_input_check():
     Commands that are started as processes of their own do look.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plausibility, "_guarded", lambda work: plausibility.Plausibility(obstacle="a test"))
+        patch.setattr(plausibility, "_guarded", lambda work: plausibility.Plausibility())
         yield
 
 

@@ -42,7 +42,7 @@ def test_a_wrong_guess_is_corrected_and_the_result_is_looked_at_again(images):
     assert found.config.model_copy(update={"input": CONFIG.input}) == CONFIG
     assert found.evidence["confirmed"] and found.evidence["changed"].keys() == {"input.scale"}
     assert found.note.startswith("with input.scale: 0.00392157 in place of the guess the detections are ")
-    assert "the configuration is confirmed on 8 images: in mirror images " in found.note
+    assert "the configuration is confirmed on 8 images: of what it finds " in found.note
 
 
 def test_few_images_and_images_of_nothing_confirm_nothing(images, tmp_path):
@@ -54,7 +54,7 @@ def test_few_images_and_images_of_nothing_confirm_nothing(images, tmp_path):
         Image.new("RGB", (64, 64), (90, 90, 90)).save(tmp_path / f"{index}.png")
     empty = confirm(model, CONFIG, sorted(tmp_path.iterdir()))
     assert not empty.evidence["confirmed"]
-    assert "is not confirmed on 5 images: no box over 0.3 in 5 of 5 images" in empty.note
+    assert "is not confirmed: there is no box over 0.3 in 5 images; give images that show" in empty.note
 
 
 @pytest.mark.slow

@@ -46,8 +46,10 @@ def test_what_the_detections_tell_replaces_what_is_usual(images, tmp_path):
     found = guess_config(unit(tmp_path / "odd.onnx"), images)
     assert found.looks is not None and not found.looks.warning
     assert found.config.input.scale == pytest.approx(1 / 255)
-    assert "times as sure on" in found.origins["input.scale"]
-    assert "no other was clearly better" in found.origins["input.resize"]
+    assert found.origins["input.scale"].startswith("tried on images, in place of 1; ")
+    assert " sure on " in found.origins["input.scale"] and " on " in found.origins["input.resize"]
+    assert found.answers.keys() >= {"color", "normalisation", "resize", "interpolation"}
+    assert found.open.keys() <= found.answers.keys()
     (tmp_path / "odd.yaml").write_text(found.text())
     assert load_config(str(tmp_path / "odd.yaml")) == found.config
 

@@ -93,7 +93,10 @@ class OnnxRunner:
         return onnx.load_from_string(self._data)
 
     def __call__(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        results = self.feed({self.input: self.filled(images)})
+        filled = self.filled(images)
+        results = self.feed({self.input: filled})
+        if len(filled) == len(images):
+            return results  # of one image also outputs without a batch dimension
         return {name: value[: len(images)] for name, value in results.items()}
 
     def clocks(self) -> None:

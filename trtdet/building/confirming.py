@@ -8,9 +8,10 @@ from pathlib import Path
 import onnx
 
 from trtdet.config import Config
-from trtdet.evaluation.guessing import settled
-from trtdet.evaluation.plausibility import FEWEST_IMAGES
+from trtdet.data import evenly
+from trtdet.evaluation.plausibility import MOST_IMAGES, settle_model
 from trtdet.exporter import Confirmed
+from trtdet.passes import Options
 
 
 def confirm(model: onnx.ModelProto, guess: Config, images: Sequence[Path]) -> Confirmed:
@@ -19,22 +20,18 @@ def confirm(model: onnx.ModelProto, guess: Config, images: Sequence[Path]) -> Co
     A clearly better configuration replaces the guess, and is compared in turn, see
     :mod:`trtdet.evaluation.plausibility`. ``images`` must show the model's classes; only some of them are used.
     """
-    config, first, last = settled(model, guess, images)
-    few = last.images < FEWEST_IMAGES
-    changed = ""
-    if first.better:
-        times = "far more sure" if first.gain > 20 else f"{first.gain:.2f} times as sure"
-        changed = f"with {first.better_text} in place of the guess the detections are {times}; "
-    if last.obstacle:
-        text = f"the configuration is not confirmed: {last.obstacle}"
-    elif few:
-        text = f"the configuration is not confirmed: {last.images} images are too few, give {FEWEST_IMAGES} or more"
-    elif last.symptoms:
-        text = f"{changed}the configuration is not confirmed on {last.images} images: {'; '.join(last.symptoms)}"
+    settled = settle_model(model, Options(guess), evenly(images, MOST_IMAGES))
+    first, last = settled.first, settled.looks
+    changed = (
+        f"with {first.better_text} in place of the guess the detections are {first.times}; " if first.better else ""
+    )
+    problem = last.obstacle or last.unknown or "; ".join(last.symptoms)
+    if problem:
+        text = f"{changed}the configuration is not confirmed: {problem}"
     else:
         text = (
-            f"{changed}the configuration is confirmed on {last.images} images: in mirror images {last.agreement:.0%} "
-            "of the same is found, and no other reading is clearly better"
+            f"{changed}the configuration is confirmed on {last.images} images: of what it finds {last.agreement:.0%} "
+            "goes with the image when that is mirrored and shifted, and no other reading is clearly better"
         )
     evidence = last.as_dict() | {"changed": first.better, "gain": first.as_dict()["gain"]}
-    return Confirmed(config, text, evidence | {"confirmed": not (last.obstacle or last.symptoms or few)})
+    return Confirmed(settled.config, text, evidence | {"confirmed": not problem})

@@ -115,9 +115,9 @@ def _opset(options: Namespace) -> int:
 def _init_options(parser: ArgumentParser) -> None:
     argument(parser, "model MODEL", "a float ONNX detector", type=Path)
     add_output(parser, "model.yaml", "where the configuration is written")
-    what = "pictures of what it detects, without annotations: order of colours, scale and resizing are tried on them"
+    what = "pictures of what it detects, without annotations: the pixels' and the head's readings are tried on them"
     argument(parser, "--images DIR|LIST", what, type=Path)
-    argument(parser, "--num-images N", "how many of them to look at", default=16)
+    argument(parser, "--num-images N", "the most of them to look at; fewer, where they decide", default=128)
     what = "input height and width, where the model leaves them open"
     argument(parser, "--size HxW", what, type=reading(input_size))
     what = (
@@ -169,6 +169,8 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
         "origins": dict(guess.origins),
         "unknown": dict(guess.unknown),
         "looks": guess.looks.as_dict() if guess.looks else None,
+        "sure": {question: round(answer.sure, 4) for question, answer in guess.answers.items()},
+        "open": guess.open,
         "pictures": pictures,
     }
 
@@ -198,15 +200,15 @@ def _say(options: Namespace, guess: Guess, console: Console) -> None:
     console.say(guess.text().rstrip("\n"))
     if looks is None:
         console.say("the pixels are read as is usual for such heads: give --images to try others")
-    elif looks.obstacle:
-        console.warn(f"it could not be tried on images: {looks.obstacle}")
-    elif looks.warning:
-        console.warn(looks.warning)
-    else:
+    elif looks.verdict == "working":
         console.say(
             f"it looks like a working detector: {looks.boxes:.1f} confident detections an image on {looks.images} "
-            f"images, {100 * looks.agreement:.0f} % of them in the mirror images too"
+            f"images, {100 * looks.agreement:.0f} % of them go with the image when that is mirrored and shifted"
         )
+    else:
+        console.warn(looks.warning)
+    for question, note in guess.open.items():
+        console.warn(f"{question}: {note}; give more images, or see how the training reads its images")
     for key, note in guess.unknown.items():
         console.warn(f"{key}: {note}")
     wrote = f"wrote {options.output}" + (f", pictures in {options.pictures}" if options.pictures else "")

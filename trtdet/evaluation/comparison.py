@@ -65,7 +65,7 @@ class Comparison:
         needed = self.images * (side / max(abs(self.difference), _NEGLIGIBLE)) ** 2
         needed = max(needed, self.images + 1)
         step = 10 ** max(0, len(str(int(needed))) - 2)
-        return math.ceil(needed / step) * step
+        return int(math.ceil(needed / step) * step)
 
     def __str__(self) -> str:
         """One sentence, in points of mAP (hundredths)."""

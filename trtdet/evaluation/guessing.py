@@ -7,21 +7,21 @@ images and their mirror images. Other keys get the usual value for such heads. E
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnx
 import yaml
 
 from trtdet.config import COCO_CLASSES, Config, InputConfig
 from trtdet.errors import ConfigError, one_line
-from trtdet.evaluation.plausibility import FEWEST_IMAGES, Plausibility, examine_model
+from trtdet.evaluation.plausibility import FEWEST_IMAGES, Answer, Plausibility, Settled, counted, settle_model
+from trtdet.evaluation.readings import QUESTIONS, plain
 from trtdet.exporter import ExportOptions, onnx_file
 from trtdet.passes import Options, has_pairs, load_model
 from trtdet.quantization import take_apart
 
-_PIXELS = ("resize", "color", "scale", "mean", "std")
+_PIXELS = ("resize", "interpolation", "pad_value", "color", "scale", "mean", "std")
 """Keys of ``input`` that can be tried on images."""
 
 _USUAL = "as usual for such heads"
@@ -33,12 +33,24 @@ class Guess:
 
     ``origins`` says where the value of each written key is from, by its path such as ``input.color``. ``unknown`` are
     the keys that only the user knows, each with a description of its placeholder. ``looks`` is None without images.
+    ``answers`` has what the images say, by question; see :class:`trtdet.evaluation.plausibility.Settled`.
     """
 
     config: Config
     origins: Mapping[str, str]
     unknown: Mapping[str, str]
     looks: Plausibility | None
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+    @property
+    def open(self) -> dict[str, str]:
+        """What the two readings that are left of a question would mean, by question."""
+        return {
+            question: f"{counted(one.images)} leave two readings, of which the first is {one.chance} likely: "
+            f"{one.rival.meant}"
+            for question, one in self.answers.items()
+            if one.rival is not None and not one.same
+        }
 
     def text(self) -> str:
         """The YAML file, with the origin of each key as a comment."""
@@ -74,7 +86,8 @@ def guess_config(
     """Guesses the configuration of an ONNX file; with images, also tries the usual alternatives on them.
 
     Args:
-        images: at least 4 images that show the model's classes; no annotations are needed.
+        images: at least 4 images that show the model's classes, the more the surer; no annotations are needed. Only as
+            many are looked at as it takes.
         size: height and width in pixels, for a model with a dynamic size.
         classes: names in the model's order; None for those in its metadata.
 
@@ -95,17 +108,38 @@ def guess_config(
     if len(files) < FEWEST_IMAGES:
         origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
         return Guess(config, origins=origins, unknown=unknown, looks=None)
-    config, first, looks = settled(loaded, config, files)
-    if first.better:
-        gain = f"{first.gain:.3g} times as sure on {first.images} images as what is {_USUAL[3:]}"
-        origins |= dict.fromkeys(first.better, gain)
-    if looks.obstacle:
-        kept = f"{_USUAL}; could not be tried: {looks.obstacle}"
-    else:
-        kept = f"{_USUAL}; no other was clearly better on {looks.images} images"
-    for key in _PIXELS:
-        origins.setdefault(f"input.{key}", kept)
-    return Guess(config, origins=origins, unknown=unknown, looks=looks)
+    settled = settle_model(loaded, Options(config), files)
+    tried = _tried(config, settled)
+    for key, note in tried.items():
+        section, _, name = key.partition(".")
+        if section == "head" and origins.get(key):
+            note = f"{origins[key]}; {note}"
+        if name in (_PIXELS if section == "input" else type(config.head).model_fields):
+            origins[key] = note
+    return Guess(settled.config, origins, unknown, settled.looks, answers=settled.answers)
+
+
+def _tried(guess: Config, settled: Settled) -> dict[str, str]:
+    """What the images say of each key that can be tried, by its path."""
+    looks, notes = settled.looks, {}
+    given = guess.model_dump(mode="json")
+    untold = looks.obstacle or looks.unknown or "; ".join(looks.symptoms)
+    for question, keys in QUESTIONS.items():
+        for key in keys:
+            section, _, name = key.partition(".")
+            if key in settled.first.better:
+                note = f"tried on images, in place of {plain(given[section][name])}"
+            elif section == "input":
+                note = _USUAL
+            else:
+                note = ""
+            if question in settled.answers:
+                note = "; ".join(part for part in (note, settled.answers[question].text) if part)
+            elif untold and section == "input":
+                note = f"{note}; the images cannot tell: {untold}"
+            if note:
+                notes[key] = note
+    return notes
 
 
 def draft(known: onnx_file.Described, problem: str, classes: Sequence[str] | None = None) -> str:
@@ -149,25 +183,6 @@ def _commented(key: str, value: Any, note: str, width: int = 10**6) -> list[str]
     text = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False, default_flow_style=flow, width=width)
     lines: list[str] = text.splitlines()
     return [f"{lines[0]}  # {note}"] if len(lines) == 1 else [f"# {note}", *lines]
-
-
-def settled(
-    model: onnx.ModelProto, config: Config, images: Sequence[Path]
-) -> tuple[Config, Plausibility, Plausibility]:
-    """Replaces the keys of a float model's configuration for which another value is clearly better on the images.
-
-    Returns the new configuration, the plausibility of the old one, and that of the new one without further suggestions.
-    """
-    first = examine_model(model, Options(config), images)
-    if not first.better:
-        return config, first, first
-    data = config.model_dump()
-    for path, value in first.better.items():
-        section, _, key = path.partition(".")
-        data[section][key] = value
-    better = Config.model_validate(data)
-    looks = examine_model(model, Options(better), images)
-    return better, first, replace(looks, better={}, better_text="", gain=1.0)
 
 
 def _named(config: Config, names: Sequence[str] | None, described: bool) -> tuple[Config, str, dict[str, str]]:

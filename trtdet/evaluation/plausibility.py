@@ -1,11 +1,13 @@
-"""Checks without annotations whether a detector works on a set of images, and which configuration key may be wrong.
+"""Judges without annotations whether a detector works on images, and which configuration keys may be wrong.
 
-A wrong key causes no error in a build, but the detections show it. With a right configuration the mirror image of an
-image gives the same objects, mirrored. The figure of an image is a sum over pairs of overlapping detections of a class,
-one from each image: the cube of the smaller score times ``2 * IoU - 1``, less a quarter of the cubed scores of
-detections without a partner. It is small if scores are low, boxes are decoded wrong, or a wrong input range makes the
-network confident everywhere. The configuration is compared with the usual alternatives on the same images, by a paired
-t-test. The thresholds were chosen on three published detectors and checked on eight others, see docs/calibration.md.
+A wrong key causes no error in a build, but the detections show it. Each image is also looked at mirrored and shifted by
+20 pixels, which is no multiple of a stride. What a working detector finds goes with the image; a network that is fed
+wrong values finds boxes on a grid, along the border or everywhere, and these stay where they are, however confident.
+
+The figure of an image is a sum over pairs of overlapping detections of a class, one from each look: the cube of the
+smaller score times ``2 * IoU - 1``, less a quarter of the cubed scores of detections without a partner. A configuration
+is compared with the usual alternatives on the same images, by a paired t-test; an alternative counts only if it works
+itself. The thresholds are measured in docs/results/init.md.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from statistics import NormalDist
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -32,116 +34,46 @@ from trtdet.detection.heads import decode
 from trtdet.detection.suppression import Detections, non_max_suppression, sigmoid
 from trtdet.errors import DataError, ImplausibleDetections, ModelError, TrtdetWarning, one_line
 from trtdet.evaluation.matching import iou, xywh
+from trtdet.evaluation.readings import QUESTIONS, Reading, head_readings, input_readings
 from trtdet.passes import Options, load_model, raw_outputs
 from trtdet.runtime.detector import Detector
-
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""torchvision's mean and standard deviation of ImageNet, RGB, for pixels 0..1."""
-
-_GREY = (0.5, 0.5, 0.5)
-_ZERO, _ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-_UNIT = 1 / 255
-NORMALISATIONS: tuple[tuple[float, tuple[float, ...], tuple[float, ...]], ...] = (
-    (1.0, _ZERO, _ONE),
-    (_UNIT, _ZERO, _ONE),
-    (_UNIT, *IMAGENET),
-    (_UNIT, _GREY, _GREY),
-    (1.0, (123.675, 116.28, 103.53), _ONE),
-)
-"""Scale, mean and standard deviation (RGB) in common use: 0..255; 0..1; ImageNet's; -1..1; Caffe's ImageNet mean."""
-
-_SAME = 0.05
-"""Two normalisations are the same if no pixel differs by more than this share of the range of values."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A configuration, and the ``given`` one that it is an alternative to."""
-
-    config: Config
-    given: Config
-
-    @cached_property
-    def changes(self) -> dict[str, Any]:
-        """Plain values of the keys that differ, by path such as ``input.color``."""
-        changes: dict[str, Any] = {}
-        for section in ("input", "head"):
-            old, new = (getattr(config, section).model_dump(mode="json") for config in (self.given, self.config))
-            changes |= {f"{section}.{key}": value for key, value in new.items() if value != old[key]}
-        return changes
-
-    def other(self, section: str, **changes: Any) -> Reading:
-        """This reading with some keys of a section replaced."""
-        part = getattr(self.config, section).model_copy(update=changes)
-        return Reading(self.config.model_copy(update={section: part}), self.given)
-
-    @property
-    def text(self) -> str:
-        """The changed keys as in a configuration file, such as ``input.color: bgr, input.scale: 1``."""
-        return ", ".join(f"{key}: {_plain(value)}" for key, value in self.changes.items())
-
-
-def input_readings(reading: Reading) -> Iterator[Reading]:
-    """Alternatives with the same head: swapped channels, another resize rule, another normalisation."""
-    given = reading.config.input
-    # Mean and standard deviation are not swapped: in a wrong configuration they are as often in the right order as not.
-    yield reading.other("input", color="bgr" if given.color == "rgb" else "rgb")
-    for resize in ("letterbox-centre", "letterbox-topleft", "stretch"):
-        if resize != given.resize:
-            yield reading.other("input", resize=resize)
-    for scale, mean, std in NORMALISATIONS:
-        order = 1 if given.color == "rgb" else -1
-        other = reading.other("input", scale=scale, mean=mean[::order], std=std[::order])
-        now, then = _values(given), _values(other.config.input)
-        if np.abs(now - then).max() > _SAME * np.abs(now[:, 1] - now[:, 0]).min():
-            yield other
-
-
-def head_readings(reading: Reading) -> Iterator[Reading]:
-    """Alternatives with the same input: other meanings of outputs of the same shape."""
-    head = reading.config.head
-    same_shape = {"yolox": "yolov5", "yolov5": "yolox"}
-    if head.decode in same_shape:
-        yield reading.other("head", decode=same_shape[head.decode])
-    if head.decode in ("boxes", "detections"):
-        yield reading.other("head", units="relative" if head.units == "pixels" else "pixels")
-        yield from (reading.other("head", boxes=form) for form in ("xyxy", "yxyx", "cxcywh") if form != head.boxes)
-    if head.decode == "dfl":
-        yield from (
-            reading.other("head", cell_offset=offset) for offset in (0.0, 0.5) if abs(offset - head.cell_offset) > 0.1
-        )
-    if head.decode != "detections":
-        yield reading.other("head", scores="logits" if head.scores == "probabilities" else "probabilities")
-
-
-def _values(config: InputConfig) -> NDArray[np.float64]:
-    """float64 (3, 2): normalised values of 0 and 255 in each channel, RGB."""
-    order = 1 if config.color == "rgb" else -1
-    mean, std = np.array(config.mean[::order]), np.array(config.std[::order])
-    return np.stack([(pixel * config.scale - mean) / std for pixel in (0, 255)], axis=1)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_plain, value))}]"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
 
 Float = NDArray[np.float32]
 
 MOST_IMAGES = 64
+"""Most images of a check. ``trtdet init`` may look at more."""
 FEWEST_IMAGES = 4
-
-_LOOKS = {4: None, 8: 0.0, 16: 0.8, 32: 1.8}
-"""Alternatives below this Student's t are dropped after this many images (None: below 0.8 times the given figure)."""
 
 _SUPPRESSION = NmsConfig(score_threshold=0.1, iou_threshold=0.5, max_detections=100, pre_nms_topk=1000)
 _CONFIDENT = 0.3
+_SHIFT = 20
+"""Pixels by which the mirror image is shifted right and down: half a stride of 8 beyond a multiple of 16."""
+
+_MOST_SURE = 4.0
+"""Largest magnitude of the figure of an image, so that crowds and grids do not outweigh other images."""
+_FEWEST_BOXES = 6
+"""A detector with fewer confident boxes on all images cannot be judged."""
+_MOVED = 0.6
+"""Least share of confident boxes that go with the image in a working detector; measured: over 0.86, else under 0.5."""
+_AGREEMENT = 0.3
+"""Least share of the scores over 0.3 that is found again in the other look by a working detector."""
+
+_LOOKS = (4, 8, 16, 32, 64, 128, 256, 512)
+"""Numbers of images after which readings are compared."""
+_BEHIND = {8: 0.0, 16: 0.8, 32: 1.8}
+"""A check drops alternatives under this Student's t after this many images."""
+_SURE = 0.99
+_LIKELY = 0.75
+_FAR_MORE = 20
+_CHANCES = 5
+"""Looks that may each decide by chance, before one of them is believed."""
 _CLEARLY = 1.04
-"""Lowest ratio of two figures that is reported."""
-_AGREEMENT = 0.35
-"""Lowest mirror agreement of a working detector; measured: 0.6 to 0.85, confident everywhere: 0.00 to 0.22."""
-_ROUNDS = 4
+"""Lowest ratio of two figures that is reported; closer readings are the same for all that images show."""
+_AT_ONCE = 1.3
+"""Ratio of figures at which an alternative is taken before all images have been looked at."""
+_ROUNDS = 6
+
+Verdict = Literal["working", "not working", "another is better", "cannot tell", "not done"]
 
 
 @dataclass(frozen=True)
@@ -151,10 +83,13 @@ class Plausibility:
     Attributes:
         empty: number of images without a confident detection.
         boxes: mean number of confident detections per image.
-        agreement: share of the scores that is found in the mirror image too, 0..1.
+        agreement: share of the confident scores that is found again in the mirrored and shifted image, 0..1.
+        moved: share of the confident detections that go with the image, rather than stay, when it is mirrored and
+            shifted, 0..1.
         symptoms: signs of a detector that does not work, each a clause.
+        unknown: why nothing can be told, and what to do; empty if something can.
         better: keys and values that give clearly better detections; ``better_text`` has them as in a configuration.
-        gain: figure with ``better`` divided by that of the given configuration; infinite if that is 0.
+        gain: figure with ``better`` divided by that of the given configuration; infinite if that is 0 or less.
         obstacle: error that prevented the check; empty if none did.
     """
 
@@ -162,39 +97,63 @@ class Plausibility:
     empty: int = 0
     boxes: float = 0.0
     agreement: float = 0.0
+    moved: float = 0.0
     symptoms: tuple[str, ...] = ()
+    unknown: str = ""
     better: dict[str, Any] = field(default_factory=dict)
     better_text: str = ""
     gain: float = 1.0
     obstacle: str = ""
 
     @property
+    def verdict(self) -> Verdict:
+        if self.obstacle:
+            return "not done"
+        if self.better:
+            return "another is better"
+        if self.symptoms:
+            return "not working"
+        return "cannot tell" if self.unknown else "working"
+
+    @property
+    def times(self) -> str:
+        """How much surer the detections are with ``better``, in words."""
+        return "far more sure" if self.gain > _FAR_MORE else f"{self.gain:.2f} times as sure"
+
+    @property
     def warning(self) -> str:
         """One line for people; empty if the detector seems to work."""
         symptoms = "; ".join(self.symptoms)
+        if self.obstacle:
+            return (
+                f"the input check could not be done, so nothing says that the configuration is right: {self.obstacle}"
+            )
         if self.better:
-            times = "far more sure" if self.gain > 20 else f"{self.gain:.2f} times as sure"
             return (
                 f"the configuration does not look right for this model: {symptoms + '; ' if symptoms else ''}on "
-                f"{self.images} images its detections are {times} with {self.better_text}; set that in the "
-                "configuration, or leave this check out with --set calibration.check_input=false"
+                f"{counted(self.images)} its detections are {self.times} with {self.better_text}; set that in the "
+                "configuration"
             )
         if symptoms:
             return (
                 f"this does not look like a working detector: {symptoms}; check input.scale, input.mean, input.std, "
-                "input.color, input.resize, head.decode and head.scores, and that the images show the model's "
-                "classes, or leave this check out with --set calibration.check_input=false"
+                "input.color, input.resize, head.decode and head.scores"
             )
+        if self.unknown:
+            return f"the input check cannot tell whether the configuration is right: {self.unknown}"
         return ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
+            "verdict": self.verdict,
             "images": self.images,
             "images_without_detections": self.empty,
             "detections_per_image": round(self.boxes, 3),
             "mirror_agreement": round(self.agreement, 4),
+            "moved": round(self.moved, 4),
             "symptoms": list(self.symptoms),
+            "unknown": self.unknown,
             "better": self.better,
             "gain": round(self.gain, 4) if math.isfinite(self.gain) else None,
             "obstacle": self.obstacle,
@@ -202,38 +161,118 @@ class Plausibility:
         }
 
 
-def examine_model(model: onnx.ModelProto, options: Options, paths: Sequence[Path]) -> Plausibility:
+@dataclass(frozen=True)
+class Answer:
+    """What the images say of one of :data:`~trtdet.evaluation.readings.QUESTIONS`.
+
+    Attributes:
+        sure: probability that the chosen value is better than each other that was tried, 0..1.
+        images: on which the nearest rival was compared.
+        rival: the nearest other reading, unless it is surely worse; None if all are.
+        same: the rival's figure differs by less than 4 %, so that it does not matter which of the two is taken.
+    """
+
+    sure: float
+    images: int
+    rival: Reading | None = None
+    same: bool = False
+
+    @property
+    def chance(self) -> str:
+        """``sure`` in per cent."""
+        return "over 99.9 %" if self.sure > 0.999 else f"{100 * max(self.sure, 0.5):.3g} %"
+
+    @property
+    def text(self) -> str:
+        """One clause, such as ``99.9 % sure on 32 images``."""
+        if self.rival is None:
+            return f"{self.chance} sure on {counted(self.images)}"
+        if self.same:
+            return f"on {counted(self.images)} {self.rival.text} makes hardly any difference"
+        return f"undecided, {self.chance} sure on {counted(self.images)} against {self.rival.text}"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The configuration that the images speak for.
+
+    Attributes:
+        config: the given one, with the values of ``first.better``.
+        first: the given one's result.
+        looks: the result of ``config``, without further suggestions.
+        answers: by question, for those that were tried; empty if nothing could be told.
+    """
+
+    config: Config
+    first: Plausibility
+    looks: Plausibility
+    answers: Mapping[str, Answer]
+
+
+def counted(images: int) -> str:
+    return f"{images} image{'' if images == 1 else 's'}"
+
+
+def examine_model(
+    model: onnx.ModelProto, options: Options, paths: Sequence[Path], *, alternatives: bool = True
+) -> Plausibility:
     """Checks a float model's detections on at most 64 of the images, evenly spaced.
 
-    An error is never raised but returned as ``obstacle``, because no other step depends on this check.
+    ``alternatives`` False judges the given configuration alone, which takes a tenth of the time. An error is never
+    raised but returned as ``obstacle``, because no other step depends on this check.
     """
 
     def work() -> Plausibility:
-        cut, config = raw_outputs(model, options)
-        runner = OnnxRunner(cut)
-        return _examined(_Subject(runner, config, runner.batch or 1), paths)
+        subject = _of_model(model, options)
+        return _settled(subject, evenly(paths, MOST_IMAGES), alternatives=alternatives).first
 
     return _guarded(work)
 
 
-def examine_detector(detector: Detector, config: Config, paths: Sequence[Path]) -> Plausibility:
+def settle_model(model: onnx.ModelProto, options: Options, paths: Sequence[Path]) -> Settled:
+    """Finds the configuration that fits a float model best, on as many of the images as that takes.
+
+    Images from all over the sequence are looked at until each question is answered. An error is the ``obstacle`` of
+    both results.
+    """
+    found: list[Settled] = []
+
+    def work() -> Plausibility:
+        found.append(_settled(_of_model(model, options), _scattered(paths), thorough=True))
+        return found[0].first
+
+    first = _guarded(work)
+    return found[0] if found else Settled(options.config, first, first, answers={})
+
+
+def examine_detector(
+    detector: Detector, config: Config, paths: Sequence[Path], *, alternatives: bool = True
+) -> Plausibility:
     """Checks a detector, which decodes its head already: only its input keys can be varied."""
     subject = _Subject(detector.runner, config, detector.batch, detector=detector)
-    return _guarded(lambda: _examined(subject, paths))
+    return _guarded(lambda: _settled(subject, evenly(paths, MOST_IMAGES), alternatives=alternatives).first)
 
 
-def examine_target(target: Path, detector: Detector, config: Config | None, paths: Sequence[Path]) -> dict[str, Any]:
+def examine_target(
+    target: Path, detector: Detector, config: Config | None, paths: Sequence[Path], *, alternatives: bool = True
+) -> dict[str, Any]:
     """Checks a bundle's folder, or an ONNX file with its configuration, and returns plain values.
 
     For a bundle that was checked when it was built, this is the result in its manifest. Warns with
-    ImplausibleDetections if the configuration looks wrong.
+    ImplausibleDetections if the configuration looks wrong, and if that could not be told.
     """
     if config is None:
         bundle = Bundle(target, verify=False)
-        check = bundle.manifest.input_check or examine_detector(detector, bundle.config, paths).as_dict()
+        check = bundle.manifest.input_check
+        if check is None:
+            check = examine_detector(detector, bundle.config, paths, alternatives=alternatives).as_dict()
     else:
         options = Options(config)
-        check = _guarded(lambda: examine_model(load_model(target, allow_quantized=True), options, paths)).as_dict()
+
+        def work() -> Plausibility:
+            return examine_model(load_model(target, allow_quantized=True), options, paths, alternatives=alternatives)
+
+        check = _guarded(work).as_dict()
     warn_of(check["warning"])
     return check
 
@@ -242,6 +281,19 @@ def warn_of(text: str) -> None:
     """Warns if the text is not empty."""
     if text:
         warnings.warn(text, ImplausibleDetections, stacklevel=3)
+
+
+def _of_model(model: onnx.ModelProto, options: Options) -> _Subject:
+    cut, config = raw_outputs(model, options)
+    runner = OnnxRunner(cut)
+    return _Subject(runner, config, runner.batch or 1)
+
+
+def _scattered(paths: Sequence[Path]) -> list[Path]:
+    """The paths in van der Corput's order, so that the first few are from all over a video."""
+    digits = max(1, (len(paths) - 1).bit_length())
+    order = (int(f"{number:0{digits}b}"[::-1], 2) for number in range(2**digits))
+    return [paths[number] for number in order if number < len(paths)]
 
 
 def _guarded(work: Callable[[], Plausibility]) -> Plausibility:
@@ -257,8 +309,8 @@ def _guarded(work: Callable[[], Plausibility]) -> Plausibility:
 class _Subject:
     """The model or detector under test.
 
-    ``run`` computes all outputs of images float32 (B, 3, H, W), each with B rows; ``batch`` images at a time are best.
-    ``detector`` decodes the head; None if the outputs are raw, so that other heads can be tried.
+    ``run`` computes all outputs of images float32 (B, 3, H, W); ``batch`` images at a time are best. ``detector``
+    decodes the head; None if the outputs are raw, so that other heads can be tried.
     """
 
     run: Callable[[Float], Mapping[str, NDArray[Any]]]
@@ -266,9 +318,18 @@ class _Subject:
     batch: int
     detector: Detector | None = None
 
-    def outputs(self, images: Float) -> dict[str, NDArray[Any]]:
+    def outputs(self, pairs: Sequence[tuple[Float, Float]]) -> list[list[dict[str, NDArray[Any]]]]:
+        """For each pair of images float32 (3, H, W) its outputs: one of two rows, or, where the network takes one image
+        at a time, one for each image, which need not have a batch dimension."""
+        if self.batch == 1:
+            return [[dict(self.run(image[None])) for image in pair] for pair in pairs]
+        images = np.stack([image for pair in pairs for image in pair])
         parts = [self.run(images[start : start + self.batch]) for start in range(0, len(images), self.batch)]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return [
+            [{name: value[2 * number : 2 * number + 2] for name, value in whole.items()}]
+            for number in range(len(pairs))
+        ]
 
     def found(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
         """Detections of the outputs; None if the scores cannot be probabilities."""
@@ -288,6 +349,10 @@ class _Subject:
         return non_max_suppression(boxes, scores, _SUPPRESSION, logits=logits)
 
 
+Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
+"""Boxes (N, 4) in pixels of the input, scores and classes of an image, best first."""
+
+
 @dataclass(frozen=True)
 class _Tally:
     """Measurements of one image with one reading."""
@@ -296,50 +361,165 @@ class _Tally:
     score: float = 0.0
     agreed: float = 0.0
     confident: int = 0
+    moved: float = 0.0
+    stayed: float = 0.0
+    saturated: int = 0
     misplaced: int = 0
     classes: frozenset[int] = frozenset()
     improbable: bool = False
 
 
-def _tally(detections: Detections | None, config: InputConfig) -> _Tally:
-    """Compares the detections of an image (row 0) with those of its mirror image (row 1)."""
-    if detections is None:
+def _other_look(image: Float) -> Float:
+    """The image float32 (3, H, W) mirrored and shifted right and down; what comes in repeats the edge."""
+    shift = _shift(image.shape[1:])
+    return np.pad(image[:, :, ::-1], ((0, 0), (shift, 0), (shift, 0)), mode="edge")[:, :-shift, :-shift]
+
+
+def _shift(size: Sequence[int]) -> int:
+    return _SHIFT if min(size) >= 8 * _SHIFT else 4
+
+
+def _tally(pair: tuple[Found, Found] | None, config: InputConfig) -> _Tally:
+    """Compares the detections of an image with those of its other look."""
+    if pair is None:
         return _Tally(improbable=True)
+    (boxes, scores, classes), (others, other_scores, other_classes) = pair
+    shift, ends = _shift(config.size), np.array([config.width, config.height] * 2, np.float64)
+    mirrored = np.stack([config.width - boxes[:, 2], boxes[:, 1], config.width - boxes[:, 0], boxes[:, 3]], axis=1)
+    expected = np.clip(mirrored + shift, 0, ends)
+    # What is mostly shifted out of the image is not expected to be found.
+    kept = _areas(expected) > 0.6 * np.maximum(_areas(boxes), 1)
+    others = np.clip(others, 0, ends)
+    same = classes[:, None] == other_classes
 
-    def kept(row: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        boxes, scores, classes = detections.image(row)
-        rows = np.flatnonzero(scores > _SUPPRESSION.score_threshold)[: _SUPPRESSION.max_detections]
-        finite = np.nan_to_num(boxes[rows].astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
-        return finite, scores[rows].astype(np.float64), classes[rows].astype(np.int64)
+    def overlaps(places: NDArray[np.float64]) -> NDArray[np.float64]:
+        shares: NDArray[np.float64] = iou(xywh(np.clip(places, 0, ends)), xywh(others), np.zeros(len(others), bool))
+        return shares * same
 
-    boxes, scores, classes = kept(0)
-    others, other_scores, other_classes = kept(1)
-    mirrored = np.stack([config.width - others[:, 2], others[:, 1], config.width - others[:, 0], others[:, 3]], axis=1)
-    near = iou(xywh(boxes), xywh(mirrored), np.zeros(len(mirrored), bool)) * (classes[:, None] == other_classes)
-    figure = agreed = 0.0
+    near, stayed = overlaps(expected), np.maximum(overlaps(boxes), overlaps(mirrored))
+    figure = agreed = total = moved = unmoved = 0.0
     alone = float((other_scores**3).sum())
-    for row, score in zip(near, scores, strict=True):
-        best = int(row.argmax()) if len(row) else 0
-        if not len(row) or row[best] < 0.5:
+    sure = scores > _CONFIDENT
+    for row, score in enumerate(scores):
+        best = int(near[row].argmax()) if len(others) else 0
+        overlap = float(near[row, best]) if len(others) else 0.0
+        if not kept[row]:
+            if overlap > 0:  # its rest may be found
+                alone -= float(other_scores[best] ** 3)
+                near[:, best] = 0
+            continue
+        if sure[row]:
+            total += score
+            still = float(stayed[row].max(initial=0.0))
+            moved += score**2 * (overlap > still + 1e-3)
+            unmoved += score**2 * (still > overlap + 1e-3)
+        if overlap < 0.5:
             alone += float(score**3)
             continue
         less = float(min(score, other_scores[best]))
-        figure += less**3 * (2 * float(row[best]) - 1)
-        agreed += less
+        figure += less**3 * (2 * overlap - 1)
+        agreed += less * bool(sure[row])
         alone -= float(other_scores[best] ** 3)
         near[:, best] = 0
-    sure = scores > _CONFIDENT
     # Without area, or with a centre outside the network's input.
     size, centre = boxes[sure, 2:] - boxes[sure, :2], (boxes[sure, 2:] + boxes[sure, :2]) / 2
-    misplaced = (size < 1) | (centre < 0) | (centre > np.array([config.width, config.height]))
+    misplaced = (size < 1) | (centre < 0) | (centre > ends[:2])
     return _Tally(
-        figure=figure - alone / 4,
-        score=float(scores.sum() + other_scores.sum()) / 2,
+        figure=float(np.clip(figure - alone / 4, -_MOST_SURE, _MOST_SURE)),
+        score=total,
         agreed=agreed,
         confident=int(sure.sum()),
+        moved=moved,
+        stayed=unmoved,
+        saturated=int((scores > 0.9999).sum()),
         misplaced=int(misplaced.any(axis=1).sum()),
         classes=frozenset(classes[sure].tolist()),
     )
+
+
+def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    sides: NDArray[np.float64] = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
+    return sides[:, 0] * sides[:, 1]
+
+
+def _found(detections: Detections, row: int) -> Found:
+    boxes, scores, classes = detections.image(row)
+    rows = np.flatnonzero(scores > _SUPPRESSION.score_threshold)[: _SUPPRESSION.max_detections]
+    finite = np.nan_to_num(boxes[rows].astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
+    return finite, scores[rows].astype(np.float64), classes[rows].astype(np.int64)
+
+
+def _judged(tallies: Sequence[_Tally], config: Config) -> tuple[tuple[str, ...], str]:
+    """Signs of a detector that does not work, and why nothing can be told; both empty for one that works."""
+    images, total = len(tallies), sum(tally.confident for tally in tallies)
+    if images < FEWEST_IMAGES:
+        return (), f"{counted(images)} {'is' if images == 1 else 'are'} too few, give {FEWEST_IMAGES} or more"
+    if sum(tally.improbable for tally in tallies) > images / 2:
+        return (
+            f"the scores are not 0 to 1 and mostly low, as those of objects are (head.scores is {config.head.scores})",
+        ), ""
+    seen = sum(tally.confident > 0 for tally in tallies)
+    if total < _FEWEST_BOXES or seen < FEWEST_IMAGES:
+        names = ", ".join(config.classes[:3]) + (", ..." if len(config.classes) > 3 else "")
+        what = f"{total or 'no'} box{'es' * (total > 1)} over {_CONFIDENT} in {counted(images)}"
+        return (), (
+            f"there {'are' if total > 1 else 'is'} {what}; give images that show the model's classes ({names}); if "
+            "these do, the configuration or the model is wrong"
+        )
+    symptoms = tuple(_symptoms(tallies, config))
+    for share, least in ((_moved(tallies), _MOVED), (_agreement(tallies), _AGREEMENT)):
+        if not symptoms and share[0] < least:
+            return (), (
+                f"of what it finds in {counted(images)} only {share[0]:.0%} goes with the image when that is mirrored "
+                "and shifted; give more images"
+            )
+    return symptoms, ""
+
+
+def _symptoms(tallies: Sequence[_Tally], config: Config) -> Iterator[str]:
+    images, total = len(tallies), sum(tally.confident for tally in tallies)
+    if sum(tally.misplaced for tally in tallies) > total / 2:
+        yield "most boxes over 0.3 have no area or lie outside the image"
+    moved, agreement = _moved(tallies), _agreement(tallies)
+    stuck, lost = moved[1] < _MOVED, agreement[1] < _AGREEMENT
+    if stuck:
+        yield (
+            f"{1 - moved[0]:.0%} of its boxes stay where they are, or lie on a grid, when the image is mirrored and "
+            f"shifted by {_shift(config.input.size)} pixels"
+        )
+    if lost:
+        yield f"of what it finds it finds {agreement[0]:.0%} again when the image is mirrored and shifted"
+    if not (stuck or lost):
+        return
+    full = sum(tally.confident >= _SUPPRESSION.max_detections for tally in tallies)
+    if full > images / 2:
+        yield f"over {_SUPPRESSION.max_detections} boxes over {_CONFIDENT} in {full} of {counted(images)}"
+    saturated = sum(tally.saturated for tally in tallies)
+    if saturated > total / 4:
+        yield f"{saturated / images:.0f} scores an image are 1"
+    classes = frozenset().union(*(tally.classes for tally in tallies))
+    if len(classes) == 1 and len(config.classes) > 1 and total > 20 * images:
+        yield f"every box is '{config.classes[next(iter(classes))]}'"
+
+
+def _moved(tallies: Sequence[_Tally]) -> tuple[float, float]:
+    return _share([(tally.moved, tally.moved + tally.stayed) for tally in tallies])
+
+
+def _agreement(tallies: Sequence[_Tally]) -> tuple[float, float]:
+    return _share([(tally.agreed, tally.score) for tally in tallies])
+
+
+def _share(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Mean of the images' shares, 0..1, and the most that it may be with other such images.
+
+    Images count equally, as a crowd of small objects says no more than another image.
+    """
+    shares = [part / whole for part, whole in parts if whole > 0]
+    if not shares:
+        return 0.0, 1.0
+    mean, spread = float(np.mean(shares)), float(np.std(shares))
+    return mean, mean + (2 + 4 / len(shares)) * spread / math.sqrt(len(shares))
 
 
 def _key(reading: Reading) -> str:
@@ -348,23 +528,31 @@ def _key(reading: Reading) -> str:
 
 
 class _Contest:
-    """Compares a reading with others, image by image, and drops others that fall behind.
+    """Compares a reading with others, image by image, and leaves out others that are decided on.
 
-    ``cache`` holds tallies by configuration and image; contests of one subject share it and add to it.
+    A check looks for better readings, so it drops those that fall behind. ``thorough`` goes on until each is surely
+    worse, or the same. ``cache`` holds tallies by configuration and image; contests of one subject share it.
     """
 
     def __init__(
-        self, subject: _Subject, given: Reading, others: Iterable[Reading], cache: dict[tuple[str, Path], _Tally]
+        self,
+        subject: _Subject,
+        given: Reading,
+        others: Iterable[Reading],
+        cache: dict[tuple[str, Path], _Tally],
+        thorough: bool = False,
     ) -> None:
         self._subject = subject
         self._cache = cache
+        self._thorough = thorough
         self.given = given
-        self._live = list(others)
+        self.others = list(others)
+        self._live = list(self.others)
         self.tallies: dict[int, list[_Tally]] = {id(given): []}
         self.tallies |= {id(other): [] for other in self._live}
 
     def run(self, paths: Sequence[Path]) -> Reading | None:
-        """The best of the readings that are clearly better than the given one; None if none is."""
+        """The best of the readings that are clearly better than the given one and work; None if none does."""
         for path in paths:
             try:
                 self._look_at(path)
@@ -372,26 +560,67 @@ class _Contest:
                 continue  # code that runs all images reports unreadable ones
             count = len(self.tallies[id(self.given)])
             if count in _LOOKS:
-                least = _LOOKS[count]
-                self._live = [
-                    other
-                    for other in self._live
-                    if (self.gain(other) > 0.8 if least is None else self._t(other) > least)
-                ]
-                winner = self._winner(1.3, 1.0) if count >= 8 else None
+                self._live = [other for other in self._live if not self._decided(other, count)]
+                winner = self._winner(_AT_ONCE) if count >= 8 else None
                 # No more images are needed if the given reading detects enough.
                 enough = sum(tally.confident > 0 for tally in self.tallies[id(self.given)]) > count / 2
                 if winner is not None or (count >= 8 and not self._live and enough):
                     return winner
-        return self._winner(_CLEARLY, 0.0)
+        # Where images are used up, the likelier reading is taken, and its answer says how sure that is.
+        return self._winner(_CLEARLY, 1e-9 if self._thorough else _SURE)
 
     def figures(self, reading: Reading) -> NDArray[np.float64]:
         return np.array([tally.figure for tally in self.tallies[id(reading)]])
 
     def gain(self, reading: Reading) -> float:
         """Figure of a reading divided by that of the given one, on the same images."""
-        ours, theirs = self.figures(self.given).sum(), self.figures(reading).sum()
-        return float(theirs / ours) if ours > 1e-9 else (math.inf if theirs > 1e-9 else 1.0)
+        theirs = self.figures(reading)
+        ours = self.figures(self.given)[: len(theirs)]
+        if ours.sum() > 1e-9:
+            return float(theirs.sum() / ours.sum())
+        return math.inf if theirs.sum() > 1e-9 else float(theirs.sum() >= ours.sum() - 1e-9)
+
+    def _sure(self, other: Reading, sign: int) -> float:
+        """Probability, 0..1, that a reading is better (1) or worse (-1) than the given one, and not by chance, given
+        how often one looks. Student's t is made normal as by Wallace (1959)."""
+        t, degrees = sign * self._t(other), len(self.tallies[id(other)]) - 1
+        if degrees < 1 or t <= 0:
+            return 0.0
+        normal = t * (1 - 1 / (4 * degrees)) / math.sqrt(1 + t**2 / (2 * degrees))
+        return max(0.0, 1 - _CHANCES * (1 - NormalDist().cdf(normal)))
+
+    def answer(self, question: str) -> Answer | None:
+        """What was found on a question; None if nothing was tried."""
+        found: list[Answer] = []
+        for other in self.others:
+            if other.question != question:
+                continue
+            images, gain = len(self.tallies[id(other)]), self.gain(other)
+            sure = self._sure(other, -1)
+            if sure >= _SURE and gain <= 1 / _CLEARLY:
+                found.append(Answer(sure, images))
+            else:
+                likely = 1 - (1 - sure) / _CHANCES if sure else 0.5
+                rival = Reading(other.config, self.given.config, question)
+                found.append(Answer(min(likely, _SURE - 0.01), images, rival=rival, same=self._same(other)))
+        return min(found, key=lambda one: (one.rival is None, one.same, one.sure), default=None)
+
+    def _decided(self, other: Reading, count: int) -> bool:
+        t, gain = self._t(other), self.gain(other)
+        if not self._thorough:
+            return gain <= 0.8 if count == 4 else t <= _BEHIND.get(count, -math.inf)
+        if count >= 32 and self._same(other):
+            return True
+        return self._sure(other, -1) >= _SURE and gain <= 1 / _CLEARLY
+
+    def _same(self, other: Reading) -> bool:
+        """Whether two readings differ by less than 4 %, with a standard error of under 2 %."""
+        theirs = self.figures(other)
+        ours = self.figures(self.given)[: len(theirs)]
+        if len(theirs) < FEWEST_IMAGES or ours.sum() <= 1e-9:
+            return False
+        error = float((theirs - ours).std(ddof=1)) * math.sqrt(len(theirs)) / float(ours.sum())
+        return abs(self.gain(other) - 1) < _CLEARLY - 1 and error < (_CLEARLY - 1) / 2
 
     def _look_at(self, path: Path) -> None:
         readings = [self.given, *self._live]
@@ -400,78 +629,127 @@ class _Contest:
             image = read_image(path)
             missing.sort(key=lambda reading: reading.config.input.model_dump_json())
             groups = [list(group) for _, group in groupby(missing, key=lambda reading: reading.config.input)]
-            # As many pairs of image and mirror image at a time as fill a batch, to save memory.
+            # As many pairs at a time as fill a batch, to save memory.
             size = max(1, self._subject.batch // 2)
             for start in range(0, len(groups), size):
                 part = groups[start : start + size]
                 pixels = [preprocess(image, group[0].config.input)[0] for group in part]
-                pairs = [view for array in pixels for view in (array, array[:, :, ::-1])]
-                outputs = self._subject.outputs(np.stack(pairs))
-                for number, group in enumerate(part):
-                    pair = {name: value[2 * number : 2 * number + 2] for name, value in outputs.items()}
+                outputs = self._subject.outputs([(array, _other_look(array)) for array in pixels])
+                for group, pair in zip(part, outputs, strict=True):
                     for reading in group:
-                        detections = self._subject.found(pair, reading.config)
-                        self._cache[_key(reading), path] = _tally(detections, reading.config.input)
+                        self._cache[_key(reading), path] = self._tallied(pair, reading)
         for reading in readings:
             self.tallies[id(reading)].append(self._cache[_key(reading), path])
 
-    def _winner(self, ratio: float, margin: float) -> Reading | None:
+    def _tallied(self, pair: Sequence[Mapping[str, NDArray[Any]]], reading: Reading) -> _Tally:
+        looks: list[Found] = []
+        for outputs in pair:
+            detections = self._subject.found(outputs, reading.config)
+            if detections is None:
+                return _tally(None, reading.config.input)
+            looks += [_found(detections, row) for row in range(2 // len(pair))]
+        return _tally((looks[0], looks[1]), reading.config.input)
+
+    def _winner(self, ratio: float, least: float = _SURE) -> Reading | None:
         count = len(self.figures(self.given))
         if count < FEWEST_IMAGES:
             return None
-        # The bound is higher for few images: about the one-sided 0.2 % quantile of Student's t.
-        bound = 3 + 8 / count + margin
-        better = [one for one in self._live if self._t(one) >= bound and self.gain(one) >= ratio]
-        return max(better, key=lambda one: float(self.figures(one).sum()), default=None)
+        better = [
+            one
+            for one in self._live
+            if self.gain(one) >= ratio
+            # Against a reading that finds next to nothing, one that works needs fewer images.
+            and self._sure(one, 1) >= (least if self.gain(one) < _FAR_MORE else min(least, _LIKELY))
+            and _judged(self.tallies[id(one)], one.config) == ((), "")
+        ]
+        most = max((float(self.figures(one).sum()) for one in better), default=0.0)
+        # Of those that are the same, the first is the most usual.
+        return next((one for one in better if float(self.figures(one).sum()) >= most / _CLEARLY), None)
 
     def _t(self, other: Reading) -> float:
         """Student's t of the paired differences."""
-        differences = self.figures(other) - self.figures(self.given)
+        theirs = self.figures(other)
+        differences = theirs - self.figures(self.given)[: len(theirs)]
+        if len(differences) < 2:
+            return 0.0
         error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
         return float(differences.mean()) / (error + 1e-9)
 
 
-def _examined(subject: _Subject, paths: Sequence[Path]) -> Plausibility:
-    chosen = evenly(paths, MOST_IMAGES)
+def _settled(subject: _Subject, paths: Sequence[Path], *, thorough: bool = False, alternatives: bool = True) -> Settled:
     given = best = Reading(subject.config, subject.config)
     cache: dict[tuple[str, Path], _Tally] = {}
-    first = contest = _Contest(subject, given=given, others=_singles(subject, given), cache=cache)
-    winner = contest.run(chosen)
-    if winner is None and subject.detector is None and contest.figures(given).sum() <= 1e-3:
-        # If head and pixels are both wrong, correcting only one detects nothing.
-        pairs = (pair for head in _fitting(subject, head_readings(given)) for pair in input_readings(head))
-        contest = _Contest(subject, given=given, others=pairs, cache=cache)
-        winner = contest.run(chosen)
+
+    def contest_of(reading: Reading, others: Iterable[Reading]) -> _Contest:
+        return _Contest(subject, given=reading, others=others, cache=cache, thorough=thorough)
+
+    singles = _singles(subject, given) if alternatives else []
+    first = contest = contest_of(given, singles)
+    winner = contest.run(paths)
+    working = _judged(first.tallies[id(given)], given.config) == ((), "")
+    if winner is None and not working and alternatives:
+        # If two keys are wrong, correcting only one may detect nothing.
+        contest = contest_of(given, _pairs(subject, given))
+        winner = contest.run(paths)
     gain = 1.0
     for _ in range(_ROUNDS):
         if winner is None:
             break
         gain, best = gain * contest.gain(winner), winner
-        contest = _Contest(subject, given=best, others=_singles(subject, best), cache=cache)
-        winner = contest.run(chosen)
-    tallies = first.tallies[id(given)]
-    score = sum(tally.score for tally in tallies)
+        contest = contest_of(best, _singles(subject, best))
+        winner = contest.run(paths)
+    if thorough and _judged(contest.tallies[id(best)], best.config) == ((), ""):
+        # What changes little is asked last, of a detector that works.
+        contest = contest_of(best, _singles(subject, best, fine=True))
+        winner = contest.run(paths)
+        if winner is not None:
+            gain, best = gain * contest.gain(winner), winner
+            contest = contest_of(best, _singles(subject, best, fine=True))
+            contest.run(paths)
+    looks = _plausibility(contest.tallies[id(contest.given)], best.config)
+    result = _plausibility(first.tallies[id(given)], subject.config, best, gain)
+    answers: dict[str, Answer] = {}
+    if thorough and looks.verdict == "working":
+        answers = {question: one for question in QUESTIONS if (one := contest.answer(question)) is not None}
+    return Settled(best.config, result, looks, answers)
+
+
+def _plausibility(
+    tallies: Sequence[_Tally], config: Config, best: Reading | None = None, gain: float = 1.0
+) -> Plausibility:
+    symptoms, unknown = _judged(tallies, config)
     return Plausibility(
         images=len(tallies),
         empty=sum(tally.confident == 0 for tally in tallies),
         boxes=float(np.mean([tally.confident for tally in tallies])) if tallies else 0.0,
-        agreement=sum(tally.agreed for tally in tallies) / score if score else 0.0,
-        symptoms=tuple(_symptoms(tallies, subject.config)),
-        better=best.changes,
-        better_text=best.text,
+        agreement=_agreement(tallies)[0],
+        moved=_moved(tallies)[0],
+        symptoms=symptoms,
+        unknown=unknown,
+        better=best.changes if best is not None else {},
+        better_text=best.text if best is not None else "",
         gain=gain,
     )
 
 
-def _singles(subject: _Subject, reading: Reading) -> list[Reading]:
+def _singles(subject: _Subject, reading: Reading, *, fine: bool = False) -> list[Reading]:
     heads = _fitting(subject, head_readings(reading)) if subject.detector is None else []
-    return [*input_readings(reading), *heads]
+    return [*input_readings(reading, fine=fine), *heads]
+
+
+def _pairs(subject: _Subject, given: Reading) -> list[Reading]:
+    """Readings with two keys changed: head and pixels, or colour and normalisation."""
+    heads = _fitting(subject, head_readings(given)) if subject.detector is None else []
+    pairs = [pair for head in heads for pair in input_readings(head)]
+    swapped = next(input_readings(given))
+    return [*pairs, *(pair for pair in input_readings(swapped) if pair.config.input != given.config.input)]
 
 
 def _fitting(subject: _Subject, readings: Iterable[Reading]) -> list[Reading]:
     """The readings that can decode the outputs."""
     source = subject.config.input
-    outputs = subject.outputs(np.zeros((1, 3, source.height, source.width), np.float32))
+    blank = np.zeros((3, source.height, source.width), np.float32)
+    outputs = subject.outputs([(blank, blank)])[0][0]
     fitting = []
     for reading in readings:
         try:
@@ -480,28 +758,3 @@ def _fitting(subject: _Subject, readings: Iterable[Reading]) -> list[Reading]:
             continue
         fitting.append(reading)
     return fitting
-
-
-def _symptoms(tallies: Sequence[_Tally], config: Config) -> Iterable[str]:
-    images, total = len(tallies), sum(tally.confident for tally in tallies)
-    if images < FEWEST_IMAGES:
-        return
-    if sum(tally.improbable for tally in tallies) > images / 2:
-        yield f"the scores are not 0 to 1 and mostly low, as those of objects are (head.scores is {config.head.scores})"
-        return
-    empty = sum(tally.confident == 0 for tally in tallies)
-    full = sum(tally.confident >= _SUPPRESSION.max_detections for tally in tallies)
-    score = sum(tally.score for tally in tallies)
-    agreement = sum(tally.agreed for tally in tallies) / score if score else 1.0
-    if empty > 0.9 * images:
-        yield f"no box over {_CONFIDENT} in {empty} of {images} images"
-        return
-    if sum(tally.misplaced for tally in tallies) > total / 2:
-        yield "most boxes over 0.3 have no area or lie outside the image"
-    if agreement < _AGREEMENT:
-        yield f"in mirror images it finds {agreement:.0%} of the same"
-        if full > images / 2:
-            yield f"over {_SUPPRESSION.max_detections} boxes over {_CONFIDENT} in {full} of {images} images"
-    classes = frozenset().union(*(tally.classes for tally in tallies))
-    if len(classes) == 1 and len(config.classes) > 1 and total > 20 * images:
-        yield f"every box is '{config.classes[next(iter(classes))]}'"
