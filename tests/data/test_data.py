@@ -347,6 +347,30 @@ def test_coco_fields_that_are_absent_or_of_another_kind_of_number(coco):
     assert CocoDataset.load(path, folder, ("dog", "0")).category_ids == (7, 2)
 
 
+def test_categories_count_as_other_classes_or_are_left_out(coco):
+    path, folder, _ = coco
+    with pytest.raises(DataError, match=r"--categories CATEGORY=CLASS, and leaves all others out with .* others="):
+        CocoDataset.load(path, folder, ("dog",))
+    alone = CocoDataset.load(path, folder, ("dog",), categories={"others": ""})
+    assert alone.category_ids == (7,) and alone.truth.classes.tolist() == [0]
+    assert CocoDataset.load(path, folder, ("dog",), categories={"cat": ""}).truth.image_ids.tolist() == [10]
+    pets = CocoDataset.load(path, folder, ("pet",), categories={"cat": "pet", "dog": "pet"})
+    assert pets.category_ids == (2,) and pets.truth.classes.tolist() == [0, 0]
+    with pytest.warns(TrtdetWarning, match="1 of the 2 classes are no category of .* and are not scored: bird"):
+        more = CocoDataset.load(path, folder, ("bird", "dog"), categories={"others": ""})
+    assert more.category_ids == (10, 7) and more.truth.classes.tolist() == [1]
+    for wrong, match in (
+        ({"horse": "dog"}, "have no category 'horse'; they have cat, dog, unused"),
+        ({"cat": "horse"}, "'horse' must be one of the model's classes"),
+        ({"others": "dog"}, "or nothing to leave the boxes out"),
+        ({"cat": "", "dog": ""}, "are no category"),
+    ):
+        with pytest.raises(DataError, match=match):
+            CocoDataset.load(path, folder, ("dog",), categories=wrong)
+    with pytest.raises(DataError, match="have no boxes of the model's classes"), pytest.warns(TrtdetWarning):
+        CocoDataset.load(path, folder, ("bird",), categories={"others": ""})
+
+
 def test_some_of_the_images_with_their_boxes(coco):
     dataset = CocoDataset.load(coco[0], coco[1], ("cat", "dog"))
     part = dataset.first(2)

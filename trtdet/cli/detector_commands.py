@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import add_output, add_rows, add_target, argument, check_suffix, config_if_given, options_of
-from trtdet.errors import ConfigError, DataError
+from trtdet.errors import ConfigError, DataError, ImplausibleDetections
 from trtdet.options import EvalOptions
 from trtdet.options.fields import Runtime
 from trtdet.progress import Console
@@ -73,6 +74,8 @@ def _eval(options: Namespace, console: Console) -> dict[str, Any]:
         result = _scored(detector, dataset, console).as_dict()
     else:
         result = _compared((detector, reference), dataset, options, agreement=agreement, console=console)
+    if dataset.annotated and result["map"] < _NOTHING:
+        warnings.warn(_of_low_score(result["map"], input_check), ImplausibleDetections, stacklevel=2)
     result = {**result, "input_check": input_check}
     if options.output is not None:
         write_atomically(options.output, f"{json.dumps(result, indent=1)}\n".encode())
@@ -80,16 +83,36 @@ def _eval(options: Namespace, console: Console) -> dict[str, Any]:
     return result
 
 
+_NOTHING = 0.01
+"""mAP, as a fraction, of a detector that does not work on the images."""
+
+
+def _of_low_score(score: float, check: dict[str, Any] | None) -> str:
+    """A warning of an mAP next to 0, with what the input check says."""
+    if check is None:
+        advice = "the input check was off: --set calibration.check_input=true says what may be wrong"
+    elif check["warning"]:
+        advice = check["warning"]
+    else:
+        advice = (
+            f"the input check sees a working detector, {check['detections_per_image']:.1f} confident boxes an image: "
+            "compare 'classes' and their order with the categories of the annotations, and these with the images"
+        )
+    return f"mAP is {100 * score:.2f}, under 1; {advice}"
+
+
 def _dataset(options: Namespace, detector: Detector) -> CocoDataset:
     from trtdet.data import CocoDataset
 
     if options.annotations is None:
         return CocoDataset.unannotated(options.images, detector.classes)
-    return CocoDataset.load(options.annotations, options.images, detector.classes)
+    categories = dict(options_of(options, EvalOptions).categories)
+    return CocoDataset.load(options.annotations, options.images, detector.classes, categories=categories)
 
 
 def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: ImageCache | None = None) -> Evaluation:
     """Evaluates a detector and prints its score, and how it ran."""
+    from trtdet.evaluation.plausibility import counted
     from trtdet.evaluation.scoring import evaluate
 
     evaluation = evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache)
@@ -98,7 +121,7 @@ def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: I
         if evaluation.masks is not None:
             console.say(f"masks:\n{evaluation.masks}")
     console.say(
-        f"{evaluation.result.images} images, {evaluation.result.detections} detections, "
+        f"{counted(evaluation.result.images)}, {evaluation.result.detections} detections, "
         f"{evaluation.ms_per_image:.1f} ms an image; {evaluation.file} on {evaluation.run_info}, NMS {evaluation.nms}"
     )
     return evaluation
@@ -154,15 +177,24 @@ def _infer_options(parser: ArgumentParser) -> None:
     argument(parser, "--runtime", _RUNTIME, default="auto", choices=get_args(Runtime))
 
 
+_LOOKED_AT = 16
+"""Images on which ``infer`` checks whether the detector works."""
+
+
 def _infer(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.data import find_images
+    from trtdet.data import evenly, find_images
+    from trtdet.evaluation.plausibility import FEWEST_IMAGES, counted, examine_target
     from trtdet.runtime.detector import Detector
     from trtdet.runtime.pictures import infer
 
     images: list[Path] = []
     for source in options.images:
         images += find_images(source) if source.is_dir() or source.suffix.lower() == ".txt" else [source]
-    detector = Detector.open(options.target, config_if_given(options), runtime=options.runtime)
+    config = config_if_given(options)
+    detector = Detector.open(options.target, config, runtime=options.runtime)
+    if len(images) >= FEWEST_IMAGES:
+        some = evenly(images, _LOOKED_AT)
+        examine_target(options.target, detector, config, paths=some, alternatives=False)
     pictures = infer(
         detector,
         images,
@@ -173,7 +205,8 @@ def _infer(options: Namespace, console: Console) -> dict[str, Any]:
     total = sum(len(row["detections"]) for row in pictures.detections)
     ran_on = str(detector.runner.run_info)
     console.say(
-        f"{total} detections in {len(pictures.pictures)} images on {ran_on}; wrote {pictures.folder}, {pictures.json}"
+        f"{total} detection{'' if total == 1 else 's'} in {counted(len(pictures.pictures))} on {ran_on}; "
+        f"wrote {pictures.folder}, {pictures.json}"
     )
     return {"folder": str(pictures.folder), "images": list(pictures.detections), "ran_on": ran_on}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,11 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from trtdet.data.folders import evenly, find_images, first_names
-from trtdet.errors import DataError
+from trtdet.errors import DataError, TrtdetWarning
 from trtdet.files.documents import DocumentError, read_document
+
+OTHERS = "others"
+"""Stands for all categories that are no class."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,23 @@ class CocoDataset:
     truth: GroundTruth
 
     @classmethod
-    def load(cls, annotations: Path | str, images: Path | str, classes: Sequence[str]) -> CocoDataset:
+    def load(
+        cls,
+        annotations: Path | str,
+        images: Path | str,
+        classes: Sequence[str],
+        *,
+        categories: Mapping[str, str] | None = None,
+    ) -> CocoDataset:
         """Reads a COCO instances file (JSON) and checks that it fits the folder of its images and the classes.
 
         Every class, in the model's order, must be the name of a category. Other categories are ignored if no box uses
         them; otherwise they are an error, because a score of only some categories is not the data set's score.
+
+        Args:
+            categories: for a model with other classes, the class that the boxes of a category count as, by the
+                category's name; an empty class leaves the boxes out. :data:`OTHERS` with an empty class leaves out all
+                categories that are no class, and allows classes that are no category, which are then not scored.
 
         Raises:
             DataError: the file is not a COCO instances file; categories and classes do not match; images are missing;
@@ -95,8 +111,8 @@ class CocoDataset:
             CocoImage(image.id, path=images / image.file_name, width=image.width, height=image.height)
             for image in sorted(document.images, key=lambda image: image.id)
         )
-        category_ids = _match_categories(annotations, document, classes)
-        truth = _truth(annotations, document, category_ids)
+        category_ids, class_of = _match_categories(annotations, document, classes, given=categories or {})
+        truth = _truth(annotations, document, class_of)
         missing = [entry.path.name for entry in entries if not entry.path.is_file()]
         if missing:
             raise DataError(
@@ -182,15 +198,37 @@ class _Document:
     categories: list[_Category]
 
 
-def _match_categories(path: Path, document: _Document, classes: tuple[str, ...]) -> tuple[int, ...]:
+def _match_categories(
+    path: Path, document: _Document, classes: tuple[str, ...], given: Mapping[str, str]
+) -> tuple[tuple[int, ...], dict[int, int]]:
+    """The category id of each class, and the class of each category id whose boxes count."""
     names = [category.name for category in document.categories]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"annotations '{path}' have categories twice: {first_names(twice)}; names must be distinct")
     ids = {category.name: category.id for category in document.categories}
     used = {annotation.category_id for annotation in document.annotations}
-    absent = [name for name in classes if name not in ids]
-    extra = [name for name in names if name not in classes and ids[name] in used]
+    _check_given(path, names, classes, given=given)
+    indices = {name: index for index, name in enumerate(classes)}
+    target = {name: given.get(name, name if name in indices else "") for name in names}
+    first: dict[str, int] = {}
+    for name in names:
+        if target[name]:
+            first.setdefault(target[name], ids[name])
+    first |= {name: ids[name] for name in classes if target.get(name) == name}
+    absent = [name for name in classes if name not in first]
+    extra = [name for name in names if not target[name] and name not in given and ids[name] in used]
+    if OTHERS in given:
+        if absent:
+            warnings.warn(
+                f"{len(absent)} of the {len(classes)} classes are no category of '{path}' and are not scored: "
+                f"{first_names(absent)}",
+                TrtdetWarning,
+                stacklevel=3,
+            )
+            free = max([*ids.values(), 0]) + 1
+            first |= {name: free + number for number, name in enumerate(absent)}
+        absent, extra = [], []
     problems = []
     if absent:
         problems.append(f"{len(absent)} of the {len(classes)} classes are no category ({first_names(absent)})")
@@ -201,7 +239,8 @@ def _match_categories(path: Path, document: _Document, classes: tuple[str, ...])
     if problems:
         raise DataError(
             f"annotations '{path}' do not match the configuration: {' and '.join(problems)}; 'classes' must name the "
-            "categories exactly, in the model's order"
+            "categories exactly, in the model's order; for a model with other classes, 'trtdet eval' counts a category "
+            "as a class with --categories CATEGORY=CLASS, and leaves all others out with --categories others="
         )
     unknown = used - set(ids.values())
     if unknown:
@@ -209,10 +248,25 @@ def _match_categories(path: Path, document: _Document, classes: tuple[str, ...])
             f"annotations '{path}' have boxes of category ids that are not in 'categories': "
             f"{first_names(sorted(unknown))}; add the categories or drop the boxes"
         )
-    return tuple(ids[name] for name in classes)
+    class_of = {ids[name]: indices[counted_as] for name, counted_as in target.items() if counted_as}
+    return tuple(first[name] for name in classes), class_of
 
 
-def _truth(path: Path, document: _Document, category_ids: tuple[int, ...]) -> GroundTruth:
+def _check_given(path: Path, names: list[str], classes: tuple[str, ...], given: Mapping[str, str]) -> None:
+    for name, counted_as in given.items():
+        if name not in names and name != OTHERS:
+            raise DataError(
+                f"--categories {name}={counted_as}: annotations '{path}' have no category '{name}'; they have "
+                f"{first_names(names)}"
+            )
+        if counted_as and (counted_as not in classes or name == OTHERS):
+            raise DataError(
+                f"--categories {name}={counted_as}: '{counted_as}' must be one of the model's classes "
+                f"({first_names(list(classes))}), or nothing to leave the boxes out"
+            )
+
+
+def _truth(path: Path, document: _Document, class_of: Mapping[int, int]) -> GroundTruth:
     annotations = document.annotations
     if not annotations:
         raise DataError(f"annotations '{path}' have no boxes, so nothing can be scored; give annotated images")
@@ -222,7 +276,9 @@ def _truth(path: Path, document: _Document, category_ids: tuple[int, ...]) -> Gr
             f"annotations '{path}' have boxes on {len(strangers)} image ids that are not in 'images': "
             f"{first_names(strangers)}; add the images or drop the boxes"
         )
-    class_of = {category: index for index, category in enumerate(category_ids)}
+    annotations = [annotation for annotation in annotations if annotation.category_id in class_of]
+    if not annotations:
+        raise DataError(f"annotations '{path}' have no boxes of the model's classes: leave fewer categories out")
     boxes = np.array([annotation.bbox for annotation in annotations], np.float64)
     areas = np.array([annotation.area for annotation in annotations], np.float64)  # NaN for None
     segmentations = None

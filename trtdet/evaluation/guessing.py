@@ -116,7 +116,7 @@ def guess_config(
             note = f"{origins[key]}; {note}"
         if name in (_PIXELS if section == "input" else type(config.head).model_fields):
             origins[key] = note
-    return Guess(settled.config, origins, unknown, settled.looks, answers=settled.answers)
+    return Guess(settled.config, origins, unknown=unknown, looks=settled.looks, answers=settled.answers)
 
 
 def _tried(guess: Config, settled: Settled) -> dict[str, str]:

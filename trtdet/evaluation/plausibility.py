@@ -259,7 +259,8 @@ def examine_target(
     """Checks a bundle's folder, or an ONNX file with its configuration, and returns plain values.
 
     For a bundle that was checked when it was built, this is the result in its manifest. Warns with
-    ImplausibleDetections if the configuration looks wrong, and if that could not be told.
+    ImplausibleDetections if the configuration looks wrong, and if that could not be checked or, with ``alternatives``,
+    could not be told.
     """
     if config is None:
         bundle = Bundle(target, verify=False)
@@ -273,7 +274,8 @@ def examine_target(
             return examine_model(load_model(target, allow_quantized=True), options, paths, alternatives=alternatives)
 
         check = _guarded(work).as_dict()
-    warn_of(check["warning"])
+    if alternatives or check.get("verdict") != "cannot tell":
+        warn_of(check["warning"])
     return check
 
 
@@ -393,8 +395,8 @@ def _tally(pair: tuple[Found, Found] | None, config: InputConfig) -> _Tally:
     same = classes[:, None] == other_classes
 
     def overlaps(places: NDArray[np.float64]) -> NDArray[np.float64]:
-        shares: NDArray[np.float64] = iou(xywh(np.clip(places, 0, ends)), xywh(others), np.zeros(len(others), bool))
-        return shares * same
+        shares = iou(xywh(np.clip(places, 0, ends)), xywh(others), np.zeros(len(others), bool))
+        return np.where(same, shares, 0.0)
 
     near, stayed = overlaps(expected), np.maximum(overlaps(boxes), overlaps(mirrored))
     figure = agreed = total = moved = unmoved = 0.0
@@ -707,11 +709,11 @@ def _settled(subject: _Subject, paths: Sequence[Path], *, thorough: bool = False
             contest = contest_of(best, _singles(subject, best, fine=True))
             contest.run(paths)
     looks = _plausibility(contest.tallies[id(contest.given)], best.config)
-    result = _plausibility(first.tallies[id(given)], subject.config, best, gain)
+    result = _plausibility(first.tallies[id(given)], subject.config, best=best, gain=gain)
     answers: dict[str, Answer] = {}
     if thorough and looks.verdict == "working":
         answers = {question: one for question in QUESTIONS if (one := contest.answer(question)) is not None}
-    return Settled(best.config, result, looks, answers)
+    return Settled(best.config, first=result, looks=looks, answers=answers)
 
 
 def _plausibility(

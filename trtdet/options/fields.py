@@ -90,6 +90,14 @@ def kept_layers(text: str) -> int | Path | tuple[str, ...]:
     return names
 
 
+def category_class(text: str) -> tuple[str, str]:
+    """``truck=car`` -> ("truck", "car"), ``others=`` -> ("others", "")."""
+    name, equals, counted_as = (part.strip() for part in text.partition("="))
+    if not (name and equals):
+        raise ValueError(f"'{text}' must be CATEGORY=CLASS, or CATEGORY= to leave it out")
+    return name, counted_as
+
+
 def batch_range(text: str) -> tuple[int, int, int]:
     """``4`` -> (4, 4, 4) and ``1:4:8`` -> (1, 4, 8)."""
     sizes = [int(size) for size in text.split(":")] if re.fullmatch(r"[0-9]{1,6}(:[0-9]{1,6}){0,2}", text) else []
@@ -567,10 +575,19 @@ class CalibrateOptions(OptionSet, group="images"):
 
 @dataclass(frozen=True)
 class EvalOptions(OptionSet):
-    """Options of ``trtdet eval``: the check of the input, and NMS."""
+    """Options of ``trtdet eval``: the check of the input, NMS, and the categories of the annotations."""
 
     check_input: bool = same_row(CalibrationOptions, "calibration.check_input")
     nms: NmsOptions = part(NmsOptions())
+    categories: tuple[tuple[str, str], ...] = option(
+        (),
+        "for a model with other classes than the annotations: boxes of a category count as a class, or with nothing "
+        "after = are left out; others= leaves out all categories that are no class",
+        "--categories CATEGORY=CLASS",
+        many=True,
+        read=category_class,
+        write="=".join,
+    )
 
 
 @dataclass(frozen=True)

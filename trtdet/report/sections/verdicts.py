@@ -110,7 +110,9 @@ def _next_steps(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[st
     assert bundle is not None
     check = bundle.manifest.input_check or {}
     if check.get("warning"):
-        yield "check the configuration's pre-processing and head", str(check["warning"])
+        untold = check.get("verdict") in ("cannot tell", "not done")
+        step = "build with images that show the model's classes" if untold else "correct the pre-processing and head"
+        yield step, str(check["warning"])
     known = accuracy_sentence(worth, scores) or bundle.manifest.candidates
     if bundle.manifest.shipped == "int8" and not known:
         yield (
