@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import subprocess
+import sys
 from dataclasses import dataclass
 
 from trtdet import __version__
 from trtdet.backends import cuda
 from trtdet.backends.libraries import LIBRARIES, Consumption, consumptions
-from trtdet.errors import BackendError
+from trtdet.errors import BackendError, one_line
 
 _EXTRAS = (
     ("trt", "tensorrt", "engines on the GPU of this machine"),
@@ -21,6 +23,10 @@ _EXTRAS = (
     ("ray", "ray", "rankings and sweeps on a Ray cluster"),
 )
 """Name of the extra, one of its packages, and its purpose."""
+
+_START = "import sys, {0} as trt; sys.exit(0 if trt.Builder(trt.Logger(trt.Logger.ERROR)) else 'it gives no builder')"
+_SECONDS = 60
+_RESTART = "see that the CUDA driver is new enough for it and the GPU is free, or install another version"
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,26 @@ class Diagnosis:
     consumers: tuple[Consumption, ...]
 
 
+def start_failure(module: str) -> str:
+    """Why a library of engines does not start, in one line; empty if it does.
+
+    A process of its own makes a builder, as that can end its process.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _START.format(module)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it takes over {_SECONDS} s"
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return one_line(lines[-1] if lines else f"exit code {done.returncode}") if done.returncode else ""
+
+
 def diagnose() -> Diagnosis:
     """Checks the backends, the CUDA devices and the extras of this machine."""
     driver = cuda.absence()
@@ -73,6 +99,11 @@ def diagnose() -> Diagnosis:
             continue
         makes = "runs the model itself, no engine"
         if library.makes_engine:
+            problem = start_failure(library.module)
+            if problem:
+                detail = f"{caps.version} is installed and does not start: {problem}"
+                backends.append(Check(library.name, ok=False, detail=detail, fix=_RESTART))
+                continue
             where = "for the GPU of this machine" if library.times_kernels else "on any machine, no GPU needed"
             targets = f", compute capabilities {', '.join(str(sm / 10) for sm in caps.sms)}" if caps.sms else ""
             makes = f"builds engines {where}{targets}"
