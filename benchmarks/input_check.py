@@ -1,8 +1,9 @@
 """Which mistakes in a configuration the check of the input tells of, and what they cost: published models.
 
-    python benchmarks/input_check.py --data DIR [--models NAME ...] [--keys KEY ...] [--score]
+    python benchmarks/input_check.py --data DIR [--models NAME ...] [--keys KEY ...] [--score] [--folder DIR]
 
-DIR holds ``models/`` and ``coco/train2017``, and for ``--score`` ``coco/val2017`` with
+With ``--folder`` the models are those of another folder, each with its right configuration NAME.yaml beside NAME.onnx.
+``--data`` holds ``models/`` and ``coco/train2017``, and for ``--score`` ``coco/val2017`` with
 ``coco/annotations/instances_val2017.json``. Every model is read with its configuration and with every usual mistake in
 it, and is looked at on train2017 as ``trtdet calibrate`` does. ``--score`` adds mAP with each. Prints Markdown.
 """
@@ -10,6 +11,7 @@ it, and is looked at on train2017 as ``trtdet calibrate`` does. ``--score`` adds
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +54,8 @@ def readings(right: trtdet.Config) -> Iterator[Reading]:
         return Reading(mistake, f"{section}.{key}", right.model_copy(update={section: part}))
 
     yield Reading("", "", right)
-    yield wrong("channels swapped", "input", "color", to="rgb" if pixels.color == "bgr" else "bgr")
+    swapped = "rgb" if pixels.color == "bgr" else "bgr"
+    yield wrong("channels swapped", "input", "color", to=swapped, mean=pixels.mean[::-1], std=pixels.std[::-1])
     if pixels.scale == 1:
         yield wrong("needless /255", "input", "scale", to=1 / 255)
     else:
@@ -77,34 +80,51 @@ def verdict(seen: Plausibility, reading: Reading) -> str:
         return f"not looked at: {seen.obstacle}"
     if not seen.warning:
         return f"silent ({seen.images})"
-    if reading.key and reading.key in seen.better:
+    pixels = {"input.scale", "input.mean"}  # mean and deviation can make up for the scale
+    if reading.key in seen.better or (reading.key in pixels and pixels & seen.better.keys()):
         return f"named ({seen.images})"
-    return f"told of ({seen.images}): {seen.better_text or '; '.join(seen.symptoms)}"
+    said = seen.better_text or "; ".join(seen.symptoms)
+    return f"told of ({seen.images}): {said}" if said else f"cannot tell ({seen.images})"
+
+
+def models(data: Path, folder: Path | None) -> Iterator[tuple[str, Path, trtdet.Config]]:
+    """Name, file and right configuration of each model."""
+    if folder is not None:
+        for file in sorted(folder.glob("*.onnx")):
+            if file.with_suffix(".yaml").is_file():
+                yield file.stem, file, trtdet.load_config(str(file.with_suffix(".yaml")))
+        return
+    for name, (family, candidates) in MODELS.items():
+        yield name, data / "models" / f"{name}.onnx", trtdet.load_config(family).with_nms(candidates=candidates)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--folder", type=Path, help="of other models with their configurations")
+    parser.add_argument("--models", nargs="+", help="these alone")
     parser.add_argument("--keys", nargs="+", help="only these, such as input.resize; right for no mistake")
     parser.add_argument("--score", action="store_true", help="mAP as well")
     options = parser.parse_args()
     images = find_images(options.data / "coco" / "train2017")
     print("| model | mistake | " + "mAP | " * options.score + "the check (images) |")
     print("|---" * (3 + options.score) + "|", flush=True)
-    for name in options.models:
-        family, candidates = MODELS[name]
-        file = options.data / "models" / f"{name}.onnx"
-        for reading in readings(trtdet.load_config(family).with_nms(candidates=candidates)):
+    told: Counter[str] = Counter()
+    for name, file, right in models(options.data, options.folder):
+        if name not in (options.models or [name]):
+            continue
+        for reading in readings(right):
             if options.keys and (reading.key or "right") not in options.keys:
                 continue
             seen = examine_model(load_model(file), Options(reading.config), images)
             cells = [name, reading.mistake or "none"]
+            told["right, " * (not reading.mistake) + verdict(seen, reading).partition(" (")[0]] += 1
             if options.score:
                 cells.append(
                     f"{100 * scored(Detector.open(file, reading.config), options.data / 'coco').result.map:.2f}"
                 )
             print(f"| {' | '.join([*cells, verdict(seen, reading)])} |", flush=True)
+    print(f"\n{', '.join(f'{key}: {count}' for key, count in sorted(told.items()))}")
 
 
 if __name__ == "__main__":

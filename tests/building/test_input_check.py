@@ -9,7 +9,7 @@ from trtdet import build, calibrate, load_config, sensitivity
 from trtdet.data import find_images
 from trtdet.demo import shapes
 from trtdet.errors import ImplausibleDetections, TrtdetWarning
-from trtdet.evaluation import plausibility
+from trtdet.evaluation import judging, plausibility
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.options import BuildOptions, CalibrationOptions, SensitivityOptions, changed
 
@@ -56,7 +56,7 @@ def test_a_build_that_is_asked_not_to_look_does_not(tiny, tmp_path, monkeypatch)
 
 @pytest.mark.usefixtures("input_check")
 def test_calibrate_tells_of_a_model_that_has_learnt_nothing(tiny, monkeypatch):
-    monkeypatch.setattr(plausibility, "_CONFIDENT", 1.0)
+    monkeypatch.setattr(judging, "_CONFIDENT", 1.0)
     with pytest.warns(ImplausibleDetections, match="the input check cannot tell"):
         done = calibrate(tiny.model, tiny.config, CalibrationOptions(images=tiny.images))
     assert done.seen.unknown

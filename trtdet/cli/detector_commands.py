@@ -112,7 +112,7 @@ def _dataset(options: Namespace, detector: Detector) -> CocoDataset:
 
 def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: ImageCache | None = None) -> Evaluation:
     """Evaluates a detector and prints its score, and how it ran."""
-    from trtdet.evaluation.plausibility import counted
+    from trtdet.evaluation.judging import counted
     from trtdet.evaluation.scoring import evaluate
 
     evaluation = evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache)
@@ -183,7 +183,8 @@ _LOOKED_AT = 16
 
 def _infer(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.data import evenly, find_images
-    from trtdet.evaluation.plausibility import FEWEST_IMAGES, counted, examine_target
+    from trtdet.evaluation.judging import FEWEST_IMAGES, counted
+    from trtdet.evaluation.plausibility import examine_target
     from trtdet.runtime.detector import Detector
     from trtdet.runtime.pictures import infer
 

@@ -15,7 +15,8 @@ import yaml
 
 from trtdet.config import COCO_CLASSES, Config, InputConfig
 from trtdet.errors import ConfigError, one_line
-from trtdet.evaluation.plausibility import FEWEST_IMAGES, Answer, Plausibility, Settled, counted, settle_model
+from trtdet.evaluation.judging import FEWEST_IMAGES, counted
+from trtdet.evaluation.plausibility import Answer, Plausibility, Settled, settle_model
 from trtdet.evaluation.readings import QUESTIONS, plain
 from trtdet.exporter import ExportOptions, onnx_file
 from trtdet.passes import Options, has_pairs, load_model

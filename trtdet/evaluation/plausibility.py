@@ -1,20 +1,15 @@
 """Judges without annotations whether a detector works on images, and which configuration keys may be wrong.
 
-A wrong key causes no error in a build, but the detections show it. Each image is also looked at mirrored and shifted by
-20 pixels, which is no multiple of a stride. What a working detector finds goes with the image; a network that is fed
-wrong values finds boxes on a grid, along the border or everywhere, and these stay where they are, however confident.
-
-The figure of an image is a sum over pairs of overlapping detections of a class, one from each look: the cube of the
-smaller score times ``2 * IoU - 1``, less a quarter of the cubed scores of detections without a partner. A configuration
-is compared with the usual alternatives on the same images, by a paired t-test; an alternative counts only if it works
-itself. The thresholds are measured in docs/results/init.md.
+A wrong key causes no error in a build, but the detections show it: :mod:`trtdet.evaluation.judging` tells what works. A
+configuration is compared with the usual alternatives on the same images, by a paired t-test of the images' figures; an
+alternative counts only if it works itself.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -27,36 +22,32 @@ from numpy.typing import NDArray
 
 from trtdet.backends import OnnxRunner
 from trtdet.bundle import Bundle
-from trtdet.config import Config, InputConfig, NmsConfig
+from trtdet.config import Config
 from trtdet.data import evenly
 from trtdet.data.images import preprocess, read_image
 from trtdet.detection.heads import decode
 from trtdet.detection.suppression import Detections, non_max_suppression, sigmoid
 from trtdet.errors import DataError, ImplausibleDetections, ModelError, TrtdetWarning, one_line
-from trtdet.evaluation.matching import iou, xywh
+from trtdet.evaluation.judging import (
+    FEWEST_IMAGES,
+    SUPPRESSION,
+    Float,
+    Found,
+    Tally,
+    agreement_share,
+    counted,
+    found_in,
+    judged,
+    moved_share,
+    other_look,
+    tally_of,
+)
 from trtdet.evaluation.readings import QUESTIONS, Reading, head_readings, input_readings
 from trtdet.passes import Options, load_model, raw_outputs
 from trtdet.runtime.detector import Detector
 
-Float = NDArray[np.float32]
-
 MOST_IMAGES = 64
 """Most images of a check. ``trtdet init`` may look at more."""
-FEWEST_IMAGES = 4
-
-_SUPPRESSION = NmsConfig(score_threshold=0.1, iou_threshold=0.5, max_detections=100, pre_nms_topk=1000)
-_CONFIDENT = 0.3
-_SHIFT = 20
-"""Pixels by which the mirror image is shifted right and down: half a stride of 8 beyond a multiple of 16."""
-
-_MOST_SURE = 4.0
-"""Largest magnitude of the figure of an image, so that crowds and grids do not outweigh other images."""
-_FEWEST_BOXES = 6
-"""A detector with fewer confident boxes on all images cannot be judged."""
-_MOVED = 0.6
-"""Least share of confident boxes that go with the image in a working detector; measured: over 0.86, else under 0.5."""
-_AGREEMENT = 0.3
-"""Least share of the scores over 0.3 that is found again in the other look by a working detector."""
 
 _LOOKS = (4, 8, 16, 32, 64, 128, 256, 512)
 """Numbers of images after which readings are compared."""
@@ -209,10 +200,6 @@ class Settled:
     answers: Mapping[str, Answer]
 
 
-def counted(images: int) -> str:
-    return f"{images} image{'' if images == 1 else 's'}"
-
-
 def examine_model(
     model: onnx.ModelProto, options: Options, paths: Sequence[Path], *, alternatives: bool = True
 ) -> Plausibility:
@@ -336,7 +323,7 @@ class _Subject:
     def found(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
         """Detections of the outputs; None if the scores cannot be probabilities."""
         if self.detector is not None:
-            return self.detector.suppressed(outputs, _SUPPRESSION)
+            return self.detector.suppressed(outputs, SUPPRESSION)
         boxes, scores = decode(outputs, config)
         logits = config.suppresses_logits
         if not np.isfinite(scores).all():
@@ -348,180 +335,7 @@ class _Subject:
             # Most boxes have low scores. The sigmoid of a probability is at least 0.5, the product of two 0.25.
             if probabilities.shape[1] >= 100 and probabilities.max(axis=2).min() >= 0.2:
                 return None
-        return non_max_suppression(boxes, scores, _SUPPRESSION, logits=logits)
-
-
-Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
-"""Boxes (N, 4) in pixels of the input, scores and classes of an image, best first."""
-
-
-@dataclass(frozen=True)
-class _Tally:
-    """Measurements of one image with one reading."""
-
-    figure: float = 0.0
-    score: float = 0.0
-    agreed: float = 0.0
-    confident: int = 0
-    moved: float = 0.0
-    stayed: float = 0.0
-    saturated: int = 0
-    misplaced: int = 0
-    classes: frozenset[int] = frozenset()
-    improbable: bool = False
-
-
-def _other_look(image: Float) -> Float:
-    """The image float32 (3, H, W) mirrored and shifted right and down; what comes in repeats the edge."""
-    shift = _shift(image.shape[1:])
-    return np.pad(image[:, :, ::-1], ((0, 0), (shift, 0), (shift, 0)), mode="edge")[:, :-shift, :-shift]
-
-
-def _shift(size: Sequence[int]) -> int:
-    return _SHIFT if min(size) >= 8 * _SHIFT else 4
-
-
-def _tally(pair: tuple[Found, Found] | None, config: InputConfig) -> _Tally:
-    """Compares the detections of an image with those of its other look."""
-    if pair is None:
-        return _Tally(improbable=True)
-    (boxes, scores, classes), (others, other_scores, other_classes) = pair
-    shift, ends = _shift(config.size), np.array([config.width, config.height] * 2, np.float64)
-    mirrored = np.stack([config.width - boxes[:, 2], boxes[:, 1], config.width - boxes[:, 0], boxes[:, 3]], axis=1)
-    expected = np.clip(mirrored + shift, 0, ends)
-    # What is mostly shifted out of the image is not expected to be found.
-    kept = _areas(expected) > 0.6 * np.maximum(_areas(boxes), 1)
-    others = np.clip(others, 0, ends)
-    same = classes[:, None] == other_classes
-
-    def overlaps(places: NDArray[np.float64]) -> NDArray[np.float64]:
-        shares = iou(xywh(np.clip(places, 0, ends)), xywh(others), np.zeros(len(others), bool))
-        return np.where(same, shares, 0.0)
-
-    near, stayed = overlaps(expected), np.maximum(overlaps(boxes), overlaps(mirrored))
-    figure = agreed = total = moved = unmoved = 0.0
-    alone = float((other_scores**3).sum())
-    sure = scores > _CONFIDENT
-    for row, score in enumerate(scores):
-        best = int(near[row].argmax()) if len(others) else 0
-        overlap = float(near[row, best]) if len(others) else 0.0
-        if not kept[row]:
-            if overlap > 0:  # its rest may be found
-                alone -= float(other_scores[best] ** 3)
-                near[:, best] = 0
-            continue
-        if sure[row]:
-            total += score
-            still = float(stayed[row].max(initial=0.0))
-            moved += score**2 * (overlap > still + 1e-3)
-            unmoved += score**2 * (still > overlap + 1e-3)
-        if overlap < 0.5:
-            alone += float(score**3)
-            continue
-        less = float(min(score, other_scores[best]))
-        figure += less**3 * (2 * overlap - 1)
-        agreed += less * bool(sure[row])
-        alone -= float(other_scores[best] ** 3)
-        near[:, best] = 0
-    # Without area, or with a centre outside the network's input.
-    size, centre = boxes[sure, 2:] - boxes[sure, :2], (boxes[sure, 2:] + boxes[sure, :2]) / 2
-    misplaced = (size < 1) | (centre < 0) | (centre > ends[:2])
-    return _Tally(
-        figure=float(np.clip(figure - alone / 4, -_MOST_SURE, _MOST_SURE)),
-        score=total,
-        agreed=agreed,
-        confident=int(sure.sum()),
-        moved=moved,
-        stayed=unmoved,
-        saturated=int((scores > 0.9999).sum()),
-        misplaced=int(misplaced.any(axis=1).sum()),
-        classes=frozenset(classes[sure].tolist()),
-    )
-
-
-def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    sides: NDArray[np.float64] = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
-    return sides[:, 0] * sides[:, 1]
-
-
-def _found(detections: Detections, row: int) -> Found:
-    boxes, scores, classes = detections.image(row)
-    rows = np.flatnonzero(scores > _SUPPRESSION.score_threshold)[: _SUPPRESSION.max_detections]
-    finite = np.nan_to_num(boxes[rows].astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
-    return finite, scores[rows].astype(np.float64), classes[rows].astype(np.int64)
-
-
-def _judged(tallies: Sequence[_Tally], config: Config) -> tuple[tuple[str, ...], str]:
-    """Signs of a detector that does not work, and why nothing can be told; both empty for one that works."""
-    images, total = len(tallies), sum(tally.confident for tally in tallies)
-    if images < FEWEST_IMAGES:
-        return (), f"{counted(images)} {'is' if images == 1 else 'are'} too few, give {FEWEST_IMAGES} or more"
-    if sum(tally.improbable for tally in tallies) > images / 2:
-        return (
-            f"the scores are not 0 to 1 and mostly low, as those of objects are (head.scores is {config.head.scores})",
-        ), ""
-    seen = sum(tally.confident > 0 for tally in tallies)
-    if total < _FEWEST_BOXES or seen < FEWEST_IMAGES:
-        names = ", ".join(config.classes[:3]) + (", ..." if len(config.classes) > 3 else "")
-        what = f"{total or 'no'} box{'es' * (total > 1)} over {_CONFIDENT} in {counted(images)}"
-        return (), (
-            f"there {'are' if total > 1 else 'is'} {what}; give images that show the model's classes ({names}); if "
-            "these do, the configuration or the model is wrong"
-        )
-    symptoms = tuple(_symptoms(tallies, config))
-    for share, least in ((_moved(tallies), _MOVED), (_agreement(tallies), _AGREEMENT)):
-        if not symptoms and share[0] < least:
-            return (), (
-                f"of what it finds in {counted(images)} only {share[0]:.0%} goes with the image when that is mirrored "
-                "and shifted; give more images"
-            )
-    return symptoms, ""
-
-
-def _symptoms(tallies: Sequence[_Tally], config: Config) -> Iterator[str]:
-    images, total = len(tallies), sum(tally.confident for tally in tallies)
-    if sum(tally.misplaced for tally in tallies) > total / 2:
-        yield "most boxes over 0.3 have no area or lie outside the image"
-    moved, agreement = _moved(tallies), _agreement(tallies)
-    stuck, lost = moved[1] < _MOVED, agreement[1] < _AGREEMENT
-    if stuck:
-        yield (
-            f"{1 - moved[0]:.0%} of its boxes stay where they are, or lie on a grid, when the image is mirrored and "
-            f"shifted by {_shift(config.input.size)} pixels"
-        )
-    if lost:
-        yield f"of what it finds it finds {agreement[0]:.0%} again when the image is mirrored and shifted"
-    if not (stuck or lost):
-        return
-    full = sum(tally.confident >= _SUPPRESSION.max_detections for tally in tallies)
-    if full > images / 2:
-        yield f"over {_SUPPRESSION.max_detections} boxes over {_CONFIDENT} in {full} of {counted(images)}"
-    saturated = sum(tally.saturated for tally in tallies)
-    if saturated > total / 4:
-        yield f"{saturated / images:.0f} scores an image are 1"
-    classes = frozenset().union(*(tally.classes for tally in tallies))
-    if len(classes) == 1 and len(config.classes) > 1 and total > 20 * images:
-        yield f"every box is '{config.classes[next(iter(classes))]}'"
-
-
-def _moved(tallies: Sequence[_Tally]) -> tuple[float, float]:
-    return _share([(tally.moved, tally.moved + tally.stayed) for tally in tallies])
-
-
-def _agreement(tallies: Sequence[_Tally]) -> tuple[float, float]:
-    return _share([(tally.agreed, tally.score) for tally in tallies])
-
-
-def _share(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Mean of the images' shares, 0..1, and the most that it may be with other such images.
-
-    Images count equally, as a crowd of small objects says no more than another image.
-    """
-    shares = [part / whole for part, whole in parts if whole > 0]
-    if not shares:
-        return 0.0, 1.0
-    mean, spread = float(np.mean(shares)), float(np.std(shares))
-    return mean, mean + (2 + 4 / len(shares)) * spread / math.sqrt(len(shares))
+        return non_max_suppression(boxes, scores, SUPPRESSION, logits=logits)
 
 
 def _key(reading: Reading) -> str:
@@ -541,7 +355,7 @@ class _Contest:
         subject: _Subject,
         given: Reading,
         others: Iterable[Reading],
-        cache: dict[tuple[str, Path], _Tally],
+        cache: dict[tuple[str, Path], Tally],
         thorough: bool = False,
     ) -> None:
         self._subject = subject
@@ -550,7 +364,7 @@ class _Contest:
         self.given = given
         self.others = list(others)
         self._live = list(self.others)
-        self.tallies: dict[int, list[_Tally]] = {id(given): []}
+        self.tallies: dict[int, list[Tally]] = {id(given): []}
         self.tallies |= {id(other): [] for other in self._live}
 
     def run(self, paths: Sequence[Path]) -> Reading | None:
@@ -636,21 +450,21 @@ class _Contest:
             for start in range(0, len(groups), size):
                 part = groups[start : start + size]
                 pixels = [preprocess(image, group[0].config.input)[0] for group in part]
-                outputs = self._subject.outputs([(array, _other_look(array)) for array in pixels])
+                outputs = self._subject.outputs([(array, other_look(array)) for array in pixels])
                 for group, pair in zip(part, outputs, strict=True):
                     for reading in group:
                         self._cache[_key(reading), path] = self._tallied(pair, reading)
         for reading in readings:
             self.tallies[id(reading)].append(self._cache[_key(reading), path])
 
-    def _tallied(self, pair: Sequence[Mapping[str, NDArray[Any]]], reading: Reading) -> _Tally:
+    def _tallied(self, pair: Sequence[Mapping[str, NDArray[Any]]], reading: Reading) -> Tally:
         looks: list[Found] = []
         for outputs in pair:
             detections = self._subject.found(outputs, reading.config)
             if detections is None:
-                return _tally(None, reading.config.input)
-            looks += [_found(detections, row) for row in range(2 // len(pair))]
-        return _tally((looks[0], looks[1]), reading.config.input)
+                return tally_of(None, reading.config.input)
+            looks += [found_in(detections, row) for row in range(2 // len(pair))]
+        return tally_of((looks[0], looks[1]), reading.config.input)
 
     def _winner(self, ratio: float, least: float = _SURE) -> Reading | None:
         count = len(self.figures(self.given))
@@ -662,7 +476,7 @@ class _Contest:
             if self.gain(one) >= ratio
             # Against a reading that finds next to nothing, one that works needs fewer images.
             and self._sure(one, 1) >= (least if self.gain(one) < _FAR_MORE else min(least, _LIKELY))
-            and _judged(self.tallies[id(one)], one.config) == ((), "")
+            and judged(self.tallies[id(one)], one.config) == ((), "")
         ]
         most = max((float(self.figures(one).sum()) for one in better), default=0.0)
         # Of those that are the same, the first is the most usual.
@@ -680,7 +494,7 @@ class _Contest:
 
 def _settled(subject: _Subject, paths: Sequence[Path], *, thorough: bool = False, alternatives: bool = True) -> Settled:
     given = best = Reading(subject.config, subject.config)
-    cache: dict[tuple[str, Path], _Tally] = {}
+    cache: dict[tuple[str, Path], Tally] = {}
 
     def contest_of(reading: Reading, others: Iterable[Reading]) -> _Contest:
         return _Contest(subject, given=reading, others=others, cache=cache, thorough=thorough)
@@ -688,7 +502,7 @@ def _settled(subject: _Subject, paths: Sequence[Path], *, thorough: bool = False
     singles = _singles(subject, given) if alternatives else []
     first = contest = contest_of(given, singles)
     winner = contest.run(paths)
-    working = _judged(first.tallies[id(given)], given.config) == ((), "")
+    working = judged(first.tallies[id(given)], given.config) == ((), "")
     if winner is None and not working and alternatives:
         # If two keys are wrong, correcting only one may detect nothing.
         contest = contest_of(given, _pairs(subject, given))
@@ -700,7 +514,7 @@ def _settled(subject: _Subject, paths: Sequence[Path], *, thorough: bool = False
         gain, best = gain * contest.gain(winner), winner
         contest = contest_of(best, _singles(subject, best))
         winner = contest.run(paths)
-    if thorough and _judged(contest.tallies[id(best)], best.config) == ((), ""):
+    if thorough and judged(contest.tallies[id(best)], best.config) == ((), ""):
         # What changes little is asked last, of a detector that works.
         contest = contest_of(best, _singles(subject, best, fine=True))
         winner = contest.run(paths)
@@ -717,15 +531,15 @@ def _settled(subject: _Subject, paths: Sequence[Path], *, thorough: bool = False
 
 
 def _plausibility(
-    tallies: Sequence[_Tally], config: Config, best: Reading | None = None, gain: float = 1.0
+    tallies: Sequence[Tally], config: Config, best: Reading | None = None, gain: float = 1.0
 ) -> Plausibility:
-    symptoms, unknown = _judged(tallies, config)
+    symptoms, unknown = judged(tallies, config)
     return Plausibility(
         images=len(tallies),
         empty=sum(tally.confident == 0 for tally in tallies),
         boxes=float(np.mean([tally.confident for tally in tallies])) if tallies else 0.0,
-        agreement=_agreement(tallies)[0],
-        moved=_moved(tallies)[0],
+        agreement=agreement_share(tallies)[0],
+        moved=moved_share(tallies)[0],
         symptoms=symptoms,
         unknown=unknown,
         better=best.changes if best is not None else {},

@@ -1,0 +1,218 @@
+"""Judges from detections alone whether a detector works on images.
+
+Each image is also looked at mirrored and shifted by 20 pixels, which is no multiple of a stride. What a working
+detector finds goes with the image; a network that is fed wrong values finds boxes on a grid, along the border or
+everywhere, and these stay where they are, however confident.
+
+The figure of an image is a sum over pairs of overlapping detections of a class, one from each look: the cube of the
+smaller score times ``2 * IoU - 1``, less a quarter of the cubed scores of detections without a partner. The thresholds
+are measured in docs/results/init.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtdet.config import Config, InputConfig, NmsConfig
+from trtdet.detection.suppression import Detections
+from trtdet.evaluation.matching import iou, xywh
+
+Float = NDArray[np.float32]
+
+FEWEST_IMAGES = 4
+
+SUPPRESSION = NmsConfig(score_threshold=0.1, iou_threshold=0.5, max_detections=100, pre_nms_topk=1000)
+_CONFIDENT = 0.3
+_SHIFT = 20
+"""Pixels by which the mirror image is shifted right and down: half a stride of 8 beyond a multiple of 16."""
+
+_MOST_SURE = 4.0
+"""Largest magnitude of the figure of an image, so that crowds and grids do not outweigh other images."""
+_FEWEST_BOXES = 6
+"""A detector with fewer confident boxes on all images cannot be judged."""
+_MOVED = 0.6
+"""Least share of confident boxes that go with the image in a working detector; measured: over 0.86, else under 0.5."""
+_AGREEMENT = 0.3
+"""Least share of the scores over 0.3 that is found again in the other look by a working detector."""
+
+
+def counted(images: int) -> str:
+    return f"{images} image{'' if images == 1 else 's'}"
+
+
+Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
+"""Boxes (N, 4) in pixels of the input, scores and classes of an image, best first."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Measurements of one image with one reading."""
+
+    figure: float = 0.0
+    score: float = 0.0
+    agreed: float = 0.0
+    confident: int = 0
+    moved: float = 0.0
+    stayed: float = 0.0
+    saturated: int = 0
+    misplaced: int = 0
+    classes: frozenset[int] = frozenset()
+    improbable: bool = False
+
+
+def other_look(image: Float) -> Float:
+    """The image float32 (3, H, W) mirrored and shifted right and down; what comes in repeats the edge."""
+    shift = _shift(image.shape[1:])
+    return np.pad(image[:, :, ::-1], ((0, 0), (shift, 0), (shift, 0)), mode="edge")[:, :-shift, :-shift]
+
+
+def _shift(size: Sequence[int]) -> int:
+    return _SHIFT if min(size) >= 8 * _SHIFT else 4
+
+
+def tally_of(pair: tuple[Found, Found] | None, config: InputConfig) -> Tally:
+    """Compares the detections of an image with those of its other look."""
+    if pair is None:
+        return Tally(improbable=True)
+    (boxes, scores, classes), (others, other_scores, other_classes) = pair
+    shift, ends = _shift(config.size), np.array([config.width, config.height] * 2, np.float64)
+    mirrored = np.stack([config.width - boxes[:, 2], boxes[:, 1], config.width - boxes[:, 0], boxes[:, 3]], axis=1)
+    expected = np.clip(mirrored + shift, 0, ends)
+    # What is mostly shifted out of the image is not expected to be found.
+    kept = _areas(expected) > 0.6 * np.maximum(_areas(boxes), 1)
+    others = np.clip(others, 0, ends)
+    same = classes[:, None] == other_classes
+
+    def overlaps(places: NDArray[np.float64]) -> NDArray[np.float64]:
+        shares = iou(xywh(np.clip(places, 0, ends)), xywh(others), np.zeros(len(others), bool))
+        return np.where(same, shares, 0.0)
+
+    near, stayed = overlaps(expected), np.maximum(overlaps(boxes), overlaps(mirrored))
+    figure = agreed = total = moved = unmoved = 0.0
+    alone = float((other_scores**3).sum())
+    sure = scores > _CONFIDENT
+    for row, score in enumerate(scores):
+        best = int(near[row].argmax()) if len(others) else 0
+        overlap = float(near[row, best]) if len(others) else 0.0
+        if not kept[row]:
+            if overlap > 0:  # its rest may be found
+                alone -= float(other_scores[best] ** 3)
+                near[:, best] = 0
+            continue
+        if sure[row]:
+            total += score
+            still = float(stayed[row].max(initial=0.0))
+            moved += score**2 * (overlap > still + 1e-3)
+            unmoved += score**2 * (still > overlap + 1e-3)
+        if overlap < 0.5:
+            alone += float(score**3)
+            continue
+        less = float(min(score, other_scores[best]))
+        figure += less**3 * (2 * overlap - 1)
+        agreed += less * bool(sure[row])
+        alone -= float(other_scores[best] ** 3)
+        near[:, best] = 0
+    # Without area, or with a centre outside the network's input.
+    size, centre = boxes[sure, 2:] - boxes[sure, :2], (boxes[sure, 2:] + boxes[sure, :2]) / 2
+    misplaced = (size < 1) | (centre < 0) | (centre > ends[:2])
+    return Tally(
+        figure=float(np.clip(figure - alone / 4, -_MOST_SURE, _MOST_SURE)),
+        score=total,
+        agreed=agreed,
+        confident=int(sure.sum()),
+        moved=moved,
+        stayed=unmoved,
+        saturated=int((scores > 0.9999).sum()),
+        misplaced=int(misplaced.any(axis=1).sum()),
+        classes=frozenset(classes[sure].tolist()),
+    )
+
+
+def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    sides: NDArray[np.float64] = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
+    return sides[:, 0] * sides[:, 1]
+
+
+def found_in(detections: Detections, row: int) -> Found:
+    boxes, scores, classes = detections.image(row)
+    rows = np.flatnonzero(scores > SUPPRESSION.score_threshold)[: SUPPRESSION.max_detections]
+    finite = np.nan_to_num(boxes[rows].astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
+    return finite, scores[rows].astype(np.float64), classes[rows].astype(np.int64)
+
+
+def judged(tallies: Sequence[Tally], config: Config) -> tuple[tuple[str, ...], str]:
+    """Signs of a detector that does not work, and why nothing can be told; both empty for one that works."""
+    images, total = len(tallies), sum(tally.confident for tally in tallies)
+    if images < FEWEST_IMAGES:
+        return (), f"{counted(images)} {'is' if images == 1 else 'are'} too few, give {FEWEST_IMAGES} or more"
+    if sum(tally.improbable for tally in tallies) > images / 2:
+        return (
+            f"the scores are not 0 to 1 and mostly low, as those of objects are (head.scores is {config.head.scores})",
+        ), ""
+    seen = sum(tally.confident > 0 for tally in tallies)
+    if total < _FEWEST_BOXES or seen < FEWEST_IMAGES:
+        names = ", ".join(config.classes[:3]) + (", ..." if len(config.classes) > 3 else "")
+        what = f"{total or 'no'} box{'es' * (total > 1)} over {_CONFIDENT} in {counted(images)}"
+        return (), (
+            f"there {'are' if total > 1 else 'is'} {what}; give images that show the model's classes ({names}); if "
+            "these do, the configuration or the model is wrong"
+        )
+    symptoms = tuple(_symptoms(tallies, config))
+    for share, least in ((moved_share(tallies), _MOVED), (agreement_share(tallies), _AGREEMENT)):
+        if not symptoms and share[0] < least:
+            return (), (
+                f"of what it finds in {counted(images)} only {share[0]:.0%} goes with the image when that is mirrored "
+                "and shifted; give more images"
+            )
+    return symptoms, ""
+
+
+def _symptoms(tallies: Sequence[Tally], config: Config) -> Iterator[str]:
+    images, total = len(tallies), sum(tally.confident for tally in tallies)
+    if sum(tally.misplaced for tally in tallies) > total / 2:
+        yield "most boxes over 0.3 have no area or lie outside the image"
+    moved, agreement = moved_share(tallies), agreement_share(tallies)
+    stuck, lost = moved[1] < _MOVED, agreement[1] < _AGREEMENT
+    if stuck:
+        yield (
+            f"{1 - moved[0]:.0%} of its boxes stay where they are, or lie on a grid, when the image is mirrored and "
+            f"shifted by {_shift(config.input.size)} pixels"
+        )
+    if lost:
+        yield f"of what it finds it finds {agreement[0]:.0%} again when the image is mirrored and shifted"
+    if not (stuck or lost):
+        return
+    full = sum(tally.confident >= SUPPRESSION.max_detections for tally in tallies)
+    if full > images / 2:
+        yield f"over {SUPPRESSION.max_detections} boxes over {_CONFIDENT} in {full} of {counted(images)}"
+    saturated = sum(tally.saturated for tally in tallies)
+    if saturated > total / 4:
+        yield f"{saturated / images:.0f} scores an image are 1"
+    classes = frozenset().union(*(tally.classes for tally in tallies))
+    if len(classes) == 1 and len(config.classes) > 1 and total > 20 * images:
+        yield f"every box is '{config.classes[next(iter(classes))]}'"
+
+
+def moved_share(tallies: Sequence[Tally]) -> tuple[float, float]:
+    return _share([(tally.moved, tally.moved + tally.stayed) for tally in tallies])
+
+
+def agreement_share(tallies: Sequence[Tally]) -> tuple[float, float]:
+    return _share([(tally.agreed, tally.score) for tally in tallies])
+
+
+def _share(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Mean of the images' shares, 0..1, and the most that it may be with other such images.
+
+    Images count equally, as a crowd of small objects says no more than another image.
+    """
+    shares = [part / whole for part, whole in parts if whole > 0]
+    if not shares:
+        return 0.0, 1.0
+    mean, spread = float(np.mean(shares)), float(np.std(shares))
+    return mean, mean + (2 + 4 / len(shares)) * spread / math.sqrt(len(shares))
