@@ -28,8 +28,9 @@ from onnx import helper, numpy_helper
 from trtdet.config import COCO_CLASSES, Config, InputConfig, load_config
 from trtdet.data import evenly, find_images
 from trtdet.errors import TrtdetError
+from trtdet.evaluation import plausibility
 from trtdet.evaluation.guessing import guess_config
-from trtdet.evaluation.plausibility import Answer, Plausibility, examine_model, settle_model
+from trtdet.evaluation.plausibility import Answer, Plausibility, settle_model
 from trtdet.evaluation.readings import COLOR, NORMALISATION, RESIZE
 from trtdet.passes import Options, load_model
 
@@ -239,7 +240,7 @@ def main() -> None:
         if config is not None or path.stem in TRUTHS:
             models.append((path, config))
     if options.random:
-        false_alarms(models, find_images(options.images), options.random)
+        false_alarms(models, images, options.random)
         return
     print("| model | head | pixels' keys right | wrong | wrong and sure | undecided | it looks | seconds |")
     print("|---" * 8 + "|")
@@ -265,9 +266,14 @@ def false_alarms(models: list[tuple[Path, Config | None]], images: tuple[Path, .
         if config is None:
             continue
         verdicts: Counter[str] = Counter()
+        subject = plausibility._of_model(load_model(path), Options(config))
+        cache: dict[Any, Any] = {}  # an image is looked at once, however many sets have it
         for _ in range(sets):
             chosen = [images[index] for index in rng.choice(len(images), int(rng.integers(4, 17)), replace=False)]
-            verdicts[examine_model(load_model(path), Options(config), chosen).verdict] += 1
+            first = plausibility._settled(subject, chosen, cache=cache).first
+            verdicts[first.verdict] += 1
+            if first.better or first.symptoms:
+                print(f"<!-- {path.stem}: {first.warning} -->", flush=True)
         silent, unknown = verdicts["working"], verdicts["cannot tell"]
         print(f"| {path.stem} | {sets} | {silent} | {unknown} | {sets - silent - unknown} |", flush=True)
 

@@ -492,12 +492,20 @@ class _Contest:
         return float(differences.mean()) / (error + 1e-9)
 
 
-def _settled(subject: _Subject, paths: Sequence[Path], *, thorough: bool = False, alternatives: bool = True) -> Settled:
+def _settled(
+    subject: _Subject,
+    paths: Sequence[Path],
+    *,
+    thorough: bool = False,
+    alternatives: bool = True,
+    cache: dict[tuple[str, Path], Tally] | None = None,
+) -> Settled:
+    """``cache`` holds the tallies of the subject by configuration and image, also those of earlier calls."""
     given = best = Reading(subject.config, subject.config)
-    cache: dict[tuple[str, Path], Tally] = {}
+    tallies = {} if cache is None else cache
 
     def contest_of(reading: Reading, others: Iterable[Reading]) -> _Contest:
-        return _Contest(subject, given=reading, others=others, cache=cache, thorough=thorough)
+        return _Contest(subject, given=reading, others=others, cache=tallies, thorough=thorough)
 
     singles = _singles(subject, given) if alternatives else []
     first = contest = contest_of(given, singles)
