@@ -124,7 +124,6 @@ def _tried(guess: Config, settled: Settled) -> dict[str, str]:
     """What the images say of each key that can be tried, by its path."""
     looks, notes = settled.looks, {}
     given = guess.model_dump(mode="json")
-    untold = looks.obstacle or looks.unknown or "; ".join(looks.symptoms)
     for question, keys in QUESTIONS.items():
         for key in keys:
             section, _, name = key.partition(".")
@@ -136,8 +135,8 @@ def _tried(guess: Config, settled: Settled) -> dict[str, str]:
                 note = ""
             if question in settled.answers:
                 note = "; ".join(part for part in (note, settled.answers[question].text) if part)
-            elif untold and section == "input":
-                note = f"{note}; the images cannot tell: {untold}"
+            elif looks.verdict != "working" and section == "input":
+                note = f"{note}; the images cannot tell"
             if note:
                 notes[key] = note
     return notes
