@@ -33,12 +33,14 @@ class Guess:
 
     ``origins`` says where the value of each written key is from, by its path such as ``input.color``. ``unknown`` are
     the keys that only the user knows, each with a description of its placeholder. ``looks`` is None without images.
+    ``note`` says what the model was recognised as.
     """
 
     config: Config
     origins: Mapping[str, str]
     unknown: Mapping[str, str]
     looks: Plausibility | None
+    note: str = ""
 
     def text(self) -> str:
         """The YAML file, with the origin of each key as a comment."""
@@ -87,14 +89,14 @@ def guess_config(
     model, files = Path(model), [Path(image) for image in images]
     loaded = load_model(model, allow_quantized=has_pairs(model))
     loaded = take_apart(loaded).model if has_pairs(loaded) else loaded
-    config, _ = onnx_file.guess(model, loaded, ExportOptions(size=size))
+    config, note = onnx_file.guess(model, loaded, ExportOptions(size=size))
     origins = {"name": "the file's name", "input.size": "given" if size else "the model's own"}
     origins |= {"input.name": "the model's own"}
     origins |= {f"head.{key}": "from the shapes and values of the outputs" for key in type(config.head).model_fields}
     config, origins["classes"], unknown = _named(config, classes, onnx_file.class_names(loaded) is not None)
     if len(files) < FEWEST_IMAGES:
         origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
-        return Guess(config, origins=origins, unknown=unknown, looks=None)
+        return Guess(config, origins=origins, unknown=unknown, looks=None, note=note)
     config, first, looks = settled(loaded, config, files)
     if first.better:
         gain = f"{first.gain:.3g} times as sure on {first.images} images as what is {_USUAL[3:]}"
@@ -105,7 +107,7 @@ def guess_config(
         kept = f"{_USUAL}; no other was clearly better on {looks.images} images"
     for key in _PIXELS:
         origins.setdefault(f"input.{key}", kept)
-    return Guess(config, origins=origins, unknown=unknown, looks=looks)
+    return Guess(config, origins=origins, unknown=unknown, looks=looks, note=note)
 
 
 def draft(known: onnx_file.Described, problem: str, classes: Sequence[str] | None = None) -> str:
