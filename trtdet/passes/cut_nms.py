@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from trtdet.config import Config
 from trtdet.detection.suppression import sigmoid
 from trtdet.errors import ModelError
+from trtdet.passes import cut_topk
 from trtdet.passes.base import Options, Writer, explained
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
@@ -77,17 +78,24 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options]:
 
 
 def cut_off(model: onnx.ModelProto) -> CutOff | None:
-    """A model before its embedded NMS; None if it has none, or is of two stages. Raises ModelError if the NMS cannot be
-    cut off."""
-    if not embeds_nms(model):
-        return None
+    """A model before its embedded NMS or, if its outputs are labels, boxes and scores, before their selection; None if
+    it has neither, or is of two stages. Raises ModelError if the NMS cannot be cut off."""
     with explained("cut_nms"):
-        graph, own = _found(to_graph(onnx.shape_inference.infer_shapes(model)), None)
-        if own is None:
+        if embeds_nms(model):
+            graph, own = _found(to_graph(onnx.shape_inference.infer_shapes(model)), None)
+            if own is None:
+                return None
+            background = {-1: "none", 0: "first"}.get(own.background, "last")
+            head = {**_cut(graph, own), "background": background}
+            return CutOff(to_model(graph), head, own.thresholds)
+        if len(model.graph.output) != 3:
             return None
-        background = {-1: "none", 0: "first"}.get(own.background, "last")
-        head = {**_cut(graph, own), "background": background}
-        return CutOff(to_model(graph), head, own.thresholds)
+        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        selection = cut_topk.cut_three(graph)
+        if selection is None:
+            return None
+        head, count = selection
+        return CutOff(to_model(graph), head, {"iou_threshold": 1.0, **({} if count is None else {"max_detections": count})})
 
 
 def embeds_nms(model: onnx.ModelProto) -> bool:

@@ -15,7 +15,7 @@ the suppression, the image of a batch) to the tensors with all boxes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -155,8 +155,7 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
         raise refused(node, "it has boxes of its own for each class")
     thresholds: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
     if scores.reduced:
-        separate = depends(node.inputs[0], scores.source) or _offset(node.inputs[0])
-        thresholds = {"class_agnostic": not separate, "candidates": "best-class"}
+        thresholds = {"class_agnostic": not _offset(node.inputs[0]), "candidates": "best-class"}
     iou, floor = constant(node, 3), constant(node, 4)
     if iou is not None and iou > 0:
         thresholds["iou_threshold"] = min(iou, 1.0)
@@ -168,7 +167,8 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
     limits = [limit for limit in (*limits, *_limits(node)) if 0 < limit < _MOST]
     if limits:
         thresholds["max_detections"] = min(limits)
-    if before := scores.limits():
+    # Of all classes a limit counts boxes, and pre_nms_topk pairs: a tighter one would lose pairs of the best boxes.
+    if scores.reduced and (before := scores.limits()):
         thresholds["pre_nms_topk"] = max(min(before), thresholds.get("max_detections", 1))
     return OwnSuppression(
         name=node.name or node.op,
@@ -243,13 +243,13 @@ def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
 
 
 def _offset(boxes: gs.Tensor) -> bool:
-    """Whether the class is hidden in an offset of boxes."""
-    return any(node.op in ("ArgMax", "TopK", "NonZero") and _adds(node) for node in _nearest(boxes))
-
-
-def _adds(node: gs.Node) -> bool:
-    readers: Iterable[gs.Node] = (reader for tensor in node.outputs for reader in tensor.outputs)
-    return node.op == "ArgMax" or any(reader.op in ("Cast", "Mul") for reader in readers)
+    """Whether the class is hidden in an offset of boxes: a sum with numbers of classes."""
+    while (node := maker(boxes, "Add", "Mul", "Div", "Slice", "Concat", *_SAME_VALUES, *_PICKS)) is not None:
+        if node.op == "Add":
+            operands = [tensor for tensor in node.inputs if isinstance(tensor, gs.Variable)]
+            return any(before.op in ("ArgMax", "TopK", "NonZero") for tensor in operands for before in _nearest(tensor))
+        boxes = node.inputs[0]
+    return False
 
 
 def _picked_boxes(node: gs.Node) -> gs.Tensor | None:
