@@ -32,7 +32,7 @@ CONSTANTS = {
     "parts": np.array([2, 2, CLASSES]),
     "reach": np.float32(20),
     "most_side": np.float32(12),
-    "spread": np.float32(3),
+    "spread": np.float32(0.7),
     "zero": np.array(0),
     "one": np.array(1),
     "two": np.array(2),
