@@ -45,14 +45,16 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], floor: float) -> Rows:
         table = np.concatenate([boxes, scores[:, None], labels[:, None]], axis=1)
     elif values[0].ndim == 3 and values[0].shape[2] == 6:  # Ultralytics
         table = values[0][0]
-    elif values[0].shape[1] == 7 and list(arrays)[0].startswith("flat"):  # YOLO-NAS: image, box, score, class
+    elif values[0].shape[1] == 7 and next(iter(arrays)).startswith("flat"):  # YOLO-NAS: image, box, score, class
         table = values[0][values[0][:, 0] == 0][:, 1:]
     elif values[0].shape[1] == 7:  # YOLOv7: image, box, class, score
         table = values[0][values[0][:, 0] == 0][:, [1, 2, 3, 4, 6, 5]]
     elif values[0].shape[1] == 6:  # PaddleDetection: class, score, box
         table = values[0][:, [2, 3, 4, 5, 1, 0]]
     else:
-        raise ValueError(f"outputs {({name: array.shape for name, array in arrays.items()})} are read in no known way")
+        raise ValueError(
+            f"outputs { ({name: array.shape for name, array in arrays.items()}) } are read in no known way"
+        )
     return _sorted(table[(table[:, 4] > floor) & (table[:, 5] >= 0)])
 
 

@@ -25,7 +25,8 @@ CELLS = 225
 BODY = """features = Conv<strides = [2,2]>(image, weight) flat = Reshape(features, rows_shape)
     rows = Transpose<perm = [0,2,1]>(flat) a, b, c = Split<axis = 2>(rows, parts)
     low_shares = Sigmoid(a) low = Mul(low_shares, reach) size_shares = Sigmoid(b) sides = Mul(size_shares, most_side)
-    high = Add(low, sides) all_boxes = Concat<axis = 2>(low, high) c_wide = Mul(c, spread) all_scores = Sigmoid(c_wide)"""
+    high = Add(low, sides) all_boxes = Concat<axis = 2>(low, high)
+    c_wide = Mul(c, spread) all_scores = Sigmoid(c_wide)"""
 CONSTANTS = {
     "weight": nets.normal(4 + CLASSES, 3, 4, 4, scale=0.5),
     "rows_shape": np.array([0, 4 + CLASSES, CELLS]),
@@ -259,7 +260,10 @@ def test_an_input_of_another_form_becomes_one(saved, form):
 
 @pytest.mark.parametrize(
     ("outputs", "what"),
-    [("float[1,12] row", "an embedding or classification model"), ("float[1,9,32,32] row", "a segmentation or heat map")],
+    [
+        ("float[1,12] row", "an embedding or classification model"),
+        ("float[1,9,32,32] row", "a segmentation or heat map"),
+    ],
 )
 def test_what_is_no_detector_is_named(saved, outputs, what):
     body = "deep = Conv<pads = [1,1,1,1]>(image, w)"
@@ -278,7 +282,9 @@ def test_the_task_in_the_metadata_is_believed(saved):
 
 
 def test_two_inputs_suggest_no_option_that_is_not_there(saved):
-    model = exported("mixed = Mul(all_scores, other)", "float[1,225,4] all_boxes, float[1,225,5] mixed", ", float[1] other")
+    model = exported(
+        "mixed = Mul(all_scores, other)", "float[1,225,4] all_boxes, float[1,225,5] mixed", ", float[1] other"
+    )
     with pytest.raises(ConfigError, match=r"has the inputs 'image' \[1, 3, 32, 32\], 'other' \[1\], a single") as error:
         guess_config(saved(model))
     assert "--config" not in str(error.value)

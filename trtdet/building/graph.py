@@ -191,8 +191,8 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         other = [f"{key} {own}, not {requested[key]}" for key, own in kept.thresholds.items() if own != requested[key]]
         if other:
             warnings.warn(
-                f"the thresholds of the model's embedded NMS '{kept.name}' are kept: {'; '.join(other)}; replace them with "
-                "--nms",
+                f"the thresholds of the model's embedded NMS '{kept.name}' are kept: {'; '.join(other)}; replace them "
+                "with --nms",
                 TrtdetWarning,
                 stacklevel=3,
             )
@@ -227,8 +227,8 @@ def suppression(
 ) -> Suppression:
     """Chooses the NMS mode.
 
-    ``auto`` keeps the kind of the model's embedded NMS if the backend has it. Otherwise it takes the backend's best mode
-    that a CUDA graph can contain, or else the host. Raises BackendError: the backend lacks the requested mode.
+    ``auto`` keeps the kind of the model's embedded NMS if the backend has it. Otherwise it takes the backend's best
+    mode that a CUDA graph can contain, or else the host. Raises BackendError: the backend lacks the requested mode.
     """
     allowed = caps.in_graph_nms
     if nms.class_agnostic and not caps.nms_across_classes:

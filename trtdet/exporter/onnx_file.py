@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from trtdet.config import COCO_CLASSES, Config, HeadConfig, InputConfig, load_config, shipped
+from trtdet.config import COCO_CLASSES, Config, HeadConfig, InputConfig, NmsConfig, load_config, shipped
 from trtdet.data.folders import find_images
 from trtdet.detection import expressions
 from trtdet.detection.heads import class_columns, match_outputs
@@ -80,8 +80,8 @@ def convert(
     input_name = model.graph.input[0].name
     inputs = trials.batches(config.input, options)
     before = []
-    for images in inputs:  # the original may have a batch of 1
-        parts = trials.run(source, whole, names, input_name=input_name, inputs=[image[None] for image in images])
+    for group in inputs:  # the original may have a batch of 1
+        parts = trials.run(source, whole, names, input_name=input_name, inputs=[image[None] for image in group])
         before.append({name: np.concatenate([part[name] for part in parts]) for name in names})
     after = trials.run(source, model, names, input_name=input_name, inputs=inputs)
     pairs = list(zip(before, after, strict=True))
@@ -144,30 +144,31 @@ def _guessed_as_exported(
     if cut is None and (form is None or form.name != "RF-DETR or LW-DETR"):
         return guessed(outputs, size, path.stem, input_name=input_name, classes=names)
     family = load_config(form.family if form is not None else "yolov8")
+    origin = form.name if form is not None else "an unnamed framework"
     data = family.model_dump() | {"name": path.stem}
     data["input"] |= {"size": size, "name": input_name}
     if cut is None:
-        boxes, scores = (next(array for array in outputs.values() if (array.shape[-1] == 4) == four) for four in (1, 0))
-        if scores.shape[-1] == len(family.head.columns or ()) + 11:
-            return Config.model_validate(data), f"recognised as an export of {form.name if form else ''}"
+        columns = family.head.columns or ()
+        if any(array.shape[-1] == max(columns, default=0) + 1 for array in outputs.values()):
+            return Config.model_validate(data), f"recognised as an export of {origin}"
         return guessed(outputs, size, path.stem, input_name=input_name, classes=names)
     boxes, scores = outputs.values()
     count = scores.shape[-1] - (cut.head["background"] != "none")
-    shares = _form(boxes, scores)["units"] if cut.head.get("units") is None else cut.head["units"]
     default = COCO_CLASSES if count == len(COCO_CLASSES) else placeholders(count)
     data["classes"] = names if names is not None and len(names) == count else default
-    data["head"] = {"units": shares, **cut.head}
-    data["nms"] = {**cut.thresholds}
-    most, before = data["nms"].get("max_detections", 300), data["nms"].get("pre_nms_topk", 3000)
-    data["nms"] |= {"pre_nms_topk": before} if before >= most and "pre_nms_topk" in data["nms"] else {}
-    if before < most:
-        data["nms"]["pre_nms_topk"] = most
+    data["head"] = {"units": _form(boxes, scores)["units"], **cut.head}
+    thresholds = dict(cut.thresholds)
+    most = thresholds.get("max_detections", NmsConfig().max_detections)
+    if most > thresholds.get("pre_nms_topk", NmsConfig().pre_nms_topk):
+        thresholds["pre_nms_topk"] = most
+    data["nms"] = thresholds
     config = Config.model_validate(data)
-    kept = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in data["nms"].items())
-    what = "its suppression is cut off and done again" if config.nms.suppresses else "its selection of the best is cut off"
+    shown = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in thresholds.values())
+    kept = ", ".join(f"{key} {value}" for key, value in zip(thresholds, shown, strict=True))
+    cut_part = "suppression" if config.nms.suppresses else "selection of the best"
     return config, (
-        f"recognised as an export of {form.name if form else 'a detector with boxes selected in the graph'}, "
-        f"{count} classes: {what}, with {kept}; as usual for it: {config.input.color}, {config.input.resize}"
+        f"recognised as an export of {origin}, {count} classes: its {cut_part} is cut off and done again, with {kept}; "
+        f"as usual for it: {config.input.color}, {config.input.resize}"
     )
 
 

@@ -95,7 +95,9 @@ def cut_off(model: onnx.ModelProto) -> CutOff | None:
         if selection is None:
             return None
         head, count = selection
-        return CutOff(to_model(graph), head, {"iou_threshold": 1.0, **({} if count is None else {"max_detections": count})})
+        return CutOff(
+            to_model(graph), head, {"iou_threshold": 1.0, **({} if count is None else {"max_detections": count})}
+        )
 
 
 def embeds_nms(model: onnx.ModelProto) -> bool:

@@ -37,7 +37,9 @@ WHOLE_PIXELS = "pixels are read as whole numbers 0..255, and normalised in the g
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
 _HALF, _FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
-_ANY_TYPE = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Identity", "Split", "Concat", "Flatten")
+_ANY_TYPE = frozenset(
+    ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Identity", "Split", "Concat", "Flatten")
+)
 """Operators that move values of any type."""
 
 
@@ -198,7 +200,7 @@ def _channels_first(model: onnx.ModelProto) -> str:
         nodes.append(helper.make_node("Transpose", [inner], [f"{inner}/last"], f"{inner}/last", perm=[0, 2, 3, 1]))
         inner = f"{inner}/last"
     if not batched:
-        nodes.append(_axis(model, "Squeeze", inner, f"{image.name}/image"))
+        nodes.append(_axis(model, "Squeeze", inner, result=f"{image.name}/image"))
         inner = f"{image.name}/image"
     for node in model.graph.node:
         for position, name in enumerate(node.input):
@@ -263,7 +265,7 @@ def _with_batch(model: onnx.ModelProto, output: onnx.ValueInfoProto) -> None:
             for position, name in enumerate(names):
                 if name == output.name:
                     names[position] = inner
-    model.graph.node.append(_axis(model, "Unsqueeze", inner, output.name))
+    model.graph.node.append(_axis(model, "Unsqueeze", inner, result=output.name))
 
 
 def _axis(model: onnx.ModelProto, op: str, source: str, result: str) -> onnx.NodeProto:

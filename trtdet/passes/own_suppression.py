@@ -7,7 +7,7 @@ Exporters write it in these ways, which one search finds:
 - ONNX's NonMaxSuppression on the scores of all classes: MMDeploy's ``multiclass_nms`` (mmdeploy/mmcv/ops/nms.py),
   Paddle2ONNX's ``multiclass_nms3`` (paddle2onnx/mapper/detection/multiclass_nms.cc), YOLO-NAS, TensorFlow;
 - NonMaxSuppression on the best class of each box, the class in an offset of the boxes: Ultralytics with ``nms=True``
-  (``NMSModel`` in ultralytics/engine/exporter.py), YOLOv6 and YOLOv7 with ``--end2end`` for onnxruntime.
+  (``NMSModel`` in ultralytics/engine/exporter.py), YOLOv6 and YOLOv7 end to end for onnxruntime.
 
 Boxes and scores are followed upwards through everything that only selects rows (masks over a threshold, a TopK before
 the suppression, the image of a batch) to the tensors with all boxes.
