@@ -209,5 +209,5 @@ def test_doctor_shows_driver_memory_and_clocks(machine):
     assert done.json["driver"].startswith("CUDA 13.0, through cuda-python ")
     assert done.json["driver"].endswith(", clocks by NVML")
     (tensorrt,) = (check for check in done.json["backends"] if check["name"] == "tensorrt")
-    assert tensorrt["ok"]
+    assert tensorrt["ok"], tensorrt
     assert machine.trtdet("doctor", "--json", driver=False).json["driver"] == "this machine has no CUDA driver"

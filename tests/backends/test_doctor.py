@@ -5,9 +5,9 @@ import sys
 from trtdet.backends import doctor
 
 STAND_IN = """
-class Logger:
-    ERROR = 1
-    def __init__(self, level): pass
+class ILogger:
+    class Severity:
+        INTERNAL_ERROR, ERROR = 0, 1
 class Builder:
     def __init__(self, logger): {}
 """

@@ -81,3 +81,14 @@ def test_a_detector_gives_every_image_what_it_gave_it_alone(nms):
     for index in range(3):
         for name, value in alone(images[index : index + 1]).items():
             np.testing.assert_allclose(together[name][index], value[0], rtol=1e-5, atol=1e-5)
+
+
+def test_an_output_whose_shape_cannot_be_inferred_keeps_its_rank(net, configure, applied):
+    """The target of a Reshape is read from the graph, as in SCRFD's exports."""
+    text = """(float[1,3,8,8] x) => (float[1,64,3] y) {
+        last = Transpose<perm = [0,2,3,1]>(x) whole = Shape(x) first = Gather(whole, zero)
+        target = ScatterElements<axis = 0>(sizes, zero, first) y = Reshape(last, target)
+    }"""
+    weights = {"zero": np.array([0]), "sizes": np.array([1, 64, 3])}
+    after, _ = applied(batch, net(text, **weights), configure(), batch="b")
+    assert len(after.graph.output[0].type.tensor_type.shape.dim) == 3

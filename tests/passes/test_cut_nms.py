@@ -15,7 +15,7 @@ from trtdet.backends import OnnxRunner
 from trtdet.config import Config
 from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.detection.suppression import non_max_suppression, sigmoid
-from trtdet.errors import BackendError, ConfigError, ModelError, TrtdetWarning
+from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.passes import Options, embedded_nms, load_model, rewrite
 from trtdet.runtime.detector import Detector
@@ -140,7 +140,7 @@ def test_what_cannot_be_cut_off_says_why_and_what_to_do():
     double = detector("onnx")
     second = onnx.NodeProto()
     second.CopyFrom(next(node for node in double.graph.node if node.name == "nms"))
-    second.name, second.output[0] = "again", "other"
+    second.name, second.output[0], second.input[3] = "again", "other", "floor"
     double.graph.node.append(second)
     double.graph.output.append(helper.make_tensor_value_info("other", TensorProto.INT64, None))
     with pytest.raises(ModelError, match="embeds several NMS nodes: nms, again; name the tensors before the last node"):
@@ -197,13 +197,16 @@ def test_int8_bundles_of_logits_give_the_same_detections_whatever_suppresses(sav
         assert found[where].num_dets.min() > 10
         np.testing.assert_array_equal(found[where].num_dets, found["host"].num_dets)
         np.testing.assert_allclose(found[where].image(0)[1], found["host"].image(0)[1], atol=1e-6)
-    with pytest.warns(TrtdetWarning, match="embedded NMS 'nms' is left as it is: score_threshold 0.3.*not 0.001"):
+    with pytest.warns(TrtdetWarning, match="embedded NMS 'nms' are kept: score_threshold 0.3.*not 0.001"):
         options = BuildOptions(
             precision="int8", backend="onnxruntime", calibration=calibration, plan=PlanOptions(int8_all=True)
         )
         manifest = build(path, configuration(), tmp_path / "own", options).bundle.manifest
     assert (manifest.nms.mode, manifest.nms.embedded, manifest.nms.max_detections) == ("efficient", True, 7)
     if importlib.util.find_spec("tensorrt_rtx") is None:
-        pytest.skip("TensorRT-RTX is not installed: that it refuses EfficientNMS was not seen")
-    with pytest.raises(BackendError, match="cannot take the model's embedded NMS 'nms'; allowed: --nms native or"):
-        build(path, configuration(), tmp_path / "rtx", BuildOptions(precision="fp32", backend="tensorrt-rtx"))
+        pytest.skip("TensorRT-RTX is not installed: that it has no EfficientNMS was not seen")
+    with pytest.warns(TrtdetWarning, match="embedded NMS 'nms' are kept"):
+        manifest = build(
+            path, configuration(), tmp_path / "rtx", BuildOptions(precision="fp32", backend="tensorrt-rtx")
+        ).bundle.manifest
+    assert manifest.nms.mode != "efficient" and manifest.nms.iou_threshold == pytest.approx(0.4)

@@ -24,7 +24,17 @@ _EXTRAS = (
 )
 """Name of the extra, one of its packages, and its purpose."""
 
-_START = "import sys, {0} as trt; sys.exit(0 if trt.Builder(trt.Logger(trt.Logger.ERROR)) else 'it gives no builder')"
+_START = """
+import sys, {0} as trt
+class Messages(trt.ILogger):
+    def __init__(self):
+        trt.ILogger.__init__(self)
+    def log(self, severity, message):
+        if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
+            print(message, file=sys.stderr)
+messages = Messages()
+sys.exit(0 if trt.Builder(messages) else "it gives no builder")
+"""
 _SECONDS = 60
 _RESTART = "see that the CUDA driver is new enough for it and the GPU is free, or install another version"
 

@@ -191,7 +191,8 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         other = [f"{key} {own}, not {requested[key]}" for key, own in kept.thresholds.items() if own != requested[key]]
         if other:
             warnings.warn(
-                f"the model's embedded NMS '{kept.name}' is left as it is: {'; '.join(other)}; replace it with --nms",
+                f"the thresholds of the model's embedded NMS '{kept.name}' are kept: {'; '.join(other)}; replace them "
+                "with --nms",
                 TrtdetWarning,
                 stacklevel=3,
             )
@@ -226,8 +227,8 @@ def suppression(
 ) -> Suppression:
     """Chooses the NMS mode.
 
-    ``auto`` keeps the model's embedded NMS. Without one it takes the backend's best mode that a CUDA graph can contain,
-    or else the host. Raises BackendError: the backend lacks the requested mode.
+    ``auto`` keeps the kind of the model's embedded NMS if the backend has it. Otherwise it takes the backend's best
+    mode that a CUDA graph can contain, or else the host. Raises BackendError: the backend lacks the requested mode.
     """
     allowed = caps.in_graph_nms
     if nms.class_agnostic and not caps.nms_across_classes:
@@ -235,7 +236,8 @@ def suppression(
     if not nms.suppresses:  # a plain TopK is enough, and an NMS plugin would be slower
         allowed = tuple(sorted(allowed, key=lambda mode: mode != "native"))
     captured: tuple[NmsMode, ...] = (*(mode for mode in allowed if not caps.uncaptured(mode, nms)), "host")
-    chosen: NmsMode = requested if requested != "auto" else own.kind if own else captured[0]
+    kept = own.kind if own is not None and own.kind in allowed else captured[0]
+    chosen: NmsMode = kept if requested == "auto" else requested
     if caps.uncaptured(chosen, nms) and chosen in allowed:
         others = " or ".join(captured)
         reason = f"{caps.uncaptured(chosen, nms)}; --nms {others} lets the engine be launched as a CUDA graph"
@@ -246,7 +248,7 @@ def suppression(
         return Suppression(chosen, reason)
     if chosen == "host" or chosen in allowed:
         return Suppression(chosen)
-    subject = f"--nms {requested}" if requested != "auto" or own is None else f"the model's embedded NMS '{own.name}'"
+    subject = f"--nms {requested}"
     if chosen in caps.in_graph_nms:
         subject += " with key 'nms.class_agnostic', which its EfficientNMS ignores"
     raise BackendError(f"{caps.name} {caps.version} cannot take {subject}; allowed: --nms {', '.join(allowed)} or host")

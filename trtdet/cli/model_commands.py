@@ -168,6 +168,7 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
         "config": str(options.output),
         "origins": dict(guess.origins),
         "unknown": dict(guess.unknown),
+        "note": guess.note,
         "looks": guess.looks.as_dict() if guess.looks else None,
         "sure": {question: round(answer.sure, 4) for question, answer in guess.answers.items()},
         "open": guess.open,
@@ -198,6 +199,7 @@ def _drafted(options: Namespace, text: str) -> str:
 def _say(options: Namespace, guess: Guess, console: Console) -> None:
     looks = guess.looks
     console.say(guess.text().rstrip("\n"))
+    console.say(guess.note)
     if looks is None:
         console.say("the pixels are read as is usual for such heads: give --images to try others")
     elif looks.verdict == "working":

@@ -35,6 +35,7 @@ class Guess:
     ``origins`` says where the value of each written key is from, by its path such as ``input.color``. ``unknown`` are
     the keys that only the user knows, each with a description of its placeholder. ``looks`` is None without images.
     ``answers`` has what the images say, by question; see :class:`trtdet.evaluation.plausibility.Settled`.
+    ``note`` says what the model was recognised as.
     """
 
     config: Config
@@ -42,6 +43,7 @@ class Guess:
     unknown: Mapping[str, str]
     looks: Plausibility | None
     answers: Mapping[str, Answer] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def open(self) -> dict[str, str]:
@@ -101,23 +103,23 @@ def guess_config(
     model, files = Path(model), [Path(image) for image in images]
     loaded = load_model(model, allow_quantized=has_pairs(model))
     loaded = take_apart(loaded).model if has_pairs(loaded) else loaded
-    config, _ = onnx_file.guess(model, loaded, ExportOptions(size=size))
+    config, note = onnx_file.guess(model, loaded, ExportOptions(size=size))
     origins = {"name": "the file's name", "input.size": "given" if size else "the model's own"}
     origins |= {"input.name": "the model's own"}
     origins |= {f"head.{key}": "from the shapes and values of the outputs" for key in type(config.head).model_fields}
     config, origins["classes"], unknown = _named(config, classes, onnx_file.class_names(loaded) is not None)
     if len(files) < FEWEST_IMAGES:
         origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
-        return Guess(config, origins=origins, unknown=unknown, looks=None)
+        return Guess(config, origins=origins, unknown=unknown, looks=None, note=note)
     settled = settle_model(loaded, Options(config), files)
     tried = _tried(config, settled)
-    for key, note in tried.items():
+    for key, said in tried.items():
         section, _, name = key.partition(".")
         if section == "head" and origins.get(key):
-            note = f"{origins[key]}; {note}"
+            said = f"{origins[key]}; {said}"
         if name in (_PIXELS if section == "input" else type(config.head).model_fields):
-            origins[key] = note
-    return Guess(settled.config, origins, unknown=unknown, looks=settled.looks, answers=settled.answers)
+            origins[key] = said
+    return Guess(settled.config, origins, unknown=unknown, looks=settled.looks, answers=settled.answers, note=note)
 
 
 def _tried(guess: Config, settled: Settled) -> dict[str, str]:

@@ -17,15 +17,17 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from trtdet.config import COCO_CLASSES, Config, HeadConfig, InputConfig, load_config, shipped
+from trtdet.config import COCO_CLASSES, Config, HeadConfig, InputConfig, NmsConfig, load_config, shipped
 from trtdet.data.folders import find_images
 from trtdet.detection import expressions
 from trtdet.detection.heads import class_columns, match_outputs
 from trtdet.errors import ConfigError, ModelError, TrtdetError
 from trtdet.exporter import Confirm, ExportOptions, ParityComparison, trials
+from trtdet.exporter.forms import form_of, no_detector
 from trtdet.exporter.trials import resized
-from trtdet.passes import Options, batch, clean, load_model, two_stage
+from trtdet.passes import CutOff, Options, batch, clean, cut_off, load_model, two_stage
 from trtdet.passes.base import explained
+from trtdet.passes.exported import SIZES, WHOLE_PIXELS, images, said
 from trtdet.passes.input_size import with_input_size
 from trtdet.passes.model import to_graph, to_model
 
@@ -78,8 +80,8 @@ def convert(
     input_name = model.graph.input[0].name
     inputs = trials.batches(config.input, options)
     before = []
-    for images in inputs:  # the original may have a batch of 1
-        parts = trials.run(source, whole, names, input_name=input_name, inputs=[image[None] for image in images])
+    for group in inputs:  # the original may have a batch of 1
+        parts = trials.run(source, whole, names, input_name=input_name, inputs=[image[None] for image in group])
         before.append({name: np.concatenate([part[name] for part in parts]) for name in names})
     after = trials.run(source, model, names, input_name=input_name, inputs=inputs)
     pairs = list(zip(before, after, strict=True))
@@ -95,33 +97,88 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     ConfigError if the model's input is not a single image, or the size is missing or does not fit; ModelError if no
     supported head fits the outputs, or the model cannot be run; DataError if the images cannot be read.
     """
-    inputs = _inputs(model)
+    inputs = images(model)
     dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
     if len(dims) != 4 or dims[1] not in (0, 3):
-        listed = ", ".join(f"'{value.name}'" for value in inputs)
+        listed = ", ".join(f"'{value.name}' {_dims(value)}" for value in inputs)
+        known = ", ".join(SIZES)
         raise ConfigError(
             f"model '{path}' has the inputs {listed or 'none'}, a single image (B, 3, H, W) is needed",
-            "give a configuration with --config",
+            f"of other inputs, sizes named {known} are folded; export the model with the image alone",
         )
     size = options.size or _noted_size(model) or (dims[2], dims[3])
     if not all(size) or any(fixed not in (0, side) for fixed, side in zip(dims[2:], size, strict=True)):
         own = f"{dims[2] or 'any'}x{dims[3] or 'any'}"
         raise ConfigError(f"the input of model '{path}' is {own} (height x width)", "give a size that fits with --size")
-    names, input_name = [output.name for output in model.graph.output], inputs[0].name
-    images = trials.batches(InputConfig(size=size, scale=1 / 255), replace(options, dynamic_batch=False))
-    results = trials.run(str(path), model, names, input_name=input_name, inputs=images)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    refusal = no_detector(metadata, (), size)
+    if refusal is not None:
+        raise ModelError(f"model '{path}' is not taken: {refusal[0]}", refusal[1])
+    whole = WHOLE_PIXELS in said(model)
+    cut = cut_off(model)
+    source = model if cut is None else cut.model
+    names, input_name = [output.name for output in source.graph.output], inputs[0].name
+    tries = trials.batches(InputConfig(size=size, scale=1 if whole else 1 / 255), replace(options, dynamic_batch=False))
+    if dims[0] > 1:
+        tries = [np.repeat(image, dims[0], axis=0) for image in tries]
+    results = trials.run(str(path), source, names, input_name=input_name, inputs=tries)
     outputs = {name: np.concatenate([result[name] for result in results]) for name in names}
-    return guessed(outputs, size, path.stem, input_name=input_name, classes=class_names(model))
+    try:
+        config, note = _guessed_as_exported(model, cut, outputs, size=size, path=path)
+    except UnknownHead as error:
+        refusal = no_detector(metadata, [array.shape for array in outputs.values()], size)
+        if refusal is None:
+            raise
+        raise ModelError(f"model '{path}' is not taken: {refusal[0]}", refusal[1]) from error
+    if whole:
+        pixels = config.input.model_copy(update={"scale": 1.0, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+        config = config.model_copy(update={"input": pixels})
+    return config, "; ".join((note, *said(model)))
 
 
-def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    constants = {tensor.name for tensor in model.graph.initializer}
-    return [value for value in model.graph.input if value.name not in constants]
+def _guessed_as_exported(
+    model: onnx.ModelProto, cut: CutOff | None, outputs: Arrays, size: tuple[int, int], path: Path
+) -> tuple[Config, str]:
+    """The configuration of a model, or of what is left of it after ``cut``, by its outputs on images."""
+    form, names, input_name = form_of(model), class_names(model), images(model)[0].name
+    if cut is None and (form is None or form.name != "RF-DETR or LW-DETR"):
+        return guessed(outputs, size, path.stem, input_name=input_name, classes=names)
+    family = load_config(form.family if form is not None else "yolov8")
+    origin = form.name if form is not None else "an unnamed framework"
+    data = family.model_dump() | {"name": path.stem}
+    data["input"] |= {"size": size, "name": input_name}
+    if cut is None:
+        columns = family.head.columns or ()
+        if any(array.shape[-1] == max(columns, default=0) + 1 for array in outputs.values()):
+            return Config.model_validate(data), f"recognised as an export of {origin}"
+        return guessed(outputs, size, path.stem, input_name=input_name, classes=names)
+    boxes, scores = outputs.values()
+    count = scores.shape[-1] - (cut.head["background"] != "none")
+    default = COCO_CLASSES if count == len(COCO_CLASSES) else placeholders(count)
+    data["classes"] = names if names is not None and len(names) == count else default
+    data["head"] = {"units": _form(boxes, scores)["units"], **cut.head}
+    thresholds = dict(cut.thresholds)
+    most = thresholds.get("max_detections", NmsConfig().max_detections)
+    if most > thresholds.get("pre_nms_topk", NmsConfig().pre_nms_topk):
+        thresholds["pre_nms_topk"] = most
+    data["nms"] = thresholds
+    config = Config.model_validate(data)
+    shown = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in thresholds.values())
+    kept = ", ".join(f"{key} {value}" for key, value in zip(thresholds, shown, strict=True))
+    cut_part = "suppression" if config.nms.suppresses else "selection of the best"
+    return config, (
+        f"recognised as an export of {origin}, {count} classes: its {cut_part} is cut off and done again, with {kept}; "
+        f"as usual for it: {config.input.color}, {config.input.resize}"
+    )
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[int | str]:
+    return [dim.dim_value or dim.dim_param or "?" for dim in value.type.tensor_type.shape.dim]
 
 
 def _noted_size(model: onnx.ModelProto) -> tuple[int, int] | None:
     """The size in the metadata, for an input of dynamic size."""
-    inputs = _inputs(model)
+    inputs = images(model)
     dims = inputs[0].type.tensor_type.shape.dim if len(inputs) == 1 else []
     return input_size(model) if len(dims) == 4 and not any(dim.dim_value for dim in dims[2:]) else None
 

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 from trtdet.config import Config
 from trtdet.passes import batch, batchnorm, clean, cut_nms, cut_topk, decode, nms, opset, silu, two_stage, unstack
 from trtdet.passes.base import Options, PassResult, explained
-from trtdet.passes.cut_nms import EmbeddedNms, embedded_nms
+from trtdet.passes.cut_nms import CutOff, EmbeddedNms, cut_off, embedded_nms
 from trtdet.passes.decode import Decoded
 from trtdet.passes.loading import has_pairs, load_model
 from trtdet.passes.masks import MASKS
@@ -24,11 +24,13 @@ PASSES: tuple[ModuleType, ...] = (clean, unstack, batchnorm, opset, batch, silu,
 __all__ = [
     "MASKS",
     "PASSES",
+    "CutOff",
     "Decoded",
     "EmbeddedNms",
     "Options",
     "PassResult",
     "Rewritten",
+    "cut_off",
     "decoded",
     "embedded_nms",
     "has_pairs",
@@ -88,6 +90,6 @@ def _cut(model: onnx.ModelProto, options: Options) -> tuple[gs.Graph, Options, d
         graph = to_graph(onnx.shape_inference.infer_shapes(model))
         graph, options, results = two_stage.cut(graph, options)
     with explained("cut_nms"):
-        options = cut_nms.cut(graph, options)
+        graph, options = cut_nms.cut(graph, options)
     with explained("cut_topk"):
         return graph, cut_topk.cut(graph, options), results

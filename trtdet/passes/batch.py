@@ -33,9 +33,12 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
         return PassResult(0)
     before = to_model(graph.copy())
     source.shape = [batch, *source.shape[1:]]
+    # Shape inference may not reach the outputs, whose rank ONNX demands.
+    ranks = {tensor.name: len(tensor.shape or ()) for tensor in graph.outputs}
     for tensor in graph.tensors().values():
         if isinstance(tensor, gs.Variable) and tensor is not source:
-            tensor.shape = None
+            rank = ranks.get(tensor.name, 0)
+            tensor.shape = [batch, *[None] * (rank - 1)] if rank else None
     write = Writer(graph, "trtdet/batch", Origin.BATCH)
     count = sum(_rewritten(write, node, fixed) for node in list(graph.nodes))
     fold(graph)

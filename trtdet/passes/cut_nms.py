@@ -1,7 +1,7 @@
 """EfficientNMS_TRT(boxes, scores), NonMaxSuppression(boxes, scores) -> boxes, scores
 
-An NMS that is embedded in a model reads decoded boxes and scores. The model is cut there. The pass ``nms`` then writes
-an NMS of the same or another kind, with the outputs of every engine.
+A suppression that is embedded in a model (:mod:`trtdet.passes.own_suppression`) is cut off with all that follows it.
+The pass ``nms`` then writes a suppression of the same or another kind, with the outputs of every engine.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
-from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.detection.suppression import sigmoid
 from trtdet.errors import ModelError
+from trtdet.passes import cut_topk
 from trtdet.passes.base import Options, Writer, explained
-from trtdet.passes.nms import EFFICIENT
-from trtdet.passes.provenance import Origin
+from trtdet.passes.clean import fold
+from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.own_suppression import ONNX, PLUGINS, OwnSuppression, own_suppression, suppressions
+from trtdet.passes.provenance import Origin, graphs
 from trtdet.passes.two_stage import is_two_stage
-from trtdet.passes.walk import constant
-
-_KINDS: dict[str, Literal["efficient", "onnx"]] = {EFFICIENT: "efficient", "NonMaxSuppression": "onnx"}
+from trtdet.passes.two_stage.suppressions import inline_guards
 
 
 @dataclass(frozen=True)
@@ -35,105 +35,137 @@ class EmbeddedNms:
     thresholds: dict[str, Any]  # keys of NmsConfig and the node's values
 
 
+@dataclass(frozen=True)
+class CutOff:
+    """A model that was cut before its suppression, for a configuration that is still to be written."""
+
+    model: onnx.ModelProto  # its outputs are boxes (B, N, 4) and scores (B, N, C), as the suppression read them
+    head: dict[str, Any]  # keys of HeadConfig that are certain
+    thresholds: dict[str, Any]  # keys of NmsConfig and the node's values
+
+
 def embedded_nms(model: onnx.ModelProto, config: Config) -> EmbeddedNms | None:
     """The NMS embedded in a model; None if there is none or ``head.outputs`` cuts it off. Raises ModelError if there
     are several, or the NMS cannot be cut off."""
-    if all(node.op_type not in _KINDS for node in model.graph.node):
+    if not embeds_nms(model):
         return None  # most models need no parsing
     with explained("cut_nms"):
-        return _find(gs.import_onnx(model), config)[0]
+        _, own = _found(to_graph(onnx.shape_inference.infer_shapes(model)), config)
+        return None if own is None else EmbeddedNms(own.name, own.kind, _thresholds(own, config))
 
 
-def cut(graph: gs.Graph, options: Options) -> Options:
-    """Cuts the embedded NMS off, in place; returns the options for the rest of the model.
+def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options]:
+    """The graph without its embedded NMS, and the options for it.
 
     Its boxes and scores become the outputs, with decode rule ``boxes``. With ``keep_embedded`` the configuration gets
     its thresholds. Raises the errors of :func:`embedded_nms`.
     """
     config = options.config
-    nms, node = _find(graph, config)
-    if nms is None or node is None:
-        return options
+    graph, own = _found(graph, config)
+    if own is None:
+        return graph, options
+    background = {0: "first"}.get(own.background, "last") if own.background >= 0 else "none"
+    head = {**_cut(graph, own), "outputs": None, "compute": None, "columns": None, "background": background}
+    if not own.centre and config.head.decode == "boxes" and config.head.boxes != "cxcywh":
+        head["boxes"] = config.head.boxes
+    if config.head.decode != "boxes":
+        head["units"] = "pixels"
+    elif own.kind == "onnx":
+        head["scores"] = config.head.scores
+    changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
+    thresholds = _thresholds(own, config)
+    return graph, replace(options, config=changed.with_nms(**thresholds) if options.keep_embedded else changed)
+
+
+def cut_off(model: onnx.ModelProto) -> CutOff | None:
+    """A model before its embedded NMS or, if its outputs are labels, boxes and scores, before their selection; None if
+    it has neither, or is of two stages. Raises ModelError if the NMS cannot be cut off."""
+    with explained("cut_nms"):
+        if embeds_nms(model):
+            graph, own = _found(to_graph(onnx.shape_inference.infer_shapes(model)), None)
+            if own is None:
+                return None
+            background = {-1: "none", 0: "first"}.get(own.background, "last")
+            head = {**_cut(graph, own), "background": background}
+            return CutOff(to_model(graph), head, own.thresholds)
+        if len(model.graph.output) != 3:
+            return None
+        graph = to_graph(onnx.shape_inference.infer_shapes(model))
+        selection = cut_topk.cut_three(graph)
+        if selection is None:
+            return None
+        head, count = selection
+        return CutOff(
+            to_model(graph), head, {"iou_threshold": 1.0, **({} if count is None else {"max_detections": count})}
+        )
+
+
+def embeds_nms(model: onnx.ModelProto) -> bool:
+    """Whether a node of a model suppresses, also in branches and loops."""
+    return any(node.op_type == ONNX or node.op_type in PLUGINS for part in graphs(model.graph) for node in part.node)
+
+
+def _cut(graph: gs.Graph, own: OwnSuppression) -> dict[str, Any]:
+    """Makes boxes (B, N, 4) and scores (B, N, C) the outputs, in place; returns what the head certainly is."""
     write = Writer(graph, "trtdet/own", Origin.EMBEDDED_NMS)
-    boxes, scores = node.inputs[:2]
-    head: dict[str, Any] = {"decode": "boxes", "outputs": None}
-    if nms.kind == "efficient":
-        centre, logits = node.attrs.get("box_coding", 0) == 1, node.attrs.get("score_activation", 0) == 1
-        head |= {"scores": "logits" if logits else "probabilities"}
-        if boxes.shape is None or len(boxes.shape) == 4:
-            boxes = write("Reshape", boxes, write.const([0, -1, 4], np.int64))
-    else:
-        centre = node.attrs.get("center_point_box", 0) == 1
+    boxes, scores = own.boxes, own.scores
+    if boxes.shape is None or len(boxes.shape) != 3:
+        boxes = write("Reshape", boxes, write.const([0 if len(boxes.shape or ()) != 2 else 1, -1, 4], np.int64))
+    if len(scores.shape or (0, 0, 0)) == 2:
+        scores = write("Unsqueeze", scores, write.const([0], np.int64))
+    if own.by_class:
         scores = write("Transpose", scores, perm=[0, 2, 1])
-    corners = config.head.boxes if config.head.decode == "boxes" else "xyxy"
-    head["boxes"] = "cxcywh" if centre else corners
     for tensor in (boxes, scores):
         tensor.dtype = tensor.dtype or np.float32
     graph.outputs = [boxes, scores]
     graph.cleanup()
-    changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
-    return replace(options, config=changed.with_nms(**nms.thresholds) if options.keep_embedded else changed)
+    return {
+        "decode": "boxes",
+        "boxes": "cxcywh" if own.centre else "xyxy",
+        "scores": "logits" if own.logits else "probabilities",
+    }
 
 
-def _find(graph: gs.Graph, config: Config) -> tuple[EmbeddedNms | None, gs.Node | None]:
-    nodes = [node for node in graph.nodes if node.op in _KINDS]
-    named, tensors = config.head.outputs, graph.tensors()
-    is_cut_off = named is not None and all(name in tensors for name in named)
-    if not nodes or is_cut_off or is_two_stage(graph):  # the suppressions of two stages are parts of the network
-        return None, None
-    if len(nodes) > 1:
-        raise ModelError(
-            f"the model embeds several NMS nodes: {', '.join(node.name or node.op for node in nodes)}; name the "
-            "tensors before the last node with head.outputs and use head.decode boxes"
-        )
-    (node,) = nodes
-    thresholds, name = _thresholds(node, config), node.name or node.op
-    obstacle = _obstacle(node, config)
+def _found(graph: gs.Graph, config: Config | None) -> tuple[gs.Graph, OwnSuppression | None]:
+    """A graph with folded constants, and its embedded NMS, which fits the configuration."""
+    guarded = any(node.op == "If" for node in graph.nodes)
+    if not (guarded or suppressions(graph)) or is_two_stage(graph):
+        return graph, None  # the suppressions of two stages are parts of the network
+    named, tensors = None if config is None else config.head.outputs, graph.tensors()
+    if named is not None and all(name in tensors for name in named):
+        return graph, None
+    fold(graph)
+    if guarded:
+        inline_guards(graph)
+    graph.cleanup().toposort()
+    own = own_suppression(graph)
+    if own is not None and config is not None:
+        _check(own, len(config.classes))
+    return graph, own
+
+
+def _check(own: OwnSuppression, classes: int) -> None:
+    obstacle = ""
+    columns = own.classes
+    if own.background >= 0 and columns is not None and columns != classes + 1:
+        obstacle = f"its class {own.background} is background, which 'classes' does not know"
+    elif own.background not in (-1, 0) and columns is not None and own.background != columns - 1:
+        obstacle = f"its class {own.background} is background, and neither the first nor the last"
+    elif own.background < 0 and columns is not None and columns != classes:
+        hidden = " (the class is hidden in an offset of the boxes)" if columns == 1 else ""
+        obstacle = f"it gets scores of {columns} classes{hidden}, 'classes' lists {classes}"
     if obstacle:
         raise ModelError(
-            f"the NMS '{name}' embedded in the model cannot be cut off: {obstacle}",
+            f"the NMS '{own.name}' embedded in the model cannot be cut off: {obstacle}",
             "name the raw outputs before it with head.outputs",
         )
-    return EmbeddedNms(name, _KINDS[node.op], thresholds), node
 
 
-def _obstacle(node: gs.Node, config: Config) -> str:
-    boxes, scores = (list(tensor.shape or ()) for tensor in node.inputs[:2])
-    efficient = node.op == EFFICIENT
-    if efficient and len(node.inputs) > 2:
-        return "it decodes boxes from anchors"
-    if efficient and node.attrs.get("background_class", -1) >= 0:
-        return f"its class {node.attrs['background_class']} is background, which 'classes' does not know"
-    if len(boxes) == 4 and boxes[2] != 1:
-        return "it has boxes of its own for each class"
-    classes = scores[2 if efficient else 1] if len(scores) == 3 else None
-    if isinstance(classes, int) and classes != len(config.classes):
-        hidden = " (the class is hidden in an offset of the boxes)" if classes == 1 else ""
-        return f"it gets scores of {classes} classes{hidden}, 'classes' lists {len(config.classes)}"
-    return ""
-
-
-def _thresholds(node: gs.Node, config: Config) -> dict[str, Any]:
-    """Thresholds that a node fixes, without computed ones and without ONNX's limit, which is per class."""
-    if node.op == EFFICIENT:
-        names = ("score_threshold", "iou_threshold", "max_output_boxes")
-        missing = [name for name in names if name not in node.attrs]
-        if missing:
-            name = node.name or node.op
-            raise ModelError(f"node '{name}' lacks its attribute '{missing[0]}'; export the model again")
-        return {
-            "score_threshold": node.attrs["score_threshold"],
-            "iou_threshold": node.attrs["iou_threshold"],
-            "max_detections": node.attrs["max_output_boxes"],
-            "class_agnostic": bool(node.attrs.get("class_agnostic", 0)),
-            "pre_nms_topk": EfficientNms.CANDIDATES,
-            "candidates": "all-classes",
-        }
-    thresholds: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
-    iou, score = constant(node, 3), constant(node, 4)
-    if iou is not None and iou > 0:
-        thresholds["iou_threshold"] = min(iou, 1.0)
-    if score is not None:
+def _thresholds(own: OwnSuppression, config: Config) -> dict[str, Any]:
+    """Thresholds that a node fixes, as keys of NmsConfig that allow each other."""
+    thresholds = dict(own.thresholds)
+    score = thresholds.get("score_threshold")
+    if score is not None and own.kind == "onnx":
         logits = config.head.decode == "boxes" and config.head.scores == "logits"
         probability = float(sigmoid(np.array(score, np.float32))) if logits else min(max(score, 0.0), 1.0)
         thresholds["score_threshold"] = probability

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import Options
+from trtdet.passes.exported import SIZES
 from trtdet.passes.walk import above, depends, maker, upstream
 
 _SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity")
@@ -35,7 +36,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
         return options
     outputs = {tensor.name: tensor for tensor in graph.outputs}
     selected = [outputs[name] for name in config.head.outputs or outputs if name in outputs]
-    head: dict[str, Any] = {"decode": "boxes", "outputs": None}
+    best = None
     joined = maker(selected[0], "Concat") if len(selected) == 1 and config.head.decode == "detections" else None
     if joined is not None and len(joined.inputs) == 3:
         best = _best(*joined.inputs)
@@ -44,22 +45,38 @@ def cut(graph: gs.Graph, options: Options) -> Options:
             best = None
     elif len(selected) == 3:
         best = _best_of_three(graph, selected)
-        head |= {"boxes": "xyxy", "units": "relative", "scores": "probabilities", "background": "none", "columns": None}
-    else:
-        return options
     if best is None or not _fit(best[0], best[1], len(config.classes)):
         return options
-    boxes, scores, count = best
-    if len(selected) == 3 and (sigmoid := maker(scores, "Sigmoid")) is not None:
-        scores, head["scores"] = sigmoid.inputs[0], "logits"
+    head = {"decode": "boxes", "outputs": None, **_cut(graph, best, len(selected) == 3)}
+    changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
+    if best[2] is not None:
+        changed = changed.with_nms(max_detections=min(config.nms.max_detections, best[2]))
+    return replace(options, config=changed)
+
+
+def cut_three(graph: gs.Graph) -> tuple[dict[str, Any], int | None] | None:
+    """Cuts labels, boxes and scores off before their selection, in place, for a configuration that is still to be
+    written; returns what the head certainly is, and K. None for other outputs."""
+    selected = list(graph.outputs)
+    best = _best_of_three(graph, selected) if len(selected) == 3 else None
+    if best is None:
+        return None
+    return {"decode": "boxes", **_cut(graph, best, three=True)}, best[2]
+
+
+def _cut(graph: gs.Graph, best: tuple[gs.Tensor, gs.Tensor, int | None], three: bool) -> dict[str, Any]:
+    """Makes boxes and scores the outputs, in place; returns keys of the head that follow."""
+    boxes, scores, _ = best
+    head: dict[str, Any] = {}
+    if three:
+        head = {"boxes": "xyxy", "units": "relative", "scores": "probabilities", "background": "none", "columns": None}
+        if (sigmoid := maker(scores, "Sigmoid")) is not None:
+            scores, head["scores"] = sigmoid.inputs[0], "logits"
     for tensor in (boxes, scores):
         tensor.dtype = tensor.dtype or np.float32
     graph.outputs = [boxes, scores]
     graph.cleanup(remove_unused_graph_inputs=True)
-    changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
-    if count is not None:
-        changed = changed.with_nms(max_detections=min(config.nms.max_detections, count))
-    return replace(options, config=changed)
+    return head
 
 
 def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
@@ -74,6 +91,7 @@ def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Ten
     if best is None or scaling is None:
         return None
     sizes = [tensor for tensor in graph.inputs if len(tensor.shape or ()) == 2]
+    sizes += [tensor for name, tensor in graph.tensors().items() if name in SIZES]  # of an input that was folded
     for relative, factor in (scaling.inputs, scaling.inputs[::-1]):
         here, there = (any(depends(tensor, size) for size in sizes) for tensor in (relative, factor))
         if there and not here:

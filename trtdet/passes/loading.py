@@ -10,6 +10,8 @@ from google.protobuf.message import DecodeError
 from trtdet.errors import ModelError, one_line
 from trtdet.passes import plugin_ops  # noqa: F401  # registers the plugin operators with ONNX
 from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.exported import unwrapped
+from trtdet.passes.own_suppression import PLUGINS
 from trtdet.passes.provenance import graphs
 from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
 
@@ -21,7 +23,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     """Reads an ONNX file with its external data and checks it.
 
     Clear deviations from ONNX are corrected: negative dimensions become open, domain ``ai.onnx`` becomes the empty one,
-    and nodes are sorted.
+    and nodes are sorted. Forms of exporters become one form, see :mod:`trtdet.passes.exported`.
 
     Raises:
         ModelError: the file is missing, truncated or not ONNX; external data is missing; the model is invalid (see
@@ -52,7 +54,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             f"copy them to '{path.parent}'"
         ) from None
     # Exporters write plugins under any domain or none; their schemas have one domain.
-    plugins = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == PLUGIN_DOMAIN}
+    plugins = {*PLUGINS, *(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == PLUGIN_DOMAIN)}
     misplaced = [node for node in model.graph.node if node.op_type in plugins and node.domain != PLUGIN_DOMAIN]
     for node in misplaced:
         node.domain = PLUGIN_DOMAIN
@@ -66,7 +68,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
         check(model)
     except ModelError as error:
         raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
-    return model
+    return unwrapped(model)
 
 
 def has_pairs(model: Path | onnx.ModelProto) -> bool:
@@ -118,7 +120,7 @@ def _check_operators(model: onnx.ModelProto) -> None:
     local = {(function.domain, function.name) for function in model.functions}
     unknown: dict[str, str] = {}
     for node in model.graph.node:
-        if (node.domain, node.op_type) in local:
+        if (node.domain, node.op_type) in local or node.op_type in PLUGINS:
             continue
         try:
             onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)

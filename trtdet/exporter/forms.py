@@ -1,0 +1,104 @@
+"""The forms in which frameworks export detectors, and what is no detector of boxes.
+
+A form says how a model was trained to read images, where its head does not, and gives its name. Inputs and suppressions
+are recognised and rewritten by :mod:`trtdet.passes.exported` and :mod:`trtdet.passes.own_suppression`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from trtdet.passes.cut_nms import embeds_nms
+from trtdet.passes.exported import images
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one framework exports; a model has the form if it has all that is listed."""
+
+    name: str
+    family: str  # the shipped configuration with its pixels
+    inputs: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
+    metadata: tuple[str, str] = ("", "")  # a key, and the start of its value
+    suppresses: bool | None = None  # whether boxes are suppressed in the graph; None for both
+
+
+FORMS = (
+    Form("PaddleDetection", "ppyoloe", inputs=frozenset(("scale_factor",))),
+    Form("RT-DETR, D-FINE or DEIM", "dfine", inputs=frozenset(("orig_target_sizes",))),
+    Form("Ultralytics", "yolov8", metadata=("author", "Ultralytics")),
+    Form("MMDeploy", "rtmdet", outputs=frozenset(("dets", "labels")), suppresses=True),
+    Form("RF-DETR or LW-DETR", "rfdetr", outputs=frozenset(("dets", "labels")), suppresses=False),
+    Form("MMYOLO or YOLO end to end", "yolov8", outputs=frozenset(("num_dets", "boxes", "scores", "labels"))),
+    Form("YOLO end to end", "yolov8", outputs=frozenset(("num_dets", "det_boxes", "det_scores", "det_classes"))),
+    Form("YOLO-NAS", "yolov8", outputs=frozenset(("num_detections", "pred_boxes", "pred_scores", "pred_classes"))),
+    Form("torchvision", "yolov8", outputs=frozenset(("boxes", "scores", "labels"))),
+)
+"""All forms; the first that fits counts."""
+
+
+def form_of(model: onnx.ModelProto) -> Form | None:
+    """The form of a model, as loaded or as it is in its file; None if it is not known."""
+    # Inputs that were folded are initialisers or outputs of nodes now.
+    names = {value.name for value in images(model)} | {tensor.name for tensor in model.graph.initializer}
+    names |= {name for node in model.graph.node for name in node.output}
+    outputs = {value.name for value in model.graph.output}
+    notes = {entry.key: entry.value for entry in model.metadata_props}
+    for form in FORMS:
+        key, start = form.metadata
+        fits = form.inputs <= names and form.outputs <= outputs and (not key or notes.get(key, "").startswith(start))
+        if fits and form.suppresses in (None, embeds_nms(model)):
+            return form
+    return None
+
+
+TASKS = {
+    "segment": "a segmentation model",
+    "pose": "a pose model",
+    "obb": "a detector of rotated boxes",
+    "classify": "a classification model",
+    "semantic": "a semantic segmentation model",
+    "depth": "a depth model",
+}
+"""What Ultralytics' exporter writes as ``task`` into the metadata, besides ``detect``."""
+
+_TAKEN = "trtdet takes detectors of upright boxes"
+_WITHOUT = "trtdet takes its boxes alone: give a configuration that reads boxes and scores, with --config"
+
+
+def no_detector(
+    metadata: Mapping[str, str], shapes: Sequence[Sequence[int]], size: tuple[int, int]
+) -> tuple[str, str] | None:
+    """What a model with outputs of these shapes is, if it is no detector of upright boxes, and what can be done.
+
+    ``metadata`` is the model's, ``size`` its input's height and width. Returns None if nothing shows that it is not.
+    """
+    task = metadata.get("task", "")
+    if task in TASKS:
+        return f"it is {TASKS[task]} (task: {task} in its metadata)", f"{_TAKEN}; export one with task detect"
+    ranks = [len(shape) for shape in shapes]
+    maps = [tuple(shape[2:]) for shape in shapes if len(shape) == 4]
+    if len(shapes) == 1 and ranks[0] in (2, 4) and (ranks[0] == 2 or set(maps[0]) == {1}):
+        kind = "an embedding or classification model" if shapes[0][1] >= 2 else "a regression model"
+        return f"it is {kind}: its output is one row of {shapes[0][1]} numbers an image", _TAKEN
+    sides = tuple(side // 4 for side in size)
+    if len(shapes) == 2 and sorted(ranks) == [3, 4] and maps[0] == sides:
+        what = f"prototypes of masks {list(shapes[ranks.index(4)])} stand beside its rows"
+        return f"it is a segmentation model: {what}", _WITHOUT
+    if len(shapes) == 1 and ranks == [4] and maps[0] in (tuple(size), sides, tuple(side // 8 for side in size)):
+        return (
+            f"it is a segmentation or heat map model: its output is {shapes[0][1]} maps of {maps[0][0]}x{maps[0][1]}",
+            _TAKEN,
+        )
+    if len(shapes) == 1 and ranks == [3] and _is_pose(tuple(shapes[0]), size):
+        return "it is a pose model of one class: its rows hold a box, a score and 17 points", _WITHOUT
+    return None
+
+
+def _is_pose(shape: tuple[int, ...], size: tuple[int, int]) -> bool:
+    cells = sum(-(-size[0] // stride) * -(-size[1] // stride) for stride in (8, 16, 32))
+    return shape[1:] in ((56, cells), (cells, 56))

@@ -1,0 +1,302 @@
+"""model as exported -> one float32 image (B, 3, H, W) in, outputs with the batch first
+
+Exporters leave other inputs: sizes beside the image, FP16, whole pixels (uint8), channels last, or no batch dimension.
+Each becomes the one form that all passes take, before anything else reads the model; results stay the same, except that
+FP16 arithmetic becomes float32. ``STEPS`` lists the forms. What was changed is kept in the model's metadata, for
+:func:`said`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from trtdet.passes.provenance import KEY as PROVENANCE
+from trtdet.passes.provenance import graphs
+
+KEY = "trtdet.exported"
+"""Metadata key; the value is JSON: a list of sentences on what was changed."""
+
+SIZES = {
+    "im_shape": ("size", (2, 3)),
+    "scale_factor": ("one", ()),
+    "orig_target_sizes": ("size", (3, 2)),
+    "image_shape": ("size", (2, 3)),
+}
+"""Inputs of sizes, and what makes boxes come out in pixels of the network's input: its height and width (axes of the
+image), or a factor of 1. PaddleDetection has the first two, RT-DETR, D-FINE and DEIM the third as width and height,
+Keras' YOLOv3 the last."""
+
+WHOLE_PIXELS = "pixels are read as whole numbers 0..255, and normalised in the graph"
+"""The sentence on a model to which input.scale 1 belongs."""
+
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
+_SMALLEST = 8  # side of an image without a batch dimension, in pixels
+_HALF, _FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
+_ANY_TYPE = frozenset(
+    ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Identity", "Split", "Concat", "Flatten")
+)
+"""Operators that move values of any type."""
+
+
+def unwrapped(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A checked model in the one form; itself if nothing was to do. A model that trtdet wrote is left as it is."""
+    if any(entry.key == PROVENANCE for entry in model.metadata_props):
+        return model
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    notes = [note for step in STEPS if (note := step(changed))]
+    if not notes:
+        return model
+    changed.metadata_props.add(key=KEY, value=json.dumps(notes))
+    return changed
+
+
+def said(model: onnx.ModelProto) -> list[str]:
+    """What :func:`unwrapped` changed, a sentence each."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "[]")
+    notes: list[str] = json.loads(text)
+    return notes
+
+
+def images(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs of a model that are no initialisers."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in constants]
+
+
+def _sides(value: onnx.ValueInfoProto) -> list[int]:
+    """Sizes of a tensor's dimensions, 0 where they are open."""
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def _image(model: onnx.ModelProto) -> onnx.ValueInfoProto | None:
+    inputs = images(model)
+    return inputs[0] if len(inputs) == 1 and inputs[0].type.HasField("tensor_type") else None
+
+
+def _fold_sizes(model: onnx.ModelProto) -> str:
+    """Extra inputs of sizes -> constants, or the image's own size where it is open."""
+    inputs = images(model)
+    extra = [value for value in inputs if value.name in SIZES and len(_sides(value)) in (1, 2)]
+    rest = [value for value in inputs if value not in extra]
+    if not extra or len(rest) != 1:
+        return ""
+    (image,) = rest
+    nodes = list[onnx.NodeProto]()
+    for value in extra:
+        kind, axes = SIZES[value.name]
+        element, shape = value.type.tensor_type.elem_type, [1, 2][2 - len(_sides(value)) :]
+        sides = _sides(image)
+        if kind == "one" or all(sides[axis] for axis in axes):
+            numbers = [1, 1] if kind == "one" else [sides[axis] for axis in axes]
+            array = np.array(numbers, helper.tensor_dtype_to_np_dtype(element)).reshape(shape)
+            model.graph.initializer.append(numpy_helper.from_array(array, value.name))
+        else:
+            prefix = f"{value.name}/size"
+            model.graph.initializer.append(numpy_helper.from_array(np.array(axes), f"{prefix}/axes"))
+            model.graph.initializer.append(numpy_helper.from_array(np.array(shape), f"{prefix}/shape"))
+            nodes += [
+                helper.make_node("Shape", [image.name], [f"{prefix}/whole"], f"{prefix}/whole"),
+                helper.make_node("Gather", [f"{prefix}/whole", f"{prefix}/axes"], [f"{prefix}/two"], f"{prefix}/two"),
+                helper.make_node("Cast", [f"{prefix}/two"], [f"{prefix}/cast"], f"{prefix}/cast", to=element),
+                helper.make_node("Reshape", [f"{prefix}/cast", f"{prefix}/shape"], [value.name], f"{prefix}/reshape"),
+            ]
+        model.graph.input.remove(value)
+    _put_first(model, nodes)
+    names = " and ".join(f"'{value.name}'" for value in extra)
+    return f"input {names} is folded: boxes come in pixels of the network's input"
+
+
+def _to_float(model: onnx.ModelProto) -> str:
+    """FP16 weights, inputs and outputs -> float32."""
+    parts = list(graphs(model.graph))
+    if any(node.op_type in _QUANTIZED for part in parts for node in part.node):
+        return ""
+    values = [value for part in parts for value in (*part.input, *part.output)]
+    halves = [value for value in values if value.type.tensor_type.elem_type == _HALF]
+    count = len(halves)
+    for part in parts:
+        for tensor in part.initializer:
+            count += _single(tensor)
+        for node in part.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.TENSOR:
+                    count += _single(attribute.t)
+    if not count:
+        return ""
+    for value in halves:
+        value.type.tensor_type.elem_type = _FLOAT
+    for part in parts:
+        del part.value_info[:]
+        for node in part.node:
+            for attribute in node.attribute:
+                if attribute.name in ("to", "dtype") and attribute.i == _HALF:
+                    attribute.i = _FLOAT
+    return "FP16 is read as float32, from which a build makes FP16 and INT8"
+
+
+def _single(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type != _HALF:
+        return False
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    return True
+
+
+def _whole_pixels(model: onnx.ModelProto) -> str:
+    """An input of whole pixels -> float32, with a cast only where an operator needs the type."""
+    image = _image(model)
+    if image is None or image.type.tensor_type.elem_type not in (TensorProto.UINT8, TensorProto.INT32):
+        return ""
+    element = image.type.tensor_type.elem_type
+    image.type.tensor_type.elem_type = _FLOAT
+    names, nodes = {image.name}, list[onnx.NodeProto]()
+    for node in model.graph.node:
+        moved = [position for position, name in enumerate(node.input) if name in names]
+        if moved and node.op_type in _ANY_TYPE and moved[0] == 0:
+            names.update(node.output)
+        elif moved and node.op_type != "Cast":
+            for position in moved:
+                cast = f"{node.input[position]}/whole"
+                if not any(cast in other.output for other in nodes):
+                    nodes.append(helper.make_node("Cast", [node.input[position]], [cast], cast, to=element))
+                node.input[position] = cast
+        nodes.append(node)
+    _replace(model, nodes)
+    return WHOLE_PIXELS
+
+
+def _channels_first(model: onnx.ModelProto) -> str:
+    """An input (B, H, W, 3) or without a batch -> (B, 3, H, W)."""
+    image = _image(model)
+    sides = [] if image is None else _sides(image)
+    if image is None or len(sides) not in (3, 4):
+        return ""
+    batched, last = len(sides) == 4, sides[-1] == 3 and sides[-3] != 3
+    if batched and not last:
+        return ""
+    lengths = sides[1:] if sides[0] == 3 else sides[:-1]
+    if not batched and (3 not in (sides[0], sides[-1]) or any(side in range(1, _SMALLEST) for side in lengths)):
+        return ""
+    dims = [helper.make_tensor_value_info("", _FLOAT, [1]).type.tensor_type.shape.dim[0]] if not batched else []
+    dims += list(image.type.tensor_type.shape.dim)
+    order = (0, 3, 1, 2) if last else (0, 1, 2, 3)
+    wanted = [dims[axis] for axis in order]
+    kept = [onnx.TensorShapeProto.Dimension.FromString(dim.SerializeToString()) for dim in wanted]
+    del image.type.tensor_type.shape.dim[:]
+    image.type.tensor_type.shape.dim.extend(kept)
+    inner, nodes = image.name, list[onnx.NodeProto]()
+    if last:
+        # A transpose of the exporter's own is undone rather than done twice.
+        own = [node for node in model.graph.node if node.op_type == "Transpose" and node.input[0] == image.name]
+        for node in own if batched else ():
+            if [list(a.ints) for a in node.attribute if a.name == "perm"] == [[0, 3, 1, 2]]:
+                node.op_type = "Identity"
+                del node.attribute[:]
+                node.input[0] = f"{image.name}/first"
+        nodes.append(helper.make_node("Transpose", [inner], [f"{inner}/last"], f"{inner}/last", perm=[0, 2, 3, 1]))
+        inner = f"{inner}/last"
+    if not batched:
+        nodes.append(_axis(model, "Squeeze", inner, result=f"{image.name}/image"))
+        inner = f"{image.name}/image"
+    for node in model.graph.node:
+        for position, name in enumerate(node.input):
+            if name == image.name:
+                node.input[position] = inner
+            elif name == f"{image.name}/first":
+                node.input[position] = image.name
+    _put_first(model, nodes)
+    if not batched:
+        for output in model.graph.output:
+            _with_batch(model, output)
+        return "a batch dimension is put before the image and the outputs"
+    return "channels come first: the transpose from (B, H, W, 3) is part of the graph"
+
+
+def _batch_first(model: onnx.ModelProto) -> str:
+    """Outputs (N, C) of one image -> (1, N, C)."""
+    image = _image(model)
+    sides = [] if image is None else _sides(image)
+    operators = {node.op_type for node in model.graph.node}
+    if len(sides) != 4 or sides[0] != 1 or operators & {"NonMaxSuppression", "RoiAlign", "NonZero"}:
+        return ""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    lacking = [output.name for output in inferred.graph.output if len(_sides(output)) == 2 and _sides(output)[0] > 1]
+    if not lacking:
+        return ""
+    for output in model.graph.output:
+        if output.name in lacking:
+            _with_batch(model, output)
+    return "a batch dimension is put before the outputs"
+
+
+def _with_batch(model: onnx.ModelProto, output: onnx.ValueInfoProto) -> None:
+    """Puts a batch of 1 before an output: in the Reshape that makes it, so that other batches are possible, or with an
+    Unsqueeze."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    values |= {
+        node.output[0]: numpy_helper.to_array(node.attribute[0].t)
+        for node in model.graph.node
+        if node.op_type == "Constant" and node.attribute[0].type == onnx.AttributeProto.TENSOR
+    }
+    output.type.tensor_type.ClearField("shape")
+    del model.graph.value_info[:]
+    node = makers.get(output.name)
+    while node is not None and node.op_type in ("Sigmoid", "Identity", "Cast"):
+        node = makers.get(node.input[0])
+    shape = values.get(node.input[1]) if node is not None and node.op_type == "Reshape" else None
+    if node is not None and shape is not None and len(shape) == 2 and int(shape[1]) > 0:
+        name = f"{node.output[0]}/batched"
+        model.graph.initializer.append(numpy_helper.from_array(np.array([1, -1, int(shape[1])]), name))
+        node.input[1] = name
+        before = makers.get(node.input[0])
+        if before is not None and before.op_type == "Transpose":
+            for attribute in before.attribute:
+                if list(attribute.ints) == [2, 3, 0, 1]:  # the same numbers, as there is one image
+                    attribute.ints[:] = [0, 2, 3, 1]
+        return
+    inner = f"{output.name}/image"
+    for other in model.graph.node:
+        for names in (other.input, other.output):
+            for position, name in enumerate(names):
+                if name == output.name:
+                    names[position] = inner
+    model.graph.node.append(_axis(model, "Unsqueeze", inner, result=output.name))
+
+
+def _axis(model: onnx.ModelProto, op: str, source: str, result: str) -> onnx.NodeProto:
+    """A node that adds or removes the first axis, as the model's opset writes it."""
+    opset = max(entry.version for entry in model.opset_import if not entry.domain)
+    if opset < 13:
+        return helper.make_node(op, [source], [result], result, axes=[0])
+    axes = f"{result}/axes"
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), axes))
+    return helper.make_node(op, [source, axes], [result], result)
+
+
+def _put_first(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+    if nodes:
+        _replace(model, [*nodes, *model.graph.node])
+
+
+def _replace(model: onnx.ModelProto, nodes: list[Any]) -> None:
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    del model.graph.value_info[:]
+    model.graph.node.extend(copies)
+
+
+STEPS: tuple[Callable[[onnx.ModelProto], str], ...] = (
+    _fold_sizes,
+    _to_float,
+    _whole_pixels,
+    _channels_first,
+    _batch_first,
+)
+"""All forms, in the order they are changed; each returns a sentence if it changed something."""

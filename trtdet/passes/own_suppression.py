@@ -1,0 +1,308 @@
+"""The suppression that an exporter wrote into a model: where it is, what it reads, and its thresholds.
+
+Exporters write it in these ways, which one search finds:
+
+- a plugin node on boxes and scores of all classes (``PLUGINS``): YOLOv6, YOLOv7, YOLOv8 and DAMO-YOLO "end to end",
+  MMDeploy and MMYOLO for TensorRT;
+- ONNX's NonMaxSuppression on the scores of all classes: MMDeploy's ``multiclass_nms`` (mmdeploy/mmcv/ops/nms.py),
+  Paddle2ONNX's ``multiclass_nms3`` (paddle2onnx/mapper/detection/multiclass_nms.cc), YOLO-NAS, TensorFlow;
+- NonMaxSuppression on the best class of each box, the class in an offset of the boxes: Ultralytics with ``nms=True``
+  (``NMSModel`` in ultralytics/engine/exporter.py), YOLOv6 and YOLOv7 end to end for onnxruntime.
+
+Boxes and scores are followed upwards through everything that only selects rows (masks over a threshold, a TopK before
+the suppression, the image of a batch) to the tensors with all boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from trtdet.detection.plugin_nms import EfficientNms
+from trtdet.errors import ModelError
+from trtdet.passes.nms import EFFICIENT
+from trtdet.passes.walk import constant, depends, maker, number, upstream
+
+ONNX = "NonMaxSuppression"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """The attributes of a plugin that suppresses."""
+
+    score: str
+    iou: str
+    most: str  # limit for all classes together
+    background: str
+    candidates: str = ""  # limit of boxes before the suppression
+
+
+_BATCHED = Plugin("scoreThreshold", "iouThreshold", "keepTopK", background="backgroundLabelId", candidates="topK")
+
+PLUGINS = {
+    EFFICIENT: Plugin("score_threshold", "iou_threshold", "max_output_boxes", background="background_class"),
+    "BatchedNMS_TRT": _BATCHED,
+    "BatchedNMSDynamic_TRT": _BATCHED,
+    "TRTBatchedNMS": Plugin(
+        "score_threshold", "iou_threshold", "keep_topk", background="background_label_id", candidates="topk"
+    ),
+}
+"""By operator: TensorRT's plugins (plugin/efficientNMSPlugin, plugin/batchedNMSPlugin) and MMDeploy's
+(csrc/mmdeploy/backend_ops/tensorrt/batched_nms)."""
+
+_SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity", "Expand")
+_PICKS = ("Gather", "GatherND", "GatherElements")
+_INDEXING = (*_SAME_VALUES, "Slice", "Split", "Concat", "Transpose", "Add", "Mul", "Tile")
+_MOST = np.iinfo(np.int32).max
+_NEAR = 24
+"""Nodes before a selection of rows among which its threshold and limit are looked for."""
+
+
+@dataclass(frozen=True)
+class OwnSuppression:
+    """A suppression in a graph, and the tensors with all boxes and scores before it."""
+
+    name: str  # of the node
+    kind: Literal["efficient", "onnx"]  # a value of --nms
+    boxes: gs.Tensor  # (B, N, 4), (B, N, 1, 4) or (N, 4)
+    scores: gs.Tensor  # (B, N, C), (B, C, N) or without the batch
+    by_class: bool  # whether scores are (B, C, N)
+    centre: bool  # whether boxes are centre, width and height
+    logits: bool  # whether the node applies a sigmoid
+    background: int  # the column of no object; -1 for none
+    thresholds: dict[str, Any]  # keys of NmsConfig
+
+    @property
+    def classes(self) -> int | None:
+        """The number of columns of scores; None if the shape is open."""
+        shape = list(self.scores.shape or ())
+        size = shape[-2 if self.by_class else -1] if len(shape) > 1 else None
+        return size if isinstance(size, int) and size > 0 else None
+
+
+def suppressions(graph: gs.Graph) -> list[gs.Node]:
+    """The nodes of a graph that suppress."""
+    return [node for node in graph.nodes if node.op == ONNX or node.op in PLUGINS]
+
+
+def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
+    """The suppression of a graph with folded constants; None if there is none. Raises ModelError if it cannot be cut
+    off, or there are several that differ."""
+    nodes = suppressions(graph)
+    if not nodes:
+        return None
+    found = [_of_plugin(node) if node.op in PLUGINS else _of_onnx(node) for node in nodes]
+    first = found[0]  # one for each image of a batch reads the same tensors
+    if any((one.boxes, one.scores, one.thresholds) != (first.boxes, first.scores, first.thresholds) for one in found):
+        raise ModelError(
+            f"the model embeds several NMS nodes: {', '.join(node.name or node.op for node in nodes)}; name the "
+            "tensors before the last node with head.outputs and use head.decode boxes"
+        )
+    return first
+
+
+def refused(node: gs.Node, obstacle: str) -> ModelError:
+    return ModelError(
+        f"the NMS '{node.name or node.op}' embedded in the model cannot be cut off: {obstacle}",
+        "name the raw outputs before it with head.outputs",
+    )
+
+
+def _of_plugin(node: gs.Node) -> OwnSuppression:
+    names, attributes = PLUGINS[node.op], node.attrs
+    missing = [name for name in (names.score, names.iou, names.most) if name not in attributes]
+    if missing:
+        raise ModelError(f"node '{node.name or node.op}' lacks its attribute '{missing[0]}'; export the model again")
+    if len(node.inputs) > 2:
+        raise refused(node, "it decodes boxes from anchors")
+    boxes, scores = node.inputs[:2]
+    if boxes.shape is not None and len(boxes.shape) == 4 and boxes.shape[2] != 1:
+        raise refused(node, "it has boxes of its own for each class")
+    most, limit = int(attributes[names.most]), EfficientNms.CANDIDATES
+    if names.candidates:
+        limit = max(int(attributes.get(names.candidates, limit)), most)
+    return OwnSuppression(
+        name=node.name or node.op,
+        kind="efficient",
+        boxes=boxes,
+        scores=scores,
+        by_class=False,
+        centre=attributes.get("box_coding", 0) == 1,
+        logits=attributes.get("score_activation", 0) == 1,
+        background=int(attributes.get(names.background, -1)),
+        thresholds={
+            "score_threshold": float(attributes[names.score]),
+            "iou_threshold": float(attributes[names.iou]),
+            "max_detections": most,
+            "class_agnostic": bool(attributes.get("class_agnostic", 0)),
+            "pre_nms_topk": limit,
+            "candidates": "all-classes",
+        },
+    )
+
+
+def _of_onnx(node: gs.Node) -> OwnSuppression:
+    scores = _followed(node.inputs[1], by_class=True)
+    picked = _picked_boxes(node)
+    boxes = _followed(node.inputs[0] if picked is None else picked, by_class=False)
+    if picked is None and scores.reduced and _offset(node.inputs[0]):
+        raise refused(node, "the class is hidden in an offset of its boxes, and these are not read without it")
+    if boxes.source.shape is not None and len(boxes.source.shape) == 4 and boxes.source.shape[2] != 1:
+        raise refused(node, "it has boxes of its own for each class")
+    thresholds: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
+    if scores.reduced:
+        thresholds = {"class_agnostic": not _offset(node.inputs[0]), "candidates": "best-class"}
+    iou, floor = constant(node, 3), constant(node, 4)
+    if iou is not None and iou > 0:
+        thresholds["iou_threshold"] = min(iou, 1.0)
+    floors = [value for value in (floor, *scores.floors()) if value is not None]
+    if floors:
+        thresholds["score_threshold"] = max(floors)
+    one_class = scores.reduced or (node.inputs[1].shape is not None and node.inputs[1].shape[1] == 1)
+    limits = [int(limit) for limit in (constant(node, 2),) if limit is not None and one_class]
+    limits = [limit for limit in (*limits, *_limits(node)) if 0 < limit < _MOST]
+    if limits:
+        thresholds["max_detections"] = min(limits)
+    # Of all classes a limit counts boxes, and pre_nms_topk pairs: a tighter one would lose pairs of the best boxes.
+    if scores.reduced and (before := scores.limits()):
+        thresholds["pre_nms_topk"] = max(min(before), thresholds.get("max_detections", 1))
+    return OwnSuppression(
+        name=node.name or node.op,
+        kind="onnx",
+        boxes=boxes.source,
+        scores=scores.source,
+        by_class=scores.by_class,
+        centre=node.attrs.get("center_point_box", 0) == 1,
+        logits=False,
+        background=-1,
+        thresholds=thresholds,
+    )
+
+
+@dataclass
+class _Followed:
+    """The tensor with all rows behind a tensor with some, and what selected these."""
+
+    source: gs.Tensor
+    by_class: bool  # whether the rows' classes come before the rows
+    reduced: bool = False  # whether the best class of each row was taken
+    selections: list[gs.Node] = field(default_factory=list)
+
+    def _before(self) -> Iterator[gs.Node]:
+        for node in self.selections:
+            yield node
+            if len(node.inputs) > 1 and node.op in _PICKS:
+                yield from _nearest(node.inputs[1])
+
+    def floors(self) -> list[float]:
+        """Thresholds of the masks that selected rows."""
+        over = [node for node in self._before() if node.op in ("Greater", "GreaterOrEqual")]
+        return [value for node in over if (value := constant(node, 1)) is not None]
+
+    def limits(self) -> list[int]:
+        """Numbers of rows to which a TopK limited them."""
+        kept = (node for node in self._before() if node.op == "TopK" and len(node.inputs) > 1)
+        return [int(value) for node in kept if (value := _limit(node.inputs[1])) is not None and value > 1]
+
+
+def _nearest(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    return (node for node, _ in zip(upstream(tensor), range(_NEAR), strict=False))
+
+
+def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
+    found = _Followed(tensor, by_class)
+    while (node := maker(tensor)) is not None:
+        selects = node.op in _PICKS or (node.op == "TopK" and node.outputs[0] is tensor)
+        if node.op == "Gather" and number(node.inputs[1]) is not None:
+            selects = node.attrs.get("axis", 0) == 0  # one image of the batch
+        elif node.op in _PICKS and isinstance(node.inputs[1], gs.Constant):
+            selects = False  # columns
+        if node.op == "Slice":
+            selects = constant(node, 3) == 0
+        if node.op == "ReduceMax":
+            axes = node.attrs.get("axes", [number(node.inputs[1]) if len(node.inputs) > 1 else None])
+            rank = len(node.inputs[0].shape or (0, 0, 0))
+            if len(axes) != 1 or axes[0] is None:
+                break
+            by_class, selects, found.reduced = int(axes[0]) % rank != rank - 1, True, True
+        elif node.op == "Transpose":
+            if node.attrs.get("perm") not in ([0, 2, 1], [1, 0]):
+                break
+            by_class = not by_class
+        elif not selects and node.op not in _SAME_VALUES:
+            break
+        tensor = node.inputs[0]
+        if selects:
+            found.source, found.by_class = tensor, by_class
+            found.selections.append(node)
+    return found
+
+
+def _offset(boxes: gs.Tensor) -> bool:
+    """Whether the class is hidden in an offset of boxes: a sum with numbers of classes."""
+    while (node := maker(boxes, "Add", "Mul", "Div", "Slice", "Concat", *_SAME_VALUES, *_PICKS)) is not None:
+        if node.op == "Add":
+            operands = [tensor for tensor in node.inputs if isinstance(tensor, gs.Variable)]
+            return any(before.op in ("ArgMax", "TopK", "NonZero") for tensor in operands for before in _nearest(tensor))
+        boxes = node.inputs[0]
+    return False
+
+
+def _picked_boxes(node: gs.Node) -> gs.Tensor | None:
+    """The boxes that the selected indices pick, which may be others than those that are compared."""
+    for reader in _readers(node):
+        if reader.op in _PICKS:
+            data = reader.inputs[0]
+            whole = isinstance(data, gs.Variable) and data.dtype not in (np.int64, np.int32)
+            boxes = whole and depends(node.inputs[0], data) and not depends(node.inputs[1], data)
+            if boxes and (data.shape is None or data.shape[-1] == 4 or isinstance(data.shape[-1], str)):
+                return data
+    return None
+
+
+def _readers(node: gs.Node) -> Iterator[gs.Node]:
+    """The nodes that use the selected indices, nearest first."""
+    queue, seen = list(node.outputs), set[int]()
+    for tensor in queue:
+        for reader in tensor.outputs:
+            if id(reader) in seen:
+                continue
+            yield reader
+            if reader.op in _INDEXING or (reader.op in _PICKS and reader.inputs[0] is tensor):
+                seen.add(id(reader))
+                queue += reader.outputs
+
+
+def _limits(node: gs.Node) -> list[int]:
+    """Numbers of detections to which something limits them behind a suppression."""
+    limits, queue, seen = list[int](), list(node.outputs), set[int]()
+    for tensor in queue:
+        for reader in tensor.outputs:
+            if id(reader) in seen or reader.op in (*PLUGINS, "Shape"):
+                continue
+            seen.add(id(reader))
+            if reader.op == "TopK" and reader.inputs[0] is tensor and len(reader.inputs) > 1:
+                limits += [int(limit)] if (limit := _limit(reader.inputs[1])) is not None else []
+            if reader.op == "Slice" and reader.inputs[0] is tensor and constant(reader, 3) in (0, 1, None):
+                start, stop = constant(reader, 1), constant(reader, 2)
+                # The first rows of one column of indices, or of a table of detections.
+                limits += [int(stop)] if start == 0 and stop is not None and stop > 3 else []
+            queue += reader.outputs
+    return limits
+
+
+def _limit(tensor: gs.Tensor) -> float | None:
+    """The constant that a count is, or that it is limited to with a minimum."""
+    if (value := number(tensor)) is not None:
+        return value
+    for node in _nearest(tensor):
+        if node.op in ("Min", "ReduceMin", "Where", "Concat"):
+            values = [number(source) for source in node.inputs]
+            known = [value for value in values if value is not None and value > 1]
+            if known:
+                return min(known)
+    return None
