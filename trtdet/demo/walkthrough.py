@@ -95,6 +95,7 @@ def run_demo(folder: Path | str, progress: Progress = silent) -> Demo:
     calibration = shapes.generate(folder / "data", "calibration", CALIBRATION_IMAGES)
     validation = shapes.generate(folder / "data", "val", VALIDATION_IMAGES)
     dataset = CocoDataset.load(validation.annotations, validation.images, config.classes)
+    write_atomically(folder / SHAPES_MODEL.name, SHAPES_MODEL.read_bytes())
     bundles, images = folder / "bundles", calibration.images
     # By estimate, INT8 gains no time in so small a network, and the default would be FP16 alone.
     widest = PlanOptions(fastest=False)
