@@ -239,11 +239,15 @@ def test_ray_gives_the_same_rows_though_a_worker_is_killed(few, done, tmp_path):
 @pytest.mark.slow
 def test_corrections_that_need_no_rule_are_worked_out_once(options, tmp_path):
     rules = ("minmax", "percentile", "entropy")
-    grid = replace(options, rules=rules, efforts=("range,bias",), keeps=(0,), iou_thresholds=())
+    # Of the few images of other tests one alone judges, and may prefer the rule.
+    given = CalibrationOptions(images=shapes.generate(tmp_path, "more", 12).images)
+    grid = replace(options, calibration=given, rules=rules, efforts=("range,bias",), keeps=(0,), iou_thresholds=())
     stages: list[tuple[str, int]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
-        found = sweep(SHAPES_MODEL, CONFIG, tmp_path, grid, lambda stage, done, total: stages.append((stage, done)))
+        found = sweep(
+            SHAPES_MODEL, CONFIG, tmp_path / "sweep", grid, lambda stage, done, total: stages.append((stage, done))
+        )
     gradients = [done for stage, done in stages if stage == "correcting: gradients of the detections"]
     assert gradients.count(1) == 1
     # Each rule is compared with, all the same, and corrections are judged with the biases of their ranges once more.

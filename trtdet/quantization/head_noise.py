@@ -41,6 +41,8 @@ CLIPPING = 1.0
 """Weight of clipping relative to rounding. It leaves the least output error on held-back images for YOLOv5 n (of 0.5, 1
 and 4) and YOLOX nano (of 1 and 4); NanoDet-M 0.5x would take 2 (of 1, 2 and 4)."""
 
+_LAST_RANDOM = 21  # onnxruntime 1.32 has no RandomUniformLike of opset 22
+
 _TAPPED, _SLOPE = "tapped/", "slope/"  # prefixes of the outputs: the value that is quantised, and its gradient
 
 
@@ -272,6 +274,12 @@ def _seeds(
 
 
 def _signs(tape: Tape, like: gs.Tensor, seed: int) -> gs.Variable:
-    """Random signs of a tensor's shape, new ones in each run, the same in each session."""
-    drawn = tape("RandomUniformLike", like, low=-1.0, high=1.0, seed=float(seed), dtype=onnx.TensorProto.FLOAT)
-    return tape("Where", tape("Less", drawn, np.float32(0)), np.float32(-1), np.float32(1))
+    """Random signs of a tensor's shape, the same in each session; up to opset 21 new ones in each run."""
+    if tape.opset <= _LAST_RANDOM:
+        drawn = tape("RandomUniformLike", like, low=-1.0, high=1.0, seed=float(seed), dtype=onnx.TensorProto.FLOAT)
+        return tape("Where", tape("Less", drawn, np.float32(0)), np.float32(-1), np.float32(1))
+    # The middle-square idea modulo a prime, on the elements' numbers.
+    prime = np.int64(2**31 - 1)
+    mixed = tape("Mod", tape("Mul", tape("Add", tape.numbered(like), np.int64(seed)), np.int64(48271)), prime)
+    mixed = tape("Mod", tape("Mul", tape("Mod", tape("Mul", mixed, mixed), prime), np.int64(69621)), prime)
+    return tape("Where", tape("Less", mixed, prime // 2), np.float32(-1), np.float32(1))

@@ -65,8 +65,10 @@ class Sources:
             results = [{**simulator(batch.images), simulator.input: batch.images} for simulator in simulators]
             for each in results:
                 for name, value in each.items():
+                    if value.ndim == 4 and len(value) != len(batch) == 1:
+                        each[name] = _stacked(value)
                     # Where products read the places of all images as rows: (B * places, ...).
-                    if len(value) != len(batch) and len(value) % len(batch) == 0:
+                    elif len(value) != len(batch) and len(value) % len(batch) == 0:
                         each[name] = value.reshape(len(batch), -1, *value.shape[1:])
             for row in range(len(batch)):
                 yield [{name: value[row] for name, value in each.items()} for each in results]
@@ -85,3 +87,11 @@ class Sources:
             yield batch
             count += len(batch)
             self.progress(stage, count, len(paths))
+
+
+def _stacked(regions: NDArray[Any]) -> NDArray[Any]:
+    """The regions of one image (n, C, h, w), below each other: (1, C, n * h, w); zeros if there are none."""
+    count, channels, rows, columns = regions.shape
+    if not count:
+        return np.zeros((1, channels, rows, columns), regions.dtype)
+    return regions.transpose(1, 0, 2, 3).reshape(1, channels, count * rows, columns)

@@ -7,12 +7,15 @@ import numpy as np
 import onnx
 import pytest
 
+from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
 from trtdet.quantization import DEFAULT_CORRECTIONS, HeadError, correct, insert_qdq, place, sense
+from trtdet.quantization import head_noise as head_noise_module
 from trtdet.quantization.backward import OPERATORS
+from trtdet.quantization.backward.tape import Tape
 from trtdet.quantization.corrections.head_ranges import Start, head_noise
 from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.head_noise import FRACTIONS, HeadNoise, TensorNoise
@@ -112,6 +115,19 @@ def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(model,
     # And where clipping costs much, nothing is.
     quiet.clipped[1:] = 1e12
     assert noise.best(placement.activations[-1]) == pytest.approx(quiet.largest)
+
+
+@pytest.mark.parametrize("opset", [21, 24])
+def test_signs_are_random_in_every_opset(opset, net):
+    model = net("(float[1,40,50] x) => (float[1,40,50] y) { y = Relu(x) }")
+    model.opset_import[0].version, model.ir_version = opset, 10
+    graph = to_graph(model)
+    signs = head_noise_module._signs(Tape(graph), graph.outputs[0], 1)
+    signs.dtype, graph.outputs = np.float32, [signs]
+    (drawn,) = OnnxRunner(to_model(graph))(np.zeros((1, 40, 50), np.float32)).values()
+    assert set(np.unique(drawn)) == {-1.0, 1.0}
+    flat = drawn.reshape(-1)
+    assert abs(flat.mean()) < 0.1 and abs((flat[1:] * flat[:-1]).mean()) < 0.1
 
 
 def test_a_channel_map_is_judged_as_it_is_written(model, case):

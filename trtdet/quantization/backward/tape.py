@@ -20,6 +20,10 @@ class Tape:
         """Adds a node with one output, which is returned."""
         return self.several(op, inputs, 1, **attributes)[0]
 
+    @property
+    def opset(self) -> int:
+        return int(self._graph.opset)
+
     def several(self, op: str, inputs: Sequence[Any], outputs: int, **attributes: Any) -> list[gs.Variable]:
         """Adds a node with several outputs."""
         name = self._name()
