@@ -18,6 +18,11 @@ Cell: TypeAlias = "str | int | float | None"
 _NUMBER = re.compile(r"[-+]?[\d ]*\d(\.\d+)?([eE][-+]?\d+)?\s?%?$")
 
 
+def counted(number: int, noun: str = "image") -> str:
+    """``1 image``, ``2 images``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 @dataclass(frozen=True)
 class Column:
     """A column; ``spec`` formats its int and float cells, such as ``.2f``, ``+.2f`` or ``.1%``."""

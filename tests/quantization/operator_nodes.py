@@ -16,6 +16,7 @@ NODES = {
     "conv same": 'y = Conv<auto_pad = "SAME_UPPER", strides = [2,2]>(x, w4)',
     "conv same lower": 'y = Conv<auto_pad = "SAME_LOWER", strides = [2,2]>(x, w4)',
     "transposed": "y = ConvTranspose<strides = [2,2], pads = [1,1,1,1], output_padding = [1,1]>(x, w4)",
+    "transposed, more padding": "y = ConvTranspose<strides = [3,3], pads = [1,1,1,1], output_padding = [2,2]>(x, w4)",
     "max pool": "y = MaxPool<kernel_shape = [3,3], pads = [1,1,1,1], strides = [2,2]>(x)",
     "max pool ceil": "y = MaxPool<kernel_shape = [3,3], strides = [2,2], ceil_mode = 1>(x)",
     "average pool": "y = AveragePool<kernel_shape = [2,2], strides = [2,2]>(x)",

@@ -21,7 +21,7 @@ from trtdet.config import Config
 from trtdet.options import BuildOptions, PlanOptions
 from trtdet.progress import ExpectedStage
 from trtdet.quantization.macs import multiply_adds
-from trtdet.tables import Column, Table
+from trtdet.tables import Column, Table, counted
 
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -132,7 +132,7 @@ def foresee(build: CheckedBuild) -> Forecast:
         if int8 and (plan.ranked or timed):
             parts.append(ranked_part(graph, plan, images, run=run))
         if images:
-            parts.append(Part("ranges of what FP16 holds", images_of(images), _HALF * images * run))
+            parts.append(Part("ranges of what FP16 holds", counted(images), _HALF * images * run))
         if timed:
             part = scored_part("measuring candidates", images_to_score(options), run, engine=False, quantized=True)
             what = f"about {_CANDIDATES} networks on {part.what}"
@@ -168,18 +168,18 @@ def looked_parts(build: CheckedBuild, run: float) -> list[Part]:
     """The input check; empty if it is off or there are no images."""
     if not (build.selected.paths and build.options.calibration.check_input):
         return []
-    return [Part("checking the input", images_of(min(_LOOKED, len(build.selected.paths))), _LOOKED * run)]
+    return [Part("checking the input", counted(min(_LOOKED, len(build.selected.paths))), _LOOKED * run)]
 
 
 def calibrated_part(images: int, run: float, there: str) -> Part:
     if there:
         return Part("calibrating", what="histograms", seconds=0.0, there=there)
-    return Part("calibrating", images_of(images), _HISTOGRAMS * images * run)
+    return Part("calibrating", counted(images), _HISTOGRAMS * images * run)
 
 
 def corrected_parts(names: tuple[str, ...], images: int, run: float) -> list[Part]:
     return [
-        Part(stage, images_of(images), passes * images * run)
+        Part(stage, counted(images), passes * images * run)
         for stage, passes, needed in _CORRECTING
         if names and (not needed or set(names).intersection(needed))
     ]
@@ -188,7 +188,7 @@ def corrected_parts(names: tuple[str, ...], images: int, run: float) -> list[Par
 def ranked_part(graph: PlacedGraph, plan: PlanOptions, images: int, run: float) -> Part:
     """The ranking; a row runs the part of the model after its layer, half of the model on average."""
     rows, images = len(graph.plan.names("int8")), min(plan.rank_images, images)
-    return Part("ranking", f"{rows} layers on {images_of(images)}", 0.5 * rows * images * run)
+    return Part("ranking", f"{rows} layers on {counted(images)}", 0.5 * rows * images * run)
 
 
 def engine_part(graph: PlacedGraph, backend: Backend, forms: int = 1) -> Part:
@@ -203,8 +203,4 @@ def engine_part(graph: PlacedGraph, backend: Backend, forms: int = 1) -> Part:
 
 def scored_part(stage: str, images: int, run: float, engine: bool, quantized: bool) -> Part:
     seconds = IMAGE * _SCORED if engine else run * (_SCORED_QDQ if quantized else _SCORED)
-    return Part(stage, images_of(images), images * seconds)
-
-
-def images_of(count: int) -> str:
-    return f"{count} image{'s' * (count != 1)}"
+    return Part(stage, counted(images), images * seconds)

@@ -15,6 +15,7 @@ from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
 from trtdet.errors import BackendError, ModelError, TrtdetWarning
 from trtdet.options import BuildOptions, PlanOptions
 from trtdet.passes import EmbeddedNms, Options, Rewritten, embedded_nms, load_model, rewrite
+from trtdet.passes.exported import images
 from trtdet.passes.input_size import with_input_size
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS, plugin_nodes
@@ -282,8 +283,7 @@ def _batch(model: onnx.ModelProto, name: str | None, batch: tuple[int, int, int]
     """The model's new batch: a size, a name for a dynamic batch, or None for no change."""
     if batch is not None:
         return batch[0] if batch[0] == batch[2] else "batch"
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    inputs = [tensor for tensor in model.graph.input if tensor.name not in initializers and name in (None, tensor.name)]
+    inputs = [tensor for tensor in images(model) if name in (None, tensor.name)]
     if not inputs or not inputs[0].type.tensor_type.shape.dim:
         return None  # the passes report the error
     return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -120,9 +120,7 @@ def calibrated(
     elif previous is not None and previous.manifest.quantization.histograms_key == key:
         collection = Collection.load(previous.file(HISTOGRAMS))
     else:
-        # The detections are computed too, so that NaN or infinity in the head is found.
-        head = decoded(graph.nms_mode, graph.config).names
-        runner = OnnxRunner(expose(graph.with_own_activations, list(dict.fromkeys([*tensors, *head]))))
+        runner = calibration_runner(graph, tensors)
         stream = ImageStream(selected.paths, graph.config.input, batch_size=runner.batch or 1, cache=selected.cache)
         request = CollectionRequest(runner.input, tensors=tensors, key=key, images_sha256=selected.sha256)
         collection = collect(
@@ -136,6 +134,12 @@ def calibrated(
     sources = sources_of(graph, paths, cache=selected.cache, progress=progress)
     ranges = replace(ranges, inputs=reach(graph.model, sources) if paths else {})
     return Calibrated(graph, collection, ranges, paths=paths, cache=selected.cache, reused=reused)
+
+
+def calibration_runner(graph: PlacedGraph, tensors: Sequence[str]) -> OnnxRunner:
+    """Computes the activations to calibrate, and the detections, so that NaN or infinity in the head is found."""
+    head = decoded(graph.nms_mode, graph.config).names
+    return OnnxRunner(expose(graph.with_own_activations, list(dict.fromkeys([*tensors, *head]))))
 
 
 def as_given(graph: PlacedGraph, selected: Selection) -> Calibrated:

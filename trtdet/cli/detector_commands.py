@@ -16,6 +16,7 @@ from trtdet.errors import ConfigError, DataError, ImplausibleDetections
 from trtdet.options import EvalOptions
 from trtdet.options.fields import Runtime
 from trtdet.progress import Console
+from trtdet.tables import counted
 
 if TYPE_CHECKING:
     from trtdet.data import CocoDataset, ImageCache
@@ -112,7 +113,6 @@ def _dataset(options: Namespace, detector: Detector) -> CocoDataset:
 
 def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: ImageCache | None = None) -> Evaluation:
     """Evaluates a detector and prints its score, and how it ran."""
-    from trtdet.evaluation.judging import counted
     from trtdet.evaluation.scoring import evaluate
 
     evaluation = evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache)
@@ -183,7 +183,7 @@ _LOOKED_AT = 16
 
 def _infer(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.data import evenly, find_images
-    from trtdet.evaluation.judging import FEWEST_IMAGES, counted
+    from trtdet.evaluation.judging import FEWEST_IMAGES
     from trtdet.evaluation.plausibility import examine_target
     from trtdet.runtime.detector import Detector
     from trtdet.runtime.pictures import infer
@@ -206,7 +206,7 @@ def _infer(options: Namespace, console: Console) -> dict[str, Any]:
     total = sum(len(row["detections"]) for row in pictures.detections)
     ran_on = str(detector.runner.run_info)
     console.say(
-        f"{total} detection{'' if total == 1 else 's'} in {counted(len(pictures.pictures))} on {ran_on}; "
+        f"{counted(total, 'detection')} in {counted(len(pictures.pictures))} on {ran_on}; "
         f"wrote {pictures.folder}, {pictures.json}"
     )
     return {"folder": str(pictures.folder), "images": list(pictures.detections), "ran_on": ran_on}

@@ -15,12 +15,13 @@ import yaml
 
 from trtdet.config import COCO_CLASSES, Config, InputConfig
 from trtdet.errors import ConfigError, one_line
-from trtdet.evaluation.judging import FEWEST_IMAGES, counted
+from trtdet.evaluation.judging import FEWEST_IMAGES
 from trtdet.evaluation.plausibility import Answer, Plausibility, Settled, settle_model
 from trtdet.evaluation.readings import QUESTIONS, plain
 from trtdet.exporter import ExportOptions, onnx_file
 from trtdet.passes import Options, has_pairs, load_model
 from trtdet.quantization import take_apart
+from trtdet.tables import counted
 
 _PIXELS = ("resize", "interpolation", "pad_value", "color", "scale", "mean", "std")
 """Keys of ``input`` that can be tried on images."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trtdet.config import Config, InputConfig, NmsConfig
 from trtdet.detection.suppression import Detections
 from trtdet.evaluation.matching import iou, xywh
+from trtdet.tables import counted
 
 Float = NDArray[np.float32]
 
@@ -39,10 +40,6 @@ _MOVED = 0.6
 """Least share of confident boxes that go with the image in a working detector; measured: over 0.86, else under 0.5."""
 _AGREEMENT = 0.3
 """Least share of the scores over 0.3 that is found again in the other look by a working detector."""
-
-
-def counted(images: int) -> str:
-    return f"{images} image{'' if images == 1 else 's'}"
 
 
 Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]

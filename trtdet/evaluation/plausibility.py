@@ -35,7 +35,6 @@ from trtdet.evaluation.judging import (
     Found,
     Tally,
     agreement_share,
-    counted,
     found_in,
     judged,
     moved_share,
@@ -45,6 +44,7 @@ from trtdet.evaluation.judging import (
 from trtdet.evaluation.readings import QUESTIONS, Reading, head_readings, input_readings
 from trtdet.passes import Options, load_model, raw_outputs
 from trtdet.runtime.detector import Detector
+from trtdet.tables import counted
 
 MOST_IMAGES = 64
 """Most images of a check. ``trtdet init`` may look at more."""

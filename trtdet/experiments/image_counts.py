@@ -24,7 +24,7 @@ import numpy as np
 from trtdet.backends import OnnxRunner
 from trtdet.building.corrections import prepared
 from trtdet.building.graph import PlacedGraph, host_graph
-from trtdet.building.ranges import Calibrated, check_detections, select_images, sources_of
+from trtdet.building.ranges import Calibrated, calibration_runner, check_detections, select_images, sources_of
 from trtdet.building.validation import check_counted, warn_of_percentile
 from trtdet.calibration import Collection, CollectionRequest, Ranges, collect, expose
 from trtdet.config import Config
@@ -274,11 +274,8 @@ class _Measurement:
 
     def _collected(self, parts: Sequence[Sequence[Path]]) -> Iterator[Collection]:
         """The histograms of each part."""
-        config, head = self.graph.config.input, decoded(self.graph.nms_mode, self.graph.config)
-        tensors = self.graph.placement.following(self.graph.plan).activations
-        # The detections are computed too, so that NaN or infinity in the head is found.
-        exposed = expose(self.graph.with_own_activations, list(dict.fromkeys([*tensors, *head.names])))
-        runner, done, total = OnnxRunner(exposed), 0, sum(map(len, parts))
+        config, tensors = self.graph.config.input, self.graph.placement.following(self.graph.plan).activations
+        runner, done, total = calibration_runner(self.graph, tensors), 0, sum(map(len, parts))
         for paths in parts:
             stream = ImageStream(paths, config, batch_size=runner.batch or 1, cache=self.cache)
             yield collect(runner, CollectionRequest(runner.input, tensors=tensors), stream)

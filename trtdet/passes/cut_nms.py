@@ -15,12 +15,11 @@ import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
 from trtdet.detection.suppression import sigmoid
-from trtdet.errors import ModelError
 from trtdet.passes import cut_topk
 from trtdet.passes.base import Options, Writer, explained
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.own_suppression import ONNX, PLUGINS, OwnSuppression, own_suppression, suppressions
+from trtdet.passes.own_suppression import ONNX, PLUGINS, OwnSuppression, own_suppression, refused, suppressions
 from trtdet.passes.provenance import Origin, graphs
 from trtdet.passes.two_stage import is_two_stage
 from trtdet.passes.two_stage.suppressions import inline_guards
@@ -64,8 +63,7 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options]:
     graph, own = _found(graph, config)
     if own is None:
         return graph, options
-    background = {0: "first"}.get(own.background, "last") if own.background >= 0 else "none"
-    head = {**_cut(graph, own), "outputs": None, "compute": None, "columns": None, "background": background}
+    head = {**_cut(graph, own), "outputs": None, "compute": None, "columns": None}
     if not own.centre and config.head.decode == "boxes" and config.head.boxes != "cxcywh":
         head["boxes"] = config.head.boxes
     if config.head.decode != "boxes":
@@ -85,8 +83,7 @@ def cut_off(model: onnx.ModelProto) -> CutOff | None:
             graph, own = _found(to_graph(onnx.shape_inference.infer_shapes(model)), None)
             if own is None:
                 return None
-            background = {-1: "none", 0: "first"}.get(own.background, "last")
-            head = {**_cut(graph, own), "background": background}
+            head = _cut(graph, own)
             return CutOff(to_model(graph), head, own.thresholds)
         if len(model.graph.output) != 3:
             return None
@@ -123,6 +120,7 @@ def _cut(graph: gs.Graph, own: OwnSuppression) -> dict[str, Any]:
         "decode": "boxes",
         "boxes": "cxcywh" if own.centre else "xyxy",
         "scores": "logits" if own.logits else "probabilities",
+        "background": own.background_column,
     }
 
 
@@ -155,10 +153,7 @@ def _check(own: OwnSuppression, classes: int) -> None:
         hidden = " (the class is hidden in an offset of the boxes)" if columns == 1 else ""
         obstacle = f"it gets scores of {columns} classes{hidden}, 'classes' lists {classes}"
     if obstacle:
-        raise ModelError(
-            f"the NMS '{own.name}' embedded in the model cannot be cut off: {obstacle}",
-            "name the raw outputs before it with head.outputs",
-        )
+        raise refused(own.name, obstacle)
 
 
 def _thresholds(own: OwnSuppression, config: Config) -> dict[str, Any]:

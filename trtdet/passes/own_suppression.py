@@ -77,6 +77,11 @@ class OwnSuppression:
     thresholds: dict[str, Any]  # keys of NmsConfig
 
     @property
+    def background_column(self) -> Literal["none", "first", "last"]:
+        """As the key ``head.background``."""
+        return "none" if self.background < 0 else "last" if self.background else "first"
+
+    @property
     def classes(self) -> int | None:
         """The number of columns of scores; None if the shape is open."""
         shape = list(self.scores.shape or ())
@@ -105,9 +110,9 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
     return first
 
 
-def refused(node: gs.Node, obstacle: str) -> ModelError:
+def refused(name: str, obstacle: str) -> ModelError:
     return ModelError(
-        f"the NMS '{node.name or node.op}' embedded in the model cannot be cut off: {obstacle}",
+        f"the NMS '{name}' embedded in the model cannot be cut off: {obstacle}",
         "name the raw outputs before it with head.outputs",
     )
 
@@ -118,10 +123,10 @@ def _of_plugin(node: gs.Node) -> OwnSuppression:
     if missing:
         raise ModelError(f"node '{node.name or node.op}' lacks its attribute '{missing[0]}'; export the model again")
     if len(node.inputs) > 2:
-        raise refused(node, "it decodes boxes from anchors")
+        raise refused(node.name or node.op, "it decodes boxes from anchors")
     boxes, scores = node.inputs[:2]
     if boxes.shape is not None and len(boxes.shape) == 4 and boxes.shape[2] != 1:
-        raise refused(node, "it has boxes of its own for each class")
+        raise refused(node.name or node.op, "it has boxes of its own for each class")
     most, limit = int(attributes[names.most]), EfficientNms.CANDIDATES
     if names.candidates:
         limit = max(int(attributes.get(names.candidates, limit)), most)
@@ -146,13 +151,15 @@ def _of_plugin(node: gs.Node) -> OwnSuppression:
 
 
 def _of_onnx(node: gs.Node) -> OwnSuppression:
-    scores = _followed(node.inputs[1], by_class=True)
+    name, scores = node.name or node.op, _followed(node.inputs[1], by_class=True)
     picked = _picked_boxes(node)
     boxes = _followed(node.inputs[0] if picked is None else picked, by_class=False)
     if picked is None and scores.reduced and _offset(node.inputs[0]):
-        raise refused(node, "the class is hidden in an offset of its boxes, and these are not read without it")
+        raise refused(
+            node.name or node.op, "the class is hidden in an offset of its boxes, and these are not read without it"
+        )
     if boxes.source.shape is not None and len(boxes.source.shape) == 4 and boxes.source.shape[2] != 1:
-        raise refused(node, "it has boxes of its own for each class")
+        raise refused(name, "it has boxes of its own for each class")
     thresholds: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
     if scores.reduced:
         thresholds = {"class_agnostic": not _offset(node.inputs[0]), "candidates": "best-class"}
@@ -171,7 +178,7 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
     if scores.reduced and (before := scores.limits()):
         thresholds["pre_nms_topk"] = max(min(before), thresholds.get("max_detections", 1))
     return OwnSuppression(
-        name=node.name or node.op,
+        name=name,
         kind="onnx",
         boxes=boxes.source,
         scores=scores.source,

@@ -28,6 +28,7 @@ from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset import upgrade
 from trtdet.passes.plugin_ops import plain
 from trtdet.quantization import backward
+from trtdet.quantization.backward.sampling import written_out
 from trtdet.quantization.backward.tape import Tape
 from trtdet.quantization.encoding import QMAX, ChannelMap
 from trtdet.quantization.head_error import SEEN
@@ -210,7 +211,7 @@ def with_slopes(
     graph.cleanup().toposort()
     if graph.opset < backward.OPSET:
         upgrade(graph, backward.OPSET)
-    backward.prepare(graph)
+    written_out(graph)
     graph = to_graph(to_model(graph))
     tapped = _tap(graph, placement)
     seeds = _seeds(Tape(graph, "seed/"), graph.tensors(), head, weight=weight)

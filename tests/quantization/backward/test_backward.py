@@ -1,5 +1,7 @@
 """Gradients written as ONNX nodes are those that torch computes, operator by operator and through a whole detector."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -10,6 +12,7 @@ from trtdet.backends import OnnxRunner
 from trtdet.errors import ModelError
 from trtdet.passes.model import to_graph, to_model
 from trtdet.quantization import backward
+from trtdet.quantization.backward.sampling import written_out
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'trtdet[correct]'")
 
@@ -23,7 +26,7 @@ def differentiated(model: onnx.ModelProto, seed: np.ndarray) -> onnx.ModelProto:
     """The model that computes the gradient of ``sum(seed * y)`` by its input."""
     model.graph.output[0].type.tensor_type.ClearField("shape")
     graph = to_graph(onnx.shape_inference.infer_shapes(model))
-    backward.prepare(graph)
+    written_out(graph)
     graph = to_graph(to_model(graph))
     found = backward.gradients(graph, graph.inputs, {"y": gs.Constant("seed", seed)})
     (slope,) = found.values()
@@ -33,15 +36,20 @@ def differentiated(model: onnx.ModelProto, seed: np.ndarray) -> onnx.ModelProto:
     return to_model(graph)
 
 
-@pytest.mark.parametrize("node", [node for node in NODES if node not in FLAT])
-def test_the_gradient_of_an_operator_is_that_of_torch(node, net, normal):
-    model, x = model_of(node, net, normal), normal(*SHAPE, seed=3)
+def compared(model: onnx.ModelProto, x: np.ndarray, normal: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient that onnxruntime computes, and that of torch."""
     given = torch.from_numpy(x).requires_grad_()
     y = TorchNetwork(model, ["y"], {})(given, lambda name, value: value)["y"]
     seed = normal(*y.shape, seed=5)
     (y * torch.from_numpy(seed)).sum().backward()
     (got,) = OnnxRunner(differentiated(model, seed))(x).values()
-    np.testing.assert_allclose(got, given.grad.numpy(), rtol=1e-3, atol=1e-4)
+    return got, given.grad.numpy()
+
+
+@pytest.mark.parametrize("node", [node for node in NODES if node not in FLAT])
+def test_the_gradient_of_an_operator_is_that_of_torch(node, net, normal):
+    model, x = model_of(node, net, normal), normal(*SHAPE, seed=3)
+    np.testing.assert_allclose(*compared(model, x, normal), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("node", FLAT)
@@ -59,12 +67,7 @@ def test_factors_that_are_broadcast_get_the_sum(net, normal):
     )
     model.opset_import[0].version, model.ir_version = 21, 10
     x = normal(1, 4, 6, 8, seed=3)
-    given = torch.from_numpy(x).requires_grad_()
-    y = TorchNetwork(model, ["y"], {})(given, lambda name, value: value)["y"]
-    seed = normal(*y.shape, seed=5)
-    (y * torch.from_numpy(seed)).sum().backward()
-    (got,) = OnnxRunner(differentiated(model, seed))(x).values()
-    np.testing.assert_allclose(got, given.grad.numpy(), rtol=2e-3, atol=1e-2)
+    np.testing.assert_allclose(*compared(model, x, normal), rtol=2e-3, atol=1e-2)
 
 
 def test_an_operator_without_a_gradient_is_named(net, normal):

@@ -13,7 +13,6 @@ import onnx_graphsurgeon as gs
 
 from trtdet.errors import ModelError
 from trtdet.quantization.backward.operators import OPERATORS
-from trtdet.quantization.backward.sampling import written_out
 from trtdet.quantization.backward.tape import Tape
 
 OPSET = 18
@@ -29,19 +28,13 @@ STEPS = frozenset(
 """Operators whose results change in steps, with gradient 0."""
 
 
-def prepare(graph: gs.Graph) -> None:
-    """Writes operators that have no derivative of their own as operators that have, in place; call it before
-    :func:`gradients`."""
-    written_out(graph)
-
-
 def gradients(
     graph: gs.Graph, tensors: Iterable[gs.Variable], seeds: Mapping[str, gs.Tensor]
 ) -> dict[str, gs.Variable]:
     """Adds the nodes that compute the gradient of ``sum(seed * output)`` to a graph of opset :data:`OPSET`, in place.
 
     Args:
-        graph: sorted topologically.
+        graph: sorted topologically, after :func:`trtdet.quantization.backward.sampling.written_out`.
         tensors: the tensors to differentiate by.
         seeds: by name of an output, its factor, of the output's shape.
 
@@ -51,17 +44,12 @@ def gradients(
     Raises:
         ModelError: an operator in between has no derivative here.
     """
-    wanted = list(tensors)
-    tape = Tape(graph)
+    wanted, tape, nodes = list(tensors), Tape(graph), list(graph.nodes)
     depending = {tensor.name for tensor in wanted}
-    nodes = list(graph.nodes)
     for node in nodes:
         if node.op not in STEPS and any(tensor.name in depending for tensor in node.inputs):
             depending.update(tensor.name for tensor in node.outputs)
-    sums: dict[str, gs.Variable] = {}
-    for name, seed in seeds.items():
-        if name in depending:
-            sums[name] = seed
+    sums = {name: seed for name, seed in seeds.items() if name in depending}
     for node in reversed(nodes):
         slopes = [sums.get(tensor.name) for tensor in node.outputs]
         moving = [tensor.name in depending for tensor in node.inputs]

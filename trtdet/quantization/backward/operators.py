@@ -24,12 +24,6 @@ Slopes = Sequence[Any]
 Derivative = Callable[[Tape, gs.Node, Slopes], Sequence[Any]]
 
 
-def _constants(tensor: gs.Tensor, what: str) -> list[int]:
-    if not isinstance(tensor, gs.Constant):
-        raise NotImplementedError(f"{what} that the data decide")
-    return [int(number) for number in np.asarray(tensor.values).reshape(-1)]
-
-
 def _sizes(tensor: gs.Tensor, what: str) -> tuple[int, ...]:
     sizes = sizes_of(tensor)
     if sizes is None:
@@ -72,16 +66,9 @@ def _conv(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 def _conv_transpose(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     if node.attrs.get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in node.attrs:
         raise NotImplementedError("ConvTranspose with automatic padding")
+    # Values that output_padding adds, or pads leave, at the end are fewer than a stride: Conv passes over them.
     kept = {key: value for key, value in node.attrs.items() if key in ("group", "dilations", "strides", "pads")}
-    extra = [int(size) for size in node.attrs.get("output_padding", ())]
-    slope = slopes[0]
-    if any(extra):  # the values that only output_padding reaches came from no input
-        pads = list(kept.get("pads", (0,) * 2 * len(extra)))
-        kept["pads"] = [*pads[: len(extra)], *(pad - more for pad, more in zip(pads[len(extra) :], extra, strict=True))]
-        if min(kept["pads"]) < 0:
-            cut = np.array([0, 0, *(0 for _ in extra), 0, 0, *(-more for more in extra)], np.int64)
-            slope, kept["pads"] = tape("Pad", slope, cut), pads
-    return (tape("Conv", slope, node.inputs[1], **kept),)
+    return (tape("Conv", slopes[0], node.inputs[1], **kept),)
 
 
 def _max_pool(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
@@ -190,7 +177,7 @@ def _slice(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     if size is None or not all(tensor.is_empty() or isinstance(tensor, gs.Constant) for tensor in limits):
         return _moved(tape, node, slopes)
     starts, ends, axes, steps = (
-        [] if tensor.is_empty() else _constants(tensor, "a Slice")
+        [] if tensor.is_empty() else tensor.values.reshape(-1).tolist()
         for tensor in (*limits, *(gs.Variable.empty(),) * (4 - len(limits)))
     )
     if any(step != 1 for step in steps):
@@ -261,7 +248,7 @@ def _pad(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 
 
 def _expanded(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
-    return (tape.summed(slopes[0], node.inputs[0], node.outputs[0]),)
+    return (tape.summed(slopes[0], node.inputs[0], sizes_of(node.outputs[0])),)
 
 
 def _space(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
@@ -295,22 +282,13 @@ def _matmul(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
         return (tape("Mul", tape("Unsqueeze", slopes[0], np.array([-1], np.int64)), other),)
     if any(tensor.shape is None or len(tensor.shape) < 2 for tensor in (first, other)):
         raise NotImplementedError("a product with a vector")
-    parts: list[Any] = [None, None]
-    if isinstance(first, gs.Variable):
-        parts[0] = _batches(tape, tape("MatMul", slopes[0], _turned(tape, other)), like=first, node=node)
-    if isinstance(other, gs.Variable):
-        parts[1] = _batches(tape, tape("MatMul", _turned(tape, first), slopes[0]), like=other, node=node)
-    return parts
-
-
-def _batches(tape: Tape, slope: Any, like: gs.Variable, node: gs.Node) -> Any:
-    """Sums over the batch axes along which a factor was broadcast."""
-    own, wide = (list(tensor.shape[:-2]) for tensor in (like, node.outputs[0]))
-    if own == wide and None not in own:
-        return slope
-    if node.outputs[0].shape is None or not all(isinstance(size, int) for size in own + wide):
-        return tape.summed(slope, like, gs.Variable("unknown"))
-    return tape.summed(slope, like, gs.Variable("wide", shape=[*wide, *like.shape[-2:]]))
+    products = tape("MatMul", slopes[0], _turned(tape, other)), tape("MatMul", _turned(tape, first), slopes[0])
+    written = sizes_of(node.outputs[0])
+    # Batch axes may be broadcast.
+    return [
+        tape.summed(product, factor, None if written is None else (*written[:-2], *factor.shape[-2:]))
+        for product, factor in zip(products, (first, other), strict=True)
+    ]
 
 
 def _gemm(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
@@ -326,7 +304,7 @@ def _gemm(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     ]
     if rest:
         bias = tape("Mul", slopes[0], np.float32(node.attrs.get("beta", 1.0)))
-        parts.append(tape.summed(bias, rest[0], node.outputs[0]))
+        parts.append(tape.summed(bias, rest[0], sizes_of(node.outputs[0])))
     return parts
 
 
@@ -386,7 +364,7 @@ def _arithmetic(each: Callable[..., tuple[Any, Any]]) -> Derivative:
         y = node.outputs[0]
         parts = each(tape, *node.inputs, y, slopes[0])
         return [
-            None if part is None or isinstance(tensor, gs.Constant) else tape.summed(part, tensor, y)
+            None if part is None or isinstance(tensor, gs.Constant) else tape.summed(part, tensor, sizes_of(y))
             for tensor, part in zip(node.inputs, parts, strict=True)
         ]
 
@@ -409,16 +387,16 @@ def _extreme(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     """Min and Max: the gradient belongs to the input that is the result."""
     y = node.outputs[0]
     return [
-        None if isinstance(x, gs.Constant) else tape.summed(tape.masked(tape("Equal", x, y), slopes[0]), x, y)
+        None if isinstance(x, gs.Constant) else tape.summed(tape.masked(tape("Equal", x, y), slopes[0]), x, sizes_of(y))
         for x in node.inputs
     ]
 
 
 def _where(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     condition, first, other = node.inputs
-    y, zero = node.outputs[0], np.float32(0)
+    wide, zero = sizes_of(node.outputs[0]), np.float32(0)
     mine, its = tape("Where", condition, slopes[0], zero), tape("Where", condition, zero, slopes[0])
-    return None, tape.summed(mine, first, y), tape.summed(its, other, y)
+    return None, tape.summed(mine, first, wide), tape.summed(its, other, wide)
 
 
 def _prelu(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:

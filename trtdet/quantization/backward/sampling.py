@@ -48,12 +48,9 @@ def _grid_sample(tape: Tape, node: gs.Node) -> gs.Variable:
         places.append(tape("Clip", at, np.float32(0), np.float32(length - 1)) if border == "border" else at)
     images = np.arange(batch)[:, None]
     samples = _samples(tape, x, size, images=images, places=places)
-    shape = tape("Concat", np.array([batch], np.int64), _middle(tape, grid), np.array([channels], np.int64), axis=0)
+    sides = tape("Slice", tape.shape(grid), np.array([1], np.int64), np.array([3], np.int64))
+    shape = tape("Concat", np.array([batch], np.int64), sides, np.array([channels], np.int64), axis=0)
     return tape("Transpose", tape("Reshape", samples, shape), perm=[0, 3, 1, 2])
-
-
-def _middle(tape: Tape, grid: gs.Tensor) -> Any:
-    return tape("Slice", tape.shape(grid), np.array([1], np.int64), np.array([3], np.int64))
 
 
 def _roi_align(tape: Tape, node: gs.Node) -> gs.Variable:

@@ -59,9 +59,10 @@ class Tape:
         """The gradient where the condition holds, else 0."""
         return self("Where", condition, slope, np.float32(0))
 
-    def summed(self, slope: Any, like: gs.Tensor, before: gs.Tensor) -> gs.Variable:
-        """Sums a gradient of the shape of ``before`` over the axes along which ``like`` was broadcast."""
-        own, wide = sizes_of(like), sizes_of(before)
+    def summed(self, slope: Any, like: gs.Tensor, wide: tuple[int, ...] | None) -> gs.Variable:
+        """Sums a gradient of the shape ``wide``, None if a size is unknown, over the axes along which ``like`` was
+        broadcast."""
+        own = sizes_of(like)
         if own is not None and own == wide:
             return slope
         shape = self.shape(like)
