@@ -209,6 +209,7 @@ def with_slopes(
     tensors = graph.tensors()
     graph.outputs = [tensors[name] for name in head.names]
     graph.cleanup().toposort()
+    _fix_batch(graph)
     if graph.opset < backward.OPSET:
         upgrade(graph, backward.OPSET)
     written_out(graph)
@@ -225,6 +226,17 @@ def with_slopes(
             graph.outputs += [tensor, slope]
     graph.cleanup()
     return to_model(graph)
+
+
+def _fix_batch(graph: gs.Graph) -> None:
+    """An open batch -> 1, in place, so that all sizes are known: images are run one by one then."""
+    source = graph.inputs[0]
+    if isinstance(source.shape[0], int):
+        return
+    for tensor in graph.tensors().values():
+        if isinstance(tensor, gs.Variable):
+            kept = tensor is source or tensor in graph.outputs
+            tensor.shape = [1, *tensor.shape[1:]] if kept else None
 
 
 def _tap(graph: gs.Graph, placement: QdqPlacement) -> dict[str, gs.Variable]:

@@ -130,6 +130,20 @@ def test_signs_are_random_in_every_opset(opset, net):
     assert abs(flat.mean()) < 0.1 and abs((flat[1:] * flat[:-1]).mean()) < 0.1
 
 
+def test_an_open_batch_is_measured_like_a_batch_of_one(model, case):
+    given, placement, ranges = case
+    dynamic = onnx.ModelProto()
+    dynamic.CopyFrom(model)
+    for value in (*dynamic.graph.input, *dynamic.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    del dynamic.graph.value_info[:]
+    one, other = (head_noise(each, placement, ranges, given) for each in (model, dynamic))
+    assert one.seen
+    for name in placement.activations:
+        amax = one.tensors[name].largest / 2
+        assert other.noise(name, amax) == pytest.approx(one.noise(name, amax), rel=1e-4)
+
+
 def test_a_channel_map_is_judged_as_it_is_written(model, case):
     """A map that only scales every channel alike changes nothing but the unit."""
     given, placement, ranges = case
