@@ -9,9 +9,13 @@ result = trtdet.build("yolox_nano.onnx", config, "bundle", options)
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# onnxruntime reads it when it is imported, and sends usage data without it.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from trtdet.building import calibrate, sensitivity

@@ -66,6 +66,7 @@ METHODS: dict[str, dict[str, tuple[str, ...]]] = {
     "trtdet": {
         "default": (),
         "--int8-all": ("--int8-all",),
+        "--int8-all --set plan.fp16_budget=0.05": ("--int8-all", "--set", "plan.fp16_budget=0.05"),
         "--int8-all --effort thorough": ("--int8-all", "--effort", "thorough"),
     },
     "modelopt": {f"{rule}{HEAD_IN_FLOAT}": () for rule in ("max", "entropy")},

@@ -55,6 +55,9 @@ public:
     static OnnxRuntime& of(const std::vector<fs::path>& folders) {
         static std::mutex mutex;
         static auto& made = *new std::map<const void*, std::unique_ptr<OnnxRuntime>>;
+        // The library reads it when it is loaded, and sends usage data without it. A value of the user's stays.
+        static const int telemetry_off = setenv("ORT_DISABLE_TELEMETRY", "1", 0);
+        static_cast<void>(telemetry_off);
         const Library library = load(folders);
         if (!library) {
             throw UnavailableError(

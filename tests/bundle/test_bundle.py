@@ -306,3 +306,31 @@ def test_a_disk_that_is_full_leaves_the_bundle_as_it_was(tmp_path, full_disk):
         bundle.add("worth.json", b"one")
     assert contents(tmp_path) == before
     assert Bundle(tmp_path / "b").manifest == bundle.manifest
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["../other.onnx", "/dev/zero", "", ".", "..", "in/side", "manifest.json", "zero\0"])
+@pytest.mark.parametrize("where", ["files", "portable", "plugin"])
+def test_the_manifest_names_no_file_outside_of_the_folder(tmp_path, name, where):
+    bundle = make(tmp_path / "bundle", portable="int8.onnx").path
+    (tmp_path / "other.onnx").write_bytes(b"other")
+    data = json.loads((bundle / MANIFEST).read_text())
+    if where == "files":
+        data["files"][name] = "0" * 64
+    elif where == "portable":
+        data["portable"] = name
+    else:
+        data["backend"]["plugins"] = [{"file": name, "sha256": "0" * 64}]
+    (bundle / MANIFEST).write_text(json.dumps(data))
+    with pytest.raises(BundleError, match=r"is not a manifest: .*is no name of a file in the bundle's folder"):
+        Bundle(bundle, verify=False)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    bundle = make(tmp_path / "bundle").path
+    (bundle / "model.engine").unlink()
+    os.mkfifo(bundle / "model.engine")
+    with pytest.raises(BundleError, match="'model.engine' is no regular file; build it again"):
+        Bundle(bundle)

@@ -1,5 +1,6 @@
 import json
 import warnings
+import zipfile
 from collections.abc import Callable
 from functools import reduce
 from operator import add
@@ -227,3 +228,13 @@ def test_arrays_that_no_collection_has_are_refused(collection, tmp_path, name, c
     prefix = "" if "version" in message else "is not a collection of histograms: "
     with pytest.raises(CalibrationError, match=f"{prefix}{message}.*; collect again"):
         Collection.load(tmp_path / "other.npz")
+
+
+def test_a_small_file_of_huge_arrays_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("counts.npy", "w") as entry:
+        for _ in range(1100):
+            entry.write(bytes(1 << 20))
+    assert path.stat().st_size < 4 << 20
+    with pytest.raises(CalibrationError, match=r"unpacked it would have \d+ bytes, over 1073741824; collect again"):
+        Collection.load(path)

@@ -98,6 +98,14 @@ def test_list_errors(tmp_path):
         find_images(pinned)
 
 
+@pytest.mark.parametrize("name", ["a" * 5000 + ".png", "a\0b.png"])
+def test_a_name_that_no_file_can_have_is_an_image_that_is_missing(tmp_path, name):
+    (tmp_path / "list.txt").write_text(f"{name}\n")
+    with pytest.raises(DataError, match="1 of 1 files named in .* are not in") as raised:
+        find_images(tmp_path / "list.txt")
+    assert len(str(raised.value)) < 1000
+
+
 def test_shipped_calibration_list(shared_data):
     found = find_images(shipped("calib")["coco-train2017-128"], shared_data / "coco" / "train2017")
     assert found == find_images(shared_data / "coco" / "train2017")

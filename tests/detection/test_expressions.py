@@ -240,3 +240,23 @@ def test_keys_that_are_refused_when_they_are_read(head, said, tmp_path):
 def test_a_deep_expression_is_an_error_of_one_line():
     with pytest.raises((TrtdetError, ValueError), match="is nested too deeply|is no expression"):
         decode({"a": noise(1, 5, 7)}, make({"boxes": "-" * 1900 + "a", "scores": "a"}))
+
+
+@pytest.mark.parametrize(
+    "growing",
+    [
+        {f"x{index}": f"concat({', '.join([f'x{index - 1}' if index else 'output0'] * 8)})" for index in range(10)},
+        {
+            "x0": "reshape(output0, -1, 1)",
+            "x1": "reshape(output0, 1, -1)",
+            "x2": "x0 + x1",
+            "x3": "reshape(x2, -1, 1) + x1",
+        },
+        {"x0": f"output0[{[0] * 200}, {[0] * 200}, {[0] * 200}]", "x1": f"concat({', '.join(['x0'] * 16)})"},
+    ],
+    ids=["concat", "broadcast", "gather"],
+)
+def test_an_expression_that_grows_without_bound_is_refused_before_it_is_computed(growing):
+    config = make({**growing, "boxes": "output0[..., :4]", "scores": "output0[..., 4:7]"})
+    with pytest.raises(ModelError, match=r"head\.compute\.x\d.*the result would have \d+ values, over \d+"):
+        decode({"a": noise(1, 300, 7)}, config)

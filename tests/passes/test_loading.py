@@ -257,3 +257,16 @@ def test_what_trtdet_wrote_is_valid(reload, nms, silu):
     source = load_model(SHAPES_MODEL)
     made = rewrite(source, Options(load_config("shapes"), nms=nms, silu=silu)).model
     assert reload(made) == made
+
+
+@pytest.mark.parametrize("version", [2**40, 0, -1, 999])
+def test_an_opset_that_onnx_does_not_have_is_named(conv, reload, version):
+    conv.opset_import[0].version = version
+    reload(conv, rf"has opset {version} of domain 'ai\.onnx', and 1 to \d+ are known; export with one of these")
+
+
+def test_an_operator_that_is_not_text_is_an_error(conv, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(conv.SerializeToString().replace(b"Conv", b"\xff\xfe\xfd\xfc"))
+    with pytest.raises(ModelError, match="is not ONNX or is truncated|whose operator or names are not UTF-8"):
+        load_model(path)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from report_pages import Page
 from test_front_page import POINTS, front, point, swept
 
 from trtdet.cli import main
-from trtdet.errors import ConfigError
+from trtdet.errors import BundleError, ConfigError
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 from trtdet.report import page, report
@@ -150,3 +151,12 @@ def test_the_command_writes_what_the_name_says(bundle, tmp_path, name, capsys):
     assert main(["report", str(bundle), "-o", str(tmp_path / "other"), "--format", "json", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {"report": str(tmp_path / "other"), **json.loads((tmp_path / "other").read_text())} == printed
+
+
+def test_a_bundle_without_its_configuration_is_refused(bundle, tmp_path):
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["command"]["config"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="lacks the configuration that the bundle was built with; build it again"):
+        report([copy])

@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trtdet.config import Config, InputConfig, NmsConfig, NmsMode
 from trtdet.errors import BundleError
@@ -25,6 +25,17 @@ PORTABLE = "portable.onnx"
 
 SCHEMA: Literal[1] = 1
 MANIFEST = "manifest.json"
+
+
+def _in_the_folder(name: str) -> str:
+    """The name of a file that lies in the bundle's own folder, for pydantic."""
+    if name in ("", ".", "..", MANIFEST) or "/" in name or "\0" in name:
+        raise ValueError("is no name of a file in the bundle's folder")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_in_the_folder)]
+"""Name of a file in a bundle's folder, without a path."""
 
 
 class _Part(BaseModel):
@@ -90,7 +101,7 @@ class MasksPart(_Part):
 
 
 class PluginPart(_Part):
-    file: str
+    file: FileName
     sha256: str
     embedded: bool = False
     """The engine contains the library, so no program has to load the file."""
@@ -242,9 +253,9 @@ class Manifest(_Part):
     quantization: QuantizationPart
     precision: CountsPart
     audit: AuditPart | None
-    files: dict[str, str]
+    files: dict[FileName, str]
     command: dict[str, Any]
-    portable: str | None = None
+    portable: FileName | None = None
     """File from which onnxruntime computes the engine's results; None for implicit INT8 and in the oldest bundles."""
     silu: SiluPart | None = None
     input_check: dict[str, Any] | None = None
@@ -280,7 +291,8 @@ class Bundle:
     """Reads a finished bundle from its folder; with ``verify`` compares every file with its hash.
 
     Raises:
-        BundleError: there is no bundle, its manifest has another schema, or a file is missing or changed.
+        BundleError: there is no bundle, its manifest has another schema or names a file outside of its folder, or a
+            file is missing, changed or not a regular file.
     """
 
     def __init__(self, path: Path | str, *, verify: bool = True) -> None:
@@ -299,6 +311,8 @@ class Bundle:
             raise BundleError(f"'{file}' is not a manifest: {error}{reads}; build the bundle again") from None
         for name, expected in self.manifest.files.items() if verify else ():
             try:
+                if (self.path / name).exists() and not (self.path / name).is_file():
+                    raise BundleError(f"bundle '{path}': '{name}' is no regular file; build it again")
                 digest = sha256_file(self.path / name)
             except OSError:
                 raise BundleError(f"bundle '{path}' lacks '{name}'; build it again") from None

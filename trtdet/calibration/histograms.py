@@ -36,6 +36,9 @@ _LEAST_EXPONENT, _LARGEST_EXPONENT = -60, 128
 _MOST_VALUES = 1 << 53
 """Maximum number of values: float64, in which the rules compute, is exact for integers up to here."""
 
+_MOST_BYTES = 1 << 30
+"""Most bytes of a file's arrays, which are the histograms of 8,000 tensors."""
+
 _UNREADABLE = (
     *(OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError),
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError),
@@ -161,6 +164,9 @@ class Collection:
         try:
             # NumPy does not close a truncated file that it opened itself.
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
+                unpacked = sum(entry.file_size for entry in data.zip.infolist())
+                if unpacked > _MOST_BYTES:
+                    raise ValueError(f"unpacked it would have {unpacked} bytes, over {_MOST_BYTES}")
                 meta = parse_document(data["meta"].tobytes(), TypeAdapter(_Meta))
                 counts, exponents, extremes = data["counts"], data["exponents"], data["extremes"]
             if counts.ndim != 2 or counts.shape[1] != BINS:

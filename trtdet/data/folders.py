@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from trtdet.errors import DataError
+from trtdet.errors import DataError, one_line
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """File suffixes of images, in upper or lower case."""
@@ -58,13 +58,21 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
     if not folder.is_dir():
         raise DataError(f"folder '{folder}' for the names in '{source}' does not exist; give the folder that has them")
     paths = tuple(folder / name for name in names)
-    missing = [path.name for path in paths if not path.is_file()]
+    missing = [path.name for path in paths if not _is_file(path)]
     if missing:
         raise DataError(
             f"{len(missing)} of {len(paths)} files named in '{source}' are not in '{folder}': "
-            f"{first_names(missing)}; give the folder that has them as the root of the list"
+            f"{one_line(first_names(missing), 200)}; give the folder that has them as the root of the list"
         )
     return paths
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; False for a name that no file can have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def first_names(names: Sequence[object], count: int = 3) -> str:

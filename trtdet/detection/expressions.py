@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -47,6 +48,8 @@ _PAIRS = {"minimum": "Min", "maximum": "Max"}
 _ALONG = ("softmax", "sum", "concat")
 _GRIDS = ("points", "strides")
 _END = np.iinfo(np.int64).max
+_MOST_VALUES = 1 << 26
+"""Most values of a step's result, and four times the values of the largest output, if that is more."""
 
 
 def computed(outputs: Mapping[str, Array], config: Config) -> dict[str, Array]:
@@ -82,16 +85,17 @@ def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, 
 
     Raises:
         ConfigError: an expression contains anything else or an unknown name.
-        ModelError: a step fails on the outputs.
+        ModelError: a step fails on the outputs, or would give too many values.
     """
     numbered = {f"output{index}": tensor for index, tensor in enumerate(outputs.values())}
     sides = {"input_width": config.input.width, "input_height": config.input.height}
     names: dict[str, T | Array] = {name: np.array(side, np.float32) for name, side in sides.items()}
     names |= numbered | outputs
+    most = max(_MOST_VALUES, *(4 * tensor.size for tensor in outputs.values() if isinstance(tensor, np.ndarray)), 0)
     for name, text in (config.head.compute or {}).items():
         expression = ast.parse(text.strip(), mode="eval").body
         try:
-            names[name] = _Walk(name, names=names, step=step, config=config).of(expression)
+            names[name] = _Walk(name, names=names, step=step, config=config, most=most).of(expression)
         except RecursionError:
             raise ConfigError(f"key 'head.compute.{name}' is nested too deeply; name its parts before it") from None
     results = {name: names[name] for name in ("boxes", "scores")}
@@ -103,12 +107,13 @@ def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, 
 
 @dataclass(frozen=True)
 class _Walk:
-    """Walks the expression ``name``, which may use ``names``."""
+    """Walks the expression ``name``, which may use ``names``; NumPy makes no array of more than ``most`` values."""
 
     name: str
     names: Mapping[str, Any]
     step: Step[Any]
     config: Config
+    most: int
 
     def of(self, node: ast.expr) -> Any:
         name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
@@ -214,6 +219,9 @@ class _Walk:
     def _do(self, op: str, *tensors: Any, **attributes: Any) -> Any:
         constant = all(isinstance(tensor, (np.ndarray, np.floating)) for tensor in tensors)
         try:
+            size = _result_size(op, tensors, attributes) if constant else 0
+            if size > self.most:
+                raise ValueError(f"the result would have {size} values, over {self.most}")
             return (_numpy_step if constant else self.step)(op, tensors, attributes)
         except (ValueError, IndexError, TypeError) as error:
             raise ModelError(
@@ -224,6 +232,17 @@ class _Walk:
     def _error(self, node: ast.expr | None, problem: str) -> ConfigError:
         shown = "it" if node is None else f"'{one_line(ast.unparse(node), 80)}'"
         return ConfigError(f"key 'head.compute.{self.name}': {shown} {problem}")
+
+
+def _result_size(op: str, tensors: Sequence[Array], attributes: Mapping[str, Any]) -> int:
+    """Values of a step's result, for the operators whose result may be larger than their largest tensor."""
+    if op in _ELEMENTS:
+        return math.prod(np.broadcast_shapes(*(np.shape(tensor) for tensor in tensors)))
+    if op == "Concat":
+        return sum(tensor.size for tensor in tensors)
+    if op == "Gather":
+        return int(tensors[0].size // max(1, tensors[0].shape[attributes["axis"]]) * tensors[1].size)
+    return 0
 
 
 def _numpy_step(op: str, tensors: Sequence[Array], attributes: dict[str, Any]) -> Array:

@@ -16,6 +16,7 @@ from trtdet.passes.provenance import graphs
 from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
+_MOST_OPSETS = 1000  # versions of a domain that is not ONNX's own; a file that names more is damaged
 _INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "DynamicQuantizeLinear")
 
 
@@ -44,6 +45,10 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
         ) from None
     if not model.graph.node or not model.opset_import:
         raise ModelError(f"model '{path}' is not ONNX or is truncated: it has no nodes or no opset; export it again")
+    try:
+        _check_header(model)
+    except ModelError as error:
+        raise ModelError(f"model '{path}' {error.problem}", error.hint) from None
     clear_unusable_dims(model)
     _unify_domains(model)
     try:
@@ -69,6 +74,28 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     except ModelError as error:
         raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
     return unwrapped(model)
+
+
+def _check_header(model: onnx.ModelProto) -> None:
+    """Refuses opsets that ONNX never defined, and names of operators and tensors that are not UTF-8."""
+    newest = onnx.defs.onnx_opset_version()
+    for entry in model.opset_import:
+        known = newest if entry.domain in ("", "ai.onnx") else _MOST_OPSETS
+        if not 1 <= entry.version <= known:
+            domain = one_line(entry.domain or "ai.onnx")
+            raise ModelError(
+                f"has opset {entry.version} of domain '{domain}', and 1 to {known} are known",
+                "export with one of these",
+            )
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            try:
+                # The library gives a text that is not UTF-8 as bytes, or fails.
+                texts = all(isinstance(text, str) for text in (node.op_type, node.domain, node.name, *node.input))
+            except UnicodeDecodeError:
+                texts = False
+            if not texts:
+                raise ModelError("has a node whose operator or names are not UTF-8", "export it again")
 
 
 def has_pairs(model: Path | onnx.ModelProto) -> bool:

@@ -121,7 +121,7 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         missing.append(Missing("the audit of an engine", "build with --backend tensorrt or tensorrt-rtx"))
     if run.worth is None and int8:
         missing.append(Missing("the time against FP16", "build with --guard warn, for TensorRT or TensorRT-RTX"))
-    sections.append(reproduce_section(manifest, str(run.path)))
+    sections.append(reproduce_section(bundle))
     return Report("", bundle_verdict(run, scores), tuple(sections), missing=tuple(missing))
 
 

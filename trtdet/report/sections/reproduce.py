@@ -8,15 +8,16 @@ from typing import Any, Literal
 
 import yaml
 
-from trtdet.bundle import Manifest
+from trtdet.bundle import Bundle
 from trtdet.experiments.folder import Provenance
 from trtdet.options import BuildOptions, SweepOptions, TuneOptions, words
 from trtdet.report.document import Grid, Section, Text
 from trtdet.tables import Column, Table
 
 
-def reproduce_section(manifest: Manifest, output: str) -> Section:
-    """How to reproduce a bundle; ``output`` is its folder, for the command."""
+def reproduce_section(bundle: Bundle) -> Section:
+    """How to reproduce a bundle. Raises BundleError: its configuration is missing."""
+    manifest = bundle.manifest
     images, backend = manifest.quantization.images, manifest.backend
     rows = {
         "trtdet": manifest.trtdet_version,
@@ -27,8 +28,10 @@ def reproduce_section(manifest: Manifest, output: str) -> Section:
         "calibration images, SHA-256": images.sha256 if images is not None else "",
         "content, SHA-256": manifest.content_hash,
     }
-    commands = (_command("build", BuildOptions, manifest.command, output=output),)
-    return _section(rows, commands, manifest.command["config"], more="Equal content hashes mean equal inputs.")
+    commands = (_command("build", BuildOptions, manifest.command, output=str(bundle.path)),)
+    return _section(
+        rows, commands, bundle.config.model_dump(mode="json"), more="Equal content hashes mean equal inputs."
+    )
 
 
 def provenance_section(provenance: Provenance, kind: Literal["tune", "sweep"], output: str) -> Section:
