@@ -182,9 +182,11 @@ class HeadConfig(_Section):
 
     ``masks``, ``keypoints`` and ``rotated`` are what some detectors give beside boxes. Rules ``yolov5``, ``yolov8`` and
     ``detections`` read them from further columns of their output, in this order: M mask coefficients, x, y and maybe a
-    score of each keypoint, and the angle in radians. ``prototypes`` (B, M, h, w) are an output of their own. For rule
-    ``boxes`` these are outputs or results of ``compute`` named ``mask_coefficients`` (B, N, M), ``prototypes``,
-    ``keypoints`` (B, N, 2 P or 3 P) and ``angles`` (B, N, 1).
+    score of each keypoint, and the angle in radians; a second output has the prototypes (B, M, h, w). For rule
+    ``boxes`` each is an output after boxes and scores, in this order: mask coefficients (B, N, M), prototypes,
+    keypoints (B, N, 2 P or 3 P) and angles (B, N, 1); or ``compute`` has expressions of these names:
+    ``mask_coefficients``, ``prototypes``, ``keypoints`` and ``angles``. Keypoints have the ``units`` of boxes, and
+    their scores are probabilities.
     """
 
     decode: Literal["yolox", "yolov5", "yolov8", "dfl", "boxes", "detections"]
@@ -244,7 +246,16 @@ class HeadConfig(_Section):
     @property
     def has_parts(self) -> bool:
         """Whether the detector gives masks, keypoints or rotated boxes."""
-        return self.masks or self.keypoints is not None or self.rotated
+        return bool(self.raw_parts)
+
+    @property
+    def raw_parts(self) -> tuple[str, ...]:
+        """Names of the raw values beside boxes and scores, in the order of columns and outputs."""
+        return (
+            *(("mask_coefficients", "prototypes") if self.masks else ()),
+            *(("keypoints",) if self.keypoints is not None else ()),
+            *(("angles",) if self.rotated else ()),
+        )
 
     @model_validator(mode="after")
     def _parts(self) -> HeadConfig:
@@ -253,6 +264,9 @@ class HeadConfig(_Section):
                 f"head.masks, head.keypoints and head.rotated belong to head.decode {', '.join(_WITH_PARTS)}, "
                 f"not {self.decode}"
             )
+        missing = [name for name in self.raw_parts if self.compute is not None and name not in self.compute]
+        if missing:
+            raise ValueError(f"head.compute has no expression for {', '.join(missing)}")
         if self.rotated and self.decode in ("boxes", "detections") and self.boxes != "cxcywh":
             raise ValueError(f"head.rotated takes head.boxes cxcywh, not {self.boxes}")
         if self.rotated and self.units != "pixels":

@@ -125,6 +125,11 @@ class KeypointsPart(_Part):
     sigmas: tuple[float, ...]
     skeleton: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As key ``head.keypoints`` of a configuration."""
+        return self.model_dump(exclude={"output"})
+
 
 class RotatedBoxesPart(_Part):
     """Rotated boxes. ``output`` names an output float32 (B, K, 5), or (B, N, 5) with NMS on the host.

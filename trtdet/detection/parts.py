@@ -16,6 +16,8 @@ MASK_COEFFICIENTS = "mask_coefficients"
 PROTOTYPES = "prototypes"
 KEYPOINTS = "keypoints"
 ROTATED_BOXES = "rotated_boxes"
+ANGLES = "angles"
+"""Raw output (B, N, 1) of rotated boxes, in radians."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.data.images import ImageTransform
+from trtdet.data.images import ImageTransform, Overlay
 from trtdet.detection.masks import THRESHOLD, paste
 from trtdet.detection.parts import Parts
+from trtdet.detection.rotated import corners
 
 Float = NDArray[np.float32]
 
@@ -31,6 +32,19 @@ class Placed:
     """float32 (n, P, 3): x and y in pixels of the picture, within it, and a score 0..1."""
     rotated_boxes: Float | None = None
     """float32 (n, 5), see :mod:`trtdet.detection.rotated`; a box may reach out of the picture."""
+
+    def overlays(self, count: int, skeleton: tuple[tuple[int, int], ...] = ()) -> list[Overlay]:
+        """What pictures show of each of ``count`` detections."""
+        outlines = None if self.rotated_boxes is None else corners(self.rotated_boxes)
+        return [
+            Overlay(
+                mask=None if self.masks is None else self.masks[i],
+                outline=None if outlines is None else outlines[i],
+                keypoints=None if self.keypoints is None else self.keypoints[i],
+                skeleton=skeleton,
+            )
+            for i in range(count)
+        ]
 
 
 def place(

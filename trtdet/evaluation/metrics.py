@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trtdet.data import CocoDataset, ImageBatch
-from trtdet.detection.masks import THRESHOLD, areas, overlaps, paste, run_lengths
+from trtdet.detection.masks import THRESHOLD, areas, overlaps, run_lengths
+from trtdet.detection.placing import place
 from trtdet.detection.suppression import Detections
 from trtdet.errors import DataError, one_line
 from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth, xywh
@@ -178,11 +179,10 @@ class CocoMetric:
         for row, (index, transform) in enumerate(zip(batch.indices, batch.transforms, strict=True)):
             boxes, scores, classes = found.image(row)
             inside, masks = transform.to_image(boxes), None
-            grids = found.image_masks(row) if self.dataset.has_masks else None
-            if grids is not None:
-                size = (transform.height, transform.width)
-                pasted = (paste(grid, box, *size, mask_threshold) for grid, box in zip(grids, inside, strict=True))
-                masks = [run_lengths(mask) for mask in pasted]
+            if self.dataset.has_masks and found.parts.has_masks:
+                size = (int(batch.images.shape[2]), int(batch.images.shape[3]))
+                placed = place(found.image_parts(row), inside, transform, size=size, threshold=mask_threshold)
+                masks = [run_lengths(mask) for mask in placed.masks or ()]
             self.update(self.dataset.images[index].id, inside, scores, classes=classes, masks=masks)
         return self
 
