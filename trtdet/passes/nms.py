@@ -314,7 +314,7 @@ def _probabilistic_iou(write: Writer, rotated: gs.Variable) -> gs.Variable:
     whole = write("Add", determinant, eps)
     spread = write("Add", product(a, down, down), product(b, right, right))
     spread = product(write("Div", spread, whole), number(0.25))
-    skew = product(write("Div", product(c, right, write("Neg", down)), whole), number(-0.5))
+    skew = product(write("Div", product(c, right, down), whole), number(-0.5))
     size = write("Add", product(write("Sqrt", pairs("Mul", own)), number(4.0)), eps)
     size = product(write("Log", write("Add", write("Div", determinant, size), eps)), number(0.5))
     distance = write("Add", write("Add", spread, skew), size)
