@@ -13,6 +13,10 @@ def boxes_of(count, seed=0):
     ).astype(np.float32)
 
 
+def iou(first, second):
+    return polygon_iou(*(corners(np.asarray(boxes, float).reshape(-1, 5)) for boxes in (first, second)))
+
+
 def test_the_hull_is_that_of_the_corners():
     boxes = boxes_of(50)
     points = corners(boxes)
@@ -42,14 +46,14 @@ def test_probabilistic_iou_does_not_change_if_sides_are_swapped():
 
 def test_polygon_iou_of_upright_boxes_is_the_common_one():
     first, second = np.array([[5, 5, 10, 10, 0]]), np.array([[10, 5, 10, 10, 0], [5, 5, 10, 10, math.pi / 2]])
-    np.testing.assert_allclose(polygon_iou(first, second), [[1 / 3, 1]], atol=1e-6)
-    assert polygon_iou(first, [[50, 50, 2, 2, 1]]).tolist() == [[0]]
-    assert polygon_iou(np.zeros((0, 5)), second).shape == (0, 2)
+    np.testing.assert_allclose(iou(first, second), [[1 / 3, 1]], atol=1e-6)
+    assert iou(first, [[50, 50, 2, 2, 1]]).tolist() == [[0]]
+    assert iou(np.zeros((0, 5)), second).shape == (0, 2)
 
 
 def test_polygon_iou_is_that_of_the_areas():
     boxes = boxes_of(12, seed=4)
-    overlaps = polygon_iou(boxes[:6], boxes[6:])
+    overlaps = iou(boxes[:6], boxes[6:])
     grid = np.stack(np.meshgrid(np.arange(-30, 80, 0.1), np.arange(-30, 80, 0.1)), axis=-1)
 
     def inside(box):
@@ -67,4 +71,4 @@ def test_polygon_iou_is_that_of_the_areas():
 def test_polygon_iou_far_from_the_origin_keeps_its_digits():
     near = np.array([[5, 5, 10, 4, 0.5]])
     far = near + np.array([[4000, 6000, 0, 0, 0]])
-    assert polygon_iou(far, far)[0, 0] == pytest.approx(1, abs=1e-5)
+    assert iou(far, far)[0, 0] == pytest.approx(1, abs=1e-5)

@@ -28,11 +28,11 @@ def hulls(rotated: NDArray[Any]) -> Float:
     return np.concatenate([boxes[..., :2] - reach, boxes[..., :2] + reach], axis=-1)
 
 
-def corners(rotated: NDArray[Any]) -> Float:
-    """Corners float32 (..., 4, 2), x y, of rotated boxes (..., 5), around the box."""
-    boxes = np.asarray(rotated, np.float32)
+def corners(rotated: NDArray[Any]) -> NDArray[Any]:
+    """Corners (..., 4, 2), x y, of rotated boxes (..., 5), around the box, of the same floating-point type."""
+    boxes = np.asarray(rotated)
     cos, sin = np.cos(boxes[..., 4:]), np.sin(boxes[..., 4:])
-    half = boxes[..., 2:4] * np.float32(0.5)
+    half = boxes[..., 2:4] / 2
     along = np.concatenate([half[..., :1] * cos, half[..., :1] * sin], axis=-1)
     across = np.concatenate([-half[..., 1:] * sin, half[..., 1:] * cos], axis=-1)
     centre = boxes[..., :2]
@@ -78,17 +78,29 @@ def _gaussians(rotated: NDArray[Any]) -> tuple[Float, Float, Float, Float, Float
         )
 
 
-def polygon_iou(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:
-    """IoU float64 (D, G), 0..1, of the areas of rotated boxes (D, 5) and (G, 5), as DOTA's evaluation takes it."""
-    ours, theirs = (np.asarray(boxes, np.float64).reshape(-1, 5) for boxes in (first, second))
-    areas = [np.abs(boxes[:, 2] * boxes[:, 3]) for boxes in (ours, theirs)]
+def polygon_iou(
+    first: NDArray[Any], second: NDArray[Any], crowd: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """IoU float64 (D, G), 0..1, of the areas of convex polygons (D, 4, 2) and (G, 4, 2), x y.
+
+    For a crowd, bool (G,), it is the intersection over the first polygon's own area.
+    """
+    ours, theirs = (np.asarray(points, np.float64).reshape(-1, 4, 2) for points in (first, second))
+    areas = [_areas(points) for points in (ours, theirs)]
+    low, high = ([points.min(axis=1) for points in (ours, theirs)], [points.max(axis=1) for points in (ours, theirs)])
+    near = (low[0][:, None] < high[1][None]).all(-1) & (low[1][None] < high[0][:, None]).all(-1)
     result = np.zeros((len(ours), len(theirs)))
-    hull = [hulls(boxes) for boxes in (ours, theirs)]
-    near = (hull[0][:, None, :2] < hull[1][None, :, 2:]).all(-1) & (hull[1][None, :, :2] < hull[0][:, None, 2:]).all(-1)
     for i, j in np.argwhere(near):
-        origin = ours[i, :2]  # near 0, float32 corners keep their digits
-        mine, other = (corners(box - np.array([*origin, 0, 0, 0])) for box in (ours[i], theirs[j]))
+        # OpenCV computes in float32, which has enough digits near 0.
+        mine, other = ((points - ours[i, 0]).astype(np.float32) for points in (ours[i], theirs[j]))
         shared, _ = cv2.intersectConvexConvex(mine, other)
-        union = areas[0][i] + areas[1][j] - shared
-        result[i, j] = shared / union if union > 0 else 0.0
+        group = crowd is not None and crowd[j]
+        union = areas[0][i] if group else areas[0][i] + areas[1][j] - shared
+        result[i, j] = min(shared / union, 1.0) if union > 0 else 0.0
     return result
+
+
+def _areas(polygons: NDArray[np.float64]) -> NDArray[np.float64]:
+    x, y = polygons[..., 0], polygons[..., 1]
+    doubled = (x * np.roll(y, -1, axis=1) - y * np.roll(x, -1, axis=1)).sum(axis=1)
+    return np.asarray(np.abs(doubled) / 2, np.float64)
