@@ -468,7 +468,11 @@ class CocoMetric:
             _, scores, classes = self.detections[image_id]
             part = np.flatnonzero(classes == index)
             here = np.flatnonzero((truth.image_ids == image_id) & (truth.classes == index))
-            shared = self._overlaps("rotated_boxes", image_id, part, here=here)
+            rotated = self.parts[image_id].of(part).rotated_boxes
+            if rotated is None:
+                raise self._lacks("rotated_boxes")
+            # Unlike COCO's crowds, DOTA's difficult objects are overlapped as others are.
+            shared = rotated_overlaps(rotated, self._corners[here], np.zeros(len(here), bool))
             images.append(ImageOverlaps(scores[part], shared, truth.crowd[here]))
         return images
 
