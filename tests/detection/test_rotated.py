@@ -33,7 +33,7 @@ def test_width_lies_along_the_angle_and_y_points_down():
 
 def test_probabilistic_iou_is_symmetric_and_one_for_the_same_box():
     boxes = boxes_of(30)
-    overlaps = probabilistic_iou(boxes, boxes)
+    overlaps = probabilistic_iou(boxes[:, None], boxes)
     np.testing.assert_allclose(overlaps, overlaps.T, atol=1e-5)
     assert np.diag(overlaps).min() > 0.99 and overlaps.min() >= -1e-6 and overlaps.max() <= 1
 
@@ -41,7 +41,9 @@ def test_probabilistic_iou_is_symmetric_and_one_for_the_same_box():
 def test_probabilistic_iou_does_not_change_if_sides_are_swapped():
     boxes = boxes_of(10)
     swapped = boxes[:, [0, 1, 3, 2, 4]] + np.array([0, 0, 0, 0, math.pi / 2], np.float32)
-    np.testing.assert_allclose(probabilistic_iou(boxes, boxes), probabilistic_iou(boxes, swapped), atol=2e-3)
+    np.testing.assert_allclose(
+        probabilistic_iou(boxes[:, None], boxes), probabilistic_iou(boxes[:, None], swapped), atol=2e-3
+    )
 
 
 def test_polygon_iou_of_upright_boxes_is_the_common_one():

@@ -105,7 +105,7 @@ def test_rotated_boxes_are_those_of_the_package(name):
     turned = placed.rotated_boxes[rows, 4] - expected[:, 4]
     assert np.abs(np.arctan2(np.sin(turned), np.cos(turned))).max() < 1e-4  # YOLO26's angles are any number
     if not name.startswith("yolo26"):
-        kept = greedy(scores, classes, probabilistic_iou(rotated, rotated), 0.6)
+        kept = greedy(scores, classes, probabilistic_iou(rotated[:, None], rotated), 0.6)
         assert kept == list(range(len(scores)))
 
 
@@ -114,4 +114,4 @@ def test_probabilistic_iou_is_that_of_the_package(name):
     with np.load(FOLDER / f"{name}.npz") as recorded:
         boxes, expected = recorded["input_rotated"][:20], recorded["probabilistic_iou"]
     assert len(boxes) > 5
-    np.testing.assert_allclose(probabilistic_iou(boxes, boxes), expected, atol=1e-4)
+    np.testing.assert_allclose(probabilistic_iou(boxes[:, None], boxes), expected, atol=1e-4)

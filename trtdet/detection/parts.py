@@ -59,6 +59,19 @@ class Parts:
             **{name: value[i] if name == PROTOTYPES else value[i][rows] for name, value in self.items().items()}
         )
 
+    def rows(self, rows: Any) -> Parts:
+        """Some rows of the parts of one image, which are without the batch axis."""
+        return Parts(**{name: value if name == PROTOTYPES else value[rows] for name, value in self.items().items()})
+
+    def padded(self) -> Parts:
+        """The parts of one image with a row of zeros after the last."""
+        return Parts(
+            **{
+                name: value if name == PROTOTYPES else np.pad(value, ((0, 1), *((0, 0),) * (value.ndim - 1)))
+                for name, value in self.items().items()
+            }
+        )
+
     def gathered(self, rows: Sequence[NDArray[np.intp]], room: int) -> Parts:
         """The parts of the chosen rows of each image, padded with zeros to R = ``room``."""
         chosen: dict[str, Float] = {}

@@ -42,13 +42,13 @@ def corners(rotated: NDArray[Any]) -> NDArray[Any]:
 
 
 def probabilistic_iou(first: NDArray[Any], second: NDArray[Any]) -> Float:
-    """Probabilistic IoU float32 (D, G), 0..1, of rotated boxes (D, 5) and (G, 5).
+    """Probabilistic IoU float32 (...), 0..1, of rotated boxes (..., 5) and (..., 5), which are broadcast: (D, 1, 5) and
+    (1, G, 5) give (D, G).
 
     A box is a Gaussian with the box's covariance; the result is 1 minus the Hellinger distance of two (Llerena et al.
     2021, arXiv:2106.06072). The arithmetic, with its epsilons, is that of ``batch_probiou`` in Ultralytics.
     """
-    x1, y1, a1, b1, c1 = (column[:, None] for column in _gaussians(first))
-    x2, y2, a2, b2, c2 = (column[None, :] for column in _gaussians(second))
+    (x1, y1, a1, b1, c1), (x2, y2, a2, b2, c2) = _gaussians(first), _gaussians(second)
     eps, zero = np.float32(EPSILON), np.float32(0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         a, b, c = a1 + a2, b1 + b2, c1 + c2
@@ -63,15 +63,15 @@ def probabilistic_iou(first: NDArray[Any], second: NDArray[Any]) -> Float:
 
 
 def _gaussians(rotated: NDArray[Any]) -> tuple[Float, Float, Float, Float, Float]:
-    """x, y, and the covariances of x with x, y with y and x with y, each float32 (N,)."""
-    boxes = np.asarray(rotated, np.float32).reshape(-1, 5)
+    """x, y, and the covariances of x with x, y with y and x with y, each float32 (...)."""
+    boxes = np.asarray(rotated, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        along, across = boxes[:, 2] ** 2 / np.float32(12), boxes[:, 3] ** 2 / np.float32(12)
-        cos, sin = np.cos(boxes[:, 4]), np.sin(boxes[:, 4])
+        along, across = boxes[..., 2] ** 2 / np.float32(12), boxes[..., 3] ** 2 / np.float32(12)
+        cos, sin = np.cos(boxes[..., 4]), np.sin(boxes[..., 4])
         cos2, sin2 = cos**2, sin**2
         return (
-            boxes[:, 0],
-            boxes[:, 1],
+            boxes[..., 0],
+            boxes[..., 1],
             along * cos2 + across * sin2,
             along * sin2 + across * cos2,
             (along - across) * cos * sin,

@@ -229,5 +229,5 @@ def _rotated_overlaps(
     """As :func:`_overlaps`, of rotated boxes (N, 5) by their probabilistic IoU."""
     same: NDArray[np.bool_] = groups[rows][:, None] == groups[columns][None, :]
     with np.errstate(invalid="ignore"):
-        same &= probabilistic_iou(boxes[rows], boxes[columns]) > threshold
+        same &= probabilistic_iou(boxes[rows][:, None], boxes[columns][None]) > threshold
     return same

@@ -58,6 +58,7 @@ class Decoded:
     scores: str  # float32 (B, N, C)
     logits: bool = False  # whether the scores still lack their sigmoid
     parts: tuple[tuple[str, str], ...] = ()  # each part and its tensor, see :class:`trtdet.detection.parts.Parts`
+    size: tuple[int, int] = (0, 0)  # height and width of the input in pixels
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def decoded(nms_mode: NmsMode, config: Config) -> Decoded:
     raw = {MASK_COEFFICIENTS: MASK_COEFFICIENTS, PROTOTYPES: PROTOTYPES, KEYPOINTS: KEYPOINTS, ANGLES: ROTATED_BOXES}
     parts = [raw[name] for name in config.head.raw_parts]
     named = tuple((part, part if nms_mode == "host" else of_all(part)) for part in parts)
-    return Decoded(boxes, scores, logits=config.suppresses_logits, parts=named)
+    return Decoded(boxes, scores, logits=config.suppresses_logits, parts=named, size=config.input.size)
 
 
 def refused_parts(nms_mode: NmsMode, config: Config) -> str:
