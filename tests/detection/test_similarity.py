@@ -28,7 +28,7 @@ def test_the_same_parts_are_alike():
 def test_masks_are_compared_inside_the_box():
     rng = np.random.default_rng(0)
     (near,), (far,) = (similarities(masks(rng), masks(rng, moved), BOXES, SIZE) for moved in (0.05, 2.0))
-    assert 0.9 < near.min() and far.max() < 0.8 and (near > far).all()
+    assert near.min() > 0.9 and far.max() < 0.8 and (near > far).all()
     nothing = of_all(mask_coefficients=np.zeros((2, 4)), prototypes=np.ones((4, 16, 24)))
     assert similarities(nothing, nothing, BOXES, SIZE)[0].tolist() == [1, 1]
     assert similarities(masks(rng), nothing, BOXES, SIZE)[0].tolist() == [0, 0]
@@ -36,7 +36,7 @@ def test_masks_are_compared_inside_the_box():
 
 def test_keypoints_count_by_the_size_of_the_object():
     still = np.full((2, 1, 3), 20.0)
-    moved = still + [3.0, 4.0, 0.9]
+    moved = still + np.array([3.0, 4.0, 0.9])
     (values,) = similarities(of_all(keypoints=still), of_all(keypoints=moved), BOXES, SIZE)
     np.testing.assert_allclose(values, np.exp(-25 / (2 * 0.01 * np.array([40 * 30, 96 * 64]))), rtol=1e-6)
     broken = np.full((2, 1, 3), np.nan)
