@@ -302,6 +302,52 @@ def test_a_size_that_is_no_multiple_of_a_stride_is_an_error_for_yolox_only(write
     load_config(write(changed(input={"size": [64, 90]}, head={"decode": "dfl"})))
 
 
+# Masks, keypoints, rotated boxes
+
+
+def test_parts_are_read_and_have_defaults(write):
+    keys = {"decode": "yolov8", "masks": True, "keypoints": {"names": ["a", "b"]}}
+    head = load_config(write(changed(head=keys))).head
+    assert head.has_parts and head.masks and not head.rotated
+    assert head.keypoints is not None and head.keypoints.sigmas == (0.5, 0.5) and head.keypoints.skeleton == ()
+    assert not load_config(write(changed())).head.has_parts
+
+
+def test_keypoints_of_coco_are_17_with_its_tolerances(write):
+    keypoints = load_config(write(changed(head={"decode": "yolov8", "keypoints": "coco"}))).head.keypoints
+    assert keypoints is not None and len(keypoints.names) == len(keypoints.sigmas) == 17
+    assert sorted(set(sum(keypoints.skeleton, ()))) == list(range(17))
+    assert keypoints.sigmas[:3] == (0.026, 0.025, 0.025)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ({"decode": "yolox", "masks": True}, "belong to head.decode yolov5, yolov8, boxes, detections, not yolox"),
+        ({"decode": "boxes", "rotated": True}, "head.rotated takes head.boxes cxcywh, not xyxy"),
+        (
+            {"decode": "boxes", "boxes": "cxcywh", "units": "relative", "rotated": True},
+            "head.rotated takes head.units pixels, not relative",
+        ),
+        ({"decode": "yolov8", "keypoints": {"names": ["a", "a"]}}, "keypoint names must be distinct"),
+        ({"decode": "yolov8", "keypoints": {"names": ["a"], "sigmas": [1, 2]}}, "has 1 names and 2 sigmas"),
+        ({"decode": "yolov8", "keypoints": {"names": ["a"], "skeleton": [[0, 1]]}}, "not among 0 to 0"),
+        ({"decode": "yolov8", "keypoints": {}}, "key 'head.keypoints.names' is missing"),
+        ({"decode": "yolov8", "keypoints": "face"}, "key 'head.keypoints'"),
+        (
+            {"decode": "yolov8", "keypoints": {"names": ["a"], "sigma": [1]}},
+            "unknown key 'head.keypoints.sigma', did you mean 'sigmas'?",
+        ),
+    ],
+)
+def test_wrong_parts_are_named(write, head, words):
+    assert words in message(write(changed(head=head)))
+
+
+def test_plain_boxes_are_written_without_keys_of_parts():
+    assert not {"masks", "keypoints", "rotated"} & set(load_config("yolov8").model_dump()["head"])
+
+
 # with_nms
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import reprlib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -17,8 +17,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -109,6 +111,60 @@ class InputConfig(_Section):
         return self.size[1]
 
 
+class KeypointsConfig(_Section):
+    """Keypoints of each object. ``keypoints: coco`` in a configuration means the 17 of persons in COCO."""
+
+    names: Annotated[tuple[Text, ...], Field(min_length=1), Listed]
+    """In the model's order."""
+    sigmas: Annotated[tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...], Listed] = ()
+    """Tolerance of each keypoint in COCO's keypoint AP, as a share of the object's size. By default 1 / their number,
+    as in Ultralytics' evaluation."""
+    skeleton: Annotated[
+        tuple[Annotated[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], Listed], ...], Listed
+    ] = ()
+    """Pairs of keypoints that a picture joins by a line: indices from 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _uniform(cls, value: Any) -> Any:
+        names = value.get("names") if isinstance(value, dict) else None
+        if isinstance(names, (list, tuple)) and names and not value.get("sigmas"):
+            return {**value, "sigmas": (1 / len(names),) * len(names)}
+        return value
+
+    @model_validator(mode="after")
+    def _counts(self) -> KeypointsConfig:
+        count = len(self.names)
+        if len(set(self.names)) < count:
+            raise ValueError("keypoint names must be distinct")
+        if len(self.sigmas) != count:
+            raise ValueError(f"has {count} names and {len(self.sigmas)} sigmas; each keypoint has one")
+        if any(index >= count for pair in self.skeleton for index in pair):
+            raise ValueError(f"the skeleton joins a keypoint that is not among 0 to {count - 1}")
+        return self
+
+
+# fmt: off
+_COCO_KEYPOINTS: dict[str, Any] = {
+    "names": (
+        "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow",
+        "right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle",
+        "right_ankle",
+    ),
+    "sigmas": (
+        0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072, 0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089,
+        0.089,
+    ),
+    "skeleton": (
+        (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9), (8, 10),
+        (1, 2), (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6),
+    ),
+}
+# fmt: on
+_WITH_PARTS = ("yolov5", "yolov8", "boxes", "detections")
+"""Decode rules of detectors that can have masks, keypoints or rotated boxes."""
+
+
 class HeadConfig(_Section):
     """Meaning of the raw outputs.
 
@@ -123,6 +179,14 @@ class HeadConfig(_Section):
       background class; also the queries of DETR and similar models
     - ``detections``: (B, N, 6): a box as for rule ``boxes``, its score and its class index; also YOLOv10 and YOLO26
       from their own exporters
+
+    ``masks``, ``keypoints`` and ``rotated`` are what some detectors give beside boxes. Rules ``yolov5``, ``yolov8`` and
+    ``detections`` read them from further columns of their output, in this order: M mask coefficients, x, y and maybe a
+    score of each keypoint, and the angle in radians; a second output has the prototypes (B, M, h, w). For rule
+    ``boxes`` each is an output after boxes and scores, in this order: mask coefficients (B, N, M), prototypes,
+    keypoints (B, N, 2 P or 3 P) and angles (B, N, 1); or ``compute`` has expressions of these names:
+    ``mask_coefficients``, ``prototypes``, ``keypoints`` and ``angles``. Keypoints have the ``units`` of boxes, and
+    their scores are probabilities.
     """
 
     decode: Literal["yolox", "yolov5", "yolov8", "dfl", "boxes", "detections"]
@@ -150,6 +214,14 @@ class HeadConfig(_Section):
     """Largest number of proposals for its second stage; None keeps the exported number."""
     outputs: Annotated[tuple[Text, ...], Field(min_length=1), Listed] | None = None
     """Names of the raw outputs in the order that the rule expects; None takes the model's outputs in their order."""
+    masks: bool = False
+    """The detector gives masks, as coefficients of prototypes (YOLACT, Bolya et al. 2019, arXiv:1904.02689)."""
+    keypoints: Annotated[
+        KeypointsConfig | None, BeforeValidator(lambda value: _COCO_KEYPOINTS if value == "coco" else value)
+    ] = None
+    """The keypoints of each object, in pixels of the input; None for detectors without."""
+    rotated: bool = False
+    """Boxes are rotated: centre, width and height, and an angle in radians."""
 
     @field_validator("compute")
     @classmethod
@@ -164,6 +236,42 @@ class HeadConfig(_Section):
         if value is not None and not {"boxes", "scores"} <= value.keys():
             raise ValueError(f"computes boxes and scores, got {', '.join(value) or 'nothing'}")
         return value
+
+    @model_serializer(mode="wrap")
+    def _without_absent_parts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Detectors of plain boxes keep the keys of schema 1, which older versions read."""
+        data: dict[str, Any] = handler(self)
+        return {key: value for key, value in data.items() if value or key not in ("masks", "keypoints", "rotated")}
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the detector gives masks, keypoints or rotated boxes."""
+        return bool(self.raw_parts)
+
+    @property
+    def raw_parts(self) -> tuple[str, ...]:
+        """Names of the raw values beside boxes and scores, in the order of columns and outputs."""
+        return (
+            *(("mask_coefficients", "prototypes") if self.masks else ()),
+            *(("keypoints",) if self.keypoints is not None else ()),
+            *(("angles",) if self.rotated else ()),
+        )
+
+    @model_validator(mode="after")
+    def _parts(self) -> HeadConfig:
+        if self.has_parts and self.decode not in _WITH_PARTS:
+            raise ValueError(
+                f"head.masks, head.keypoints and head.rotated belong to head.decode {', '.join(_WITH_PARTS)}, "
+                f"not {self.decode}"
+            )
+        missing = [name for name in self.raw_parts if self.compute is not None and name not in self.compute]
+        if missing:
+            raise ValueError(f"head.compute has no expression for {', '.join(missing)}")
+        if self.rotated and self.decode in ("boxes", "detections") and self.boxes != "cxcywh":
+            raise ValueError(f"head.rotated takes head.boxes cxcywh, not {self.boxes}")
+        if self.rotated and self.units != "pixels":
+            raise ValueError(f"head.rotated takes head.units pixels, not {self.units}")
+        return self
 
     @model_validator(mode="after")
     def _rules(self) -> HeadConfig:
@@ -404,8 +512,9 @@ def _explain(item: dict[str, Any]) -> str:
         section: type[BaseModel] = Config
         for part in location[:-1]:
             annotation = section.model_fields[str(part)].annotation
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                section = annotation
+            for kind in (annotation, *get_args(annotation)):  # a section may be optional
+                if isinstance(kind, type) and issubclass(kind, BaseModel):
+                    section = kind
         allowed = sorted(section.model_fields)
         return f"unknown key '{path}'{nearest(str(location[-1]), allowed)}; allowed here: {', '.join(allowed)}"
     if item["type"] == "missing":

@@ -9,8 +9,8 @@ from small_models import install_tensorrt
 from trtdet.backends import Capabilities, cuda
 from trtdet.building.graph import Suppression, silu_form, suppression
 from trtdet.building.validation import plugin_parts
-from trtdet.config import NmsConfig
-from trtdet.errors import BackendError
+from trtdet.config import NmsConfig, load_config
+from trtdet.errors import BackendError, ConfigError
 from trtdet.passes import EmbeddedNms
 
 
@@ -77,51 +77,69 @@ def test_plugin_libraries_are_checked_before_anything_is_done(tmp_path):
         plugin_parts((one,), Capabilities("test", "1", True, False, True))
 
 
+def boxes_with(**nms):
+    return load_config("yolov8").with_nms(**nms)
+
+
 @pytest.mark.parametrize("version", ["8.6.1", "10.9.0", "10.12.0", "11.1.0"])
 def test_auto_takes_no_suppression_that_keeps_an_engine_from_being_a_cuda_graph(monkeypatch, version):
     caps = install_tensorrt(monkeypatch, version).capabilities
-    assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
+    assert suppression("auto", caps, None, boxes_with()) == Suppression("efficient")
     for mode in ("onnx", "native"):
-        asked = suppression(mode, caps, None, NmsConfig())
+        asked = suppression(mode, caps, None, boxes_with())
         assert asked.mode == mode
         assert asked.reason.startswith("the data decide")
         assert asked.reason.endswith("; --nms efficient or host lets the engine be launched as a CUDA graph")
     # A model's own suppression is kept, and what that costs is said.
     own = EmbeddedNms("nms", "onnx", {})
-    assert suppression("auto", caps, own, NmsConfig()) == suppression("onnx", caps, None, NmsConfig())
+    assert suppression("auto", caps, own, boxes_with()) == suppression("onnx", caps, None, boxes_with())
     for mode in ("efficient", "host"):
-        assert suppression(mode, caps, None, NmsConfig()) == Suppression(mode)
+        assert suppression(mode, caps, None, boxes_with()) == Suppression(mode)
 
 
 def test_a_backend_with_native_suppression_alone_leaves_it_to_the_host_and_says_why():
     caps = Capabilities("test", "1", True, True, uncaptured_nms={"native": "it loops"})
-    found = suppression("auto", caps, None, NmsConfig())
+    found = suppression("auto", caps, None, boxes_with())
     assert found.mode == "host"
     assert found.reason == "with --nms native the engine could not be launched as a CUDA graph (it loops)"
-    assert suppression("auto", Capabilities("test", "1", True, True), None, NmsConfig()) == Suppression("native")
+    assert suppression("auto", Capabilities("test", "1", True, True), None, boxes_with()) == Suppression("native")
 
 
 def test_without_suppression_the_best_candidates_are_taken_in_the_graph():
-    none, loops = NmsConfig(iou_threshold=1), {"native": "it loops", "onnx": "the data decide"}
+    none, loops = boxes_with(iou_threshold=1.0), {"native": "it loops", "onnx": "the data decide"}
     modes = ("efficient", "onnx", "native")
     caps = Capabilities("test", "1", True, True, in_graph_nms=modes, uncaptured_nms=loops)
     assert suppression("auto", caps, None, none) == Suppression("native")
-    assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
+    assert suppression("auto", caps, None, boxes_with()) == Suppression("efficient")
     assert [suppression(mode, caps, None, none).reason for mode in (*modes, "host")] == [""] * 4
     assert [bool(caps.uncaptured(mode, NmsConfig())) for mode in (*modes, "host")] == [False, True, True, False]
+
+
+def test_a_suppression_that_loses_masks_or_rotated_boxes_is_not_taken():
+    caps = Capabilities("test", "1", True, True, in_graph_nms=("efficient", "onnx", "native"))
+    masks, rotated = (boxes_with(), boxes_with())
+    masks = masks.model_copy(update={"head": masks.head.model_copy(update={"masks": True})})
+    rotated = rotated.model_copy(update={"head": rotated.head.model_copy(update={"rotated": True})})
+    assert suppression("auto", caps, None, masks).mode == "onnx"
+    assert suppression("auto", caps, None, rotated).mode == "native"
+    assert suppression("host", caps, None, rotated).mode == "host"
+    with pytest.raises(ConfigError, match="--nms efficient does not say which boxes it kept"):
+        suppression("efficient", caps, None, masks)
+    with pytest.raises(ConfigError, match="--nms onnx compares upright boxes"):
+        suppression("onnx", caps, None, rotated)
 
 
 @pytest.mark.parametrize(("version", "heeds"), [("8.6.0", False), ("8.6.1", True), ("10.4.0", True)])
 def test_a_suppression_that_would_ignore_a_key_is_not_taken(monkeypatch, version, heeds):
     caps = install_tensorrt(monkeypatch, version).capabilities
-    assert suppression("auto", caps, None, NmsConfig()) == suppression("efficient", caps, None, NmsConfig())
-    assert suppression("auto", caps, None, NmsConfig()) == Suppression("efficient")
+    assert suppression("auto", caps, None, boxes_with()) == suppression("efficient", caps, None, boxes_with())
+    assert suppression("auto", caps, None, boxes_with()) == Suppression("efficient")
     if heeds:
-        assert suppression("auto", caps, None, NmsConfig(class_agnostic=True)) == Suppression("efficient")
+        assert suppression("auto", caps, None, boxes_with(class_agnostic=True)) == Suppression("efficient")
         return
-    left = suppression("auto", caps, None, NmsConfig(class_agnostic=True))
+    left = suppression("auto", caps, None, boxes_with(class_agnostic=True))
     assert left.mode == "host"
     said = "with --nms onnx or native the engine could not be launched as a CUDA graph (the data"
     assert left.reason.startswith(said)
     with pytest.raises(BackendError, match="class_agnostic', which its EfficientNMS ignores; allowed: --nms onnx, nat"):
-        suppression("efficient", caps, None, NmsConfig(class_agnostic=True))
+        suppression("efficient", caps, None, boxes_with(class_agnostic=True))

@@ -12,6 +12,7 @@ from trtdet.bundle import (
     Bundle,
     BundleWriter,
     CountsPart,
+    DetectionParts,
     FloatConvPart,
     ImagesPart,
     InputPart,
@@ -51,6 +52,12 @@ FIELDS: dict[str, Any] = {
     "command": {"precision": "int8", "images": None},
     "content_hash": "2" * 64,
 }
+PARTS: dict[str, Any] = {
+    "masks": {"coefficients": "mask_coefficients", "prototypes": "prototypes", "threshold": 0.5},
+    "keypoints": {"output": "keypoints", "names": ["a", "b"], "sigmas": [0.5, 0.5], "skeleton": [[0, 1]]},
+    "rotated_boxes": {"output": "rotated_boxes"},
+}
+READS = "this trtdet reads schemas 1 and 2"
 
 
 def make(path: Path, engine: bytes = b"engine", **fields: Any) -> Bundle:
@@ -109,6 +116,22 @@ def test_masks_are_a_part_of_their_own(tmp_path):
     assert data["masks"] == {"output": "masks", "size": 28, "threshold": 0.5}
 
 
+@pytest.mark.parametrize("names", [("masks",), ("keypoints",), ("rotated_boxes",), tuple(PARTS)])
+def test_parts_of_one_stage_detectors_make_schema_2(tmp_path, names):
+    parts = {name: PARTS[name] for name in names}
+    written = make(tmp_path / "bundle", parts=DetectionParts.model_validate(parts))
+    assert Bundle(tmp_path / "bundle").manifest == written.manifest
+    data = json.loads((tmp_path / "bundle" / MANIFEST).read_text())
+    assert data["schema"] == 2 and data["parts"] == parts
+
+
+def test_plain_boxes_keep_schema_1_and_its_keys(tmp_path):
+    make(tmp_path / "bundle", command={"config": CONFIG.model_dump(mode="json")})
+    data = json.loads((tmp_path / "bundle" / MANIFEST).read_text())
+    assert data["schema"] == 1 and "parts" not in data
+    assert not {"masks", "keypoints", "rotated"} & set(data["command"]["config"]["head"])
+
+
 @pytest.mark.parametrize("position", [0, 1999, 3999])
 def test_one_altered_byte_is_found(tmp_path, position):
     make(tmp_path / "bundle")
@@ -154,8 +177,16 @@ def test_a_bundle_without_engine_says_none(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        *(({"schema": schema}, "; this trtdet reads schema 1; build the bundle again") for schema in (2, 0, "1", None)),
-        ({"schema": ...}, "'schema': field required; this trtdet reads schema 1; build the bundle again"),
+        *(({"schema": schema}, f"; {READS}; build the bundle again") for schema in (3, 0, "1", None)),
+        ({"schema": ...}, f"'schema': field required; {READS}; build the bundle again"),
+        ({"schema": 2}, "is not a manifest: schema 2 lacks key 'parts'; build the bundle again"),
+        ({"parts": PARTS}, "is not a manifest: schema 1 must not have key 'parts'; build the bundle again"),
+        ({"schema": 2, "parts": {}}, "'parts': has none of masks, keypoints and rotated_boxes"),
+        ({"schema": 2, "parts": PARTS | {"depth": {}}}, "'parts.depth': extra inputs are not permitted"),
+        (
+            {"schema": 2, "parts": PARTS, "masks": {"output": "masks", "size": 28, "threshold": 0.5}},
+            "has key 'masks' of a two-stage detector and key 'parts' of a one-stage detector",
+        ),
         ({"nms": {}}, "is not a manifest: 'nms.where': field required; build the bundle again"),
     ],
 )

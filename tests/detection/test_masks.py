@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trtdet.detection.masks import from_run_lengths, paste, run_lengths
+from trtdet.detection.parts import Parts
 from trtdet.detection.suppression import Detections
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "torchvision_masks.json"
@@ -53,8 +54,8 @@ def test_run_lengths_are_those_of_coco():
 def test_detections_may_have_masks():
     count = np.array([[2]], np.int32)
     arrays = (np.zeros((1, 5, 4), np.float32), np.zeros((1, 5), np.float32), np.zeros((1, 5), np.int32))
-    assert Detections(count, *arrays).image_masks(0) is None
+    assert not Detections(count, *arrays).image_parts(0).items()
     masks = np.random.default_rng(0).random((1, 5, 28, 28), np.float32)
-    got = Detections(count, *arrays, masks).image_masks(0)
+    got = Detections(count, *arrays, Parts(masks=masks)).image_parts(0).masks
     assert got is not None
     np.testing.assert_array_equal(got, masks[0, :2])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trtdet.config import load_config, shipped
-from trtdet.detection.heads import decode
+from trtdet.detection.heads import decode, decode_all
 from trtdet.detection.suppression import non_max_suppression
 
 
@@ -21,16 +21,36 @@ OUTPUTS: dict[str, Shapes] = {
     "yolov5": ((1, 25200, 85),),
     **dict.fromkeys(("yolov8", "yolov9", "yolo11", "yolo12"), ((1, 84, ANCHORS),)),
     **dict.fromkeys(("yolov10", "yolo26"), ((1, 300, 6),)),
+    **dict.fromkeys(("yolov8-seg", "yolo11-seg"), ((1, 84 + 32, ANCHORS), (1, 32, 160, 160))),
+    **dict.fromkeys(("yolov8-pose", "yolo11-pose"), ((1, 5 + 51, ANCHORS),)),
+    **dict.fromkeys(("yolov8-obb", "yolo11-obb"), ((1, 19 + 1, sum(grids(1024, 8, 16, 32))),)),
+    "yolo26-seg": ((1, 300, 6 + 32), (1, 32, 160, 160)),
+    "yolo26-pose": ((1, 300, 6 + 51),),
+    "yolo26-obb": ((1, 300, 6 + 1),),
+    "yolov5-seg": ((1, 25200, 85 + 32), (1, 32, 160, 160)),
     **dict.fromkeys(("dfl", "picodet", "nanodet"), ((1, FOUR, 112),)),
     "ppyoloe": ((1, ANCHORS, 84),),
     "rtmdet": tuple((1, channels, 640 // stride, 640 // stride) for channels in (80, 4) for stride in (8, 16, 32)),
     **dict.fromkeys(("rtdetr", "dfine"), ((1, 300, 80), (1, 300, 4))),
     "rfdetr": ((1, 300, 4), (1, 300, 91)),
     "fastestdet": ((1, 85, 22, 22),),
-    "scrfd": tuple((1, 2 * cells, columns) for columns in (1, 4, 10) for cells in grids(640, 8, 16, 32)),
-    "yunet": tuple((1, cells, columns) for columns in (1, 1, 4, 10) for cells in grids(640, 8, 16, 32)),
+    **dict.fromkeys(
+        ("scrfd", "scrfd-kps"),
+        tuple((1, 2 * cells, columns) for columns in (1, 4, 10) for cells in grids(640, 8, 16, 32)),
+    ),
+    **dict.fromkeys(
+        ("yunet", "yunet-kps"),
+        tuple((1, cells, columns) for columns in (1, 1, 4, 10) for cells in grids(640, 8, 16, 32)),
+    ),
 }
-WITHOUT_NMS = {"yolov10", "yolo26", "rtdetr", "dfine", "rfdetr"}
+WITHOUT_NMS = {"yolov10", "yolo26", "yolo26-seg", "yolo26-pose", "yolo26-obb", "rtdetr", "dfine", "rfdetr"}
+
+PARTS = {
+    "seg": ("mask_coefficients", "prototypes"),
+    "pose": ("keypoints",),
+    "kps": ("keypoints",),
+    "obb": ("rotated_boxes",),
+}
 
 
 def test_every_shipped_configuration_is_tested_here():
@@ -43,8 +63,9 @@ def test_it_reads_the_outputs_of_its_family(name):
     rng = np.random.default_rng(0)
     outputs = {f"o{at}": rng.uniform(0, 1, shape).astype(np.float32) for at, shape in enumerate(OUTPUTS[name])}
     if config.head.decode == "detections":
-        outputs["o0"][..., 5] = 79
-    boxes, scores = decode(outputs, config)
+        outputs["o0"][..., 5] = len(config.classes) - 1
+    boxes, scores, parts = decode_all(outputs, config)
+    assert tuple(parts.items()) == PARTS.get(name.partition("-")[2], ())
     assert boxes.shape[:2] == scores.shape[:2]
     assert (boxes.shape[2], scores.shape[2]) == (4, len(config.classes))
     assert config.nms.suppresses == (name not in WITHOUT_NMS)

@@ -33,7 +33,18 @@ def collected(dataset: CocoDataset, found: Mapping[int, Any], engine: Any = "aut
 
 def evaluation(metric: CocoMetric, file: str = "model.onnx", thresholds: NmsConfig = NmsConfig()) -> Evaluation:
     run_info = RunInfo("CPU", "onnxruntime")
-    return Evaluation(metric.compute(), metric, 1.0, file, run_info, "host", thresholds, metric.compute_masks())
+    return Evaluation(
+        metric.compute(),
+        metric,
+        ms_per_image=1.0,
+        file=file,
+        run_info=run_info,
+        nms="host",
+        thresholds=thresholds,
+        masks=metric.compute_masks(),
+        keypoints=metric.compute_keypoints(),
+        rotated_boxes=metric.compute_rotated_boxes(),
+    )
 
 
 def near_truth(dataset: CocoDataset, image: int, rng: np.random.Generator, noise: float, stray: int) -> Any:

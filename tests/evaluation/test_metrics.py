@@ -14,6 +14,7 @@ from trtdet.detection.masks import paste, run_lengths
 from trtdet.errors import DataError
 from trtdet.evaluation.comparison import compare, mask_score
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
+from trtdet.evaluation.parts import FoundParts
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 
 ENGINES = ("faster-coco-eval", "pycocotools")
@@ -168,7 +169,7 @@ def masks_near(metric: CocoMetric, share: float = 0.5) -> CocoMetric:
         corners = near_truth(metric.dataset, image.id, rng, 2, 9)
         grids = np.where(rng.random((len(corners), 1, 1)) < share, np.tri(28)[::-1], np.ones((28, 28)))
         pasted = [run_lengths(paste(*pair, 300, 400)) for pair in zip(grids.astype(np.float32), corners, strict=True)]
-        metric.update(image.id, corners, rng.random(len(corners)), rng.integers(0, 2, len(corners)), pasted)
+        metric.update(image.id, corners, rng.random(len(corners)), rng.integers(0, 2, len(corners)), FoundParts(pasted))
     return metric
 
 
@@ -209,11 +210,11 @@ def test_detectors_are_compared_by_their_masks(masked):
 def test_masks_are_scored_where_both_sides_have_them(masked, one_dog):
     whole = run_lengths(np.ones((300, 400), bool))
     assert not one_dog.has_masks
-    assert CocoMetric(one_dog).update(0, [[0, 0, 9, 9]], [1], [1], [whole]).compute_masks() is None
+    assert CocoMetric(one_dog).update(0, [[0, 0, 9, 9]], [1], [1], FoundParts([whole])).compute_masks() is None
     assert CocoMetric(masked).update(0, [[0, 0, 9, 9]], [1], [1]).compute_masks() is None
     with pytest.raises(DataError, match=r"has no masks, so none can be matched"):
         CocoMetric(masked).update(0, [[0, 0, 9, 9]], [1], [1]).matches("masks")
-    none = CocoMetric(masked).update(0, [], [], [], []).compute_masks()
+    none = CocoMetric(masked).update(0, [], [], [], FoundParts([])).compute_masks()
     assert none is not None and none.map == 0
 
 
@@ -221,7 +222,7 @@ def test_a_segmentation_that_is_none_is_an_error(tmp_path):
     dataset = make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, id=1, segmentation={"counts": 5})])
     whole = run_lengths(np.ones((300, 400), bool))
     with pytest.raises(DataError, match=r"segmentations of '.*a\.json' cannot be read"):
-        CocoMetric(dataset, "pycocotools").update(0, [[0, 0, 9, 9]], [1], [1], [whole]).compute_masks()
+        CocoMetric(dataset, "pycocotools").update(0, [[0, 0, 9, 9]], [1], [1], FoundParts([whole])).compute_masks()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -119,9 +119,12 @@ def test_names_of_the_model_say_how_many_classes_there_are():
         onnx_file.guessed({"o": _random(1, TOTAL, 12)}, SIZE, "m", "x", names)
 
 
-@pytest.mark.parametrize(("family", "widths"), [("scrfd", (1, 4, 10)), ("yunet", (1, 1, 4, 10))])
+@pytest.mark.parametrize(
+    ("family", "widths"),
+    [("scrfd", (1, 4)), ("scrfd-kps", (1, 4, 10)), ("yunet", (1, 1, 4)), ("yunet-kps", (1, 1, 4, 10))],
+)
 def test_a_shipped_head_brings_its_pixels_and_its_class(family, widths):
-    anchors = 2 if family == "scrfd" else 1
+    anchors = 2 if family.startswith("scrfd") else 1
     outputs = {
         f"{at}-{cells}": _random(1, anchors * cells, width) for at, width in enumerate(widths) for cells in CELLS
     }
@@ -138,6 +141,52 @@ def test_a_shipped_head_brings_its_pixels_and_its_class(family, widths):
 def test_outputs_that_fit_nothing(shape):
     with pytest.raises(ModelError, match="no head that is known has the outputs 'o' .* give it with --config"):
         onnx_file.guessed({"o": _random(*shape)}, SIZE, "m", "x", None)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [("yolov8-seg", (4 + 7 + 32, TOTAL)), ("yolov5-seg", (3 * TOTAL, 5 + 7 + 32)), ("yolov8-pose", (5 + 51, TOTAL))],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_masks_and_poses_are_recognised_by_their_shapes(family, shape, named):
+    outputs = {"o": _random(1, *shape)}
+    count = 1 if family.endswith("pose") else 7
+    if count == 7:
+        outputs["p"] = _random(1, 32, SIZE[0] // 4, SIZE[1] // 4)
+    names = tuple(map(str, range(count))) if named else None
+    config, _ = onnx_file.guessed(outputs, SIZE, "m", "x", names)
+    assert config.head == load_config(family).head and len(config.classes) == count
+
+
+TASK = {"task": "pose", "names": "{0: 'cat', 1: 'dog'}", "kpt_shape": "[4, 3]"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "shapes", "head"),
+    [
+        (TASK, [(6 + 12, TOTAL)], {"decode": "yolov8"}),
+        (TASK | {"kpt_names": "{0: ['a', 'b', 'c', 'd']}"}, [(6 + 12, TOTAL)], {"decode": "yolov8"}),
+        (TASK, [(300, 6 + 12)], {"decode": "detections"}),
+        (TASK | {"task": "obb"}, [(6 + 1, TOTAL)], {"decode": "yolov8", "rotated": True}),
+        (TASK | {"task": "obb"}, [(300, 6 + 1)], {"decode": "detections", "boxes": "cxcywh", "rotated": True}),
+        (TASK | {"task": "segment"}, [(6 + 8, TOTAL), (8, 24, 24)], {"decode": "yolov8", "masks": True}),
+        (TASK | {"task": "segment"}, [(300, 6 + 8), (8, 24, 24)], {"decode": "detections", "masks": True}),
+    ],
+)
+def test_tasks_are_recognised_by_their_metadata(metadata, shapes, head):
+    outputs = {f"o{at}": _random(1, *shape) for at, shape in enumerate(shapes)}
+    config, note = onnx_file.guessed_task(metadata, outputs, SIZE, path=Path("m.onnx"), input_name="x")
+    assert config.classes == ("cat", "dog") and "2 classes" in note
+    assert {key: getattr(config.head, key) for key in head} == head
+    assert config.nms.suppresses == (head["decode"] == "yolov8")
+    if metadata["task"] == "pose":
+        names = ("a", "b", "c", "d") if "kpt_names" in metadata else tuple(f"keypoint {at}" for at in range(4))
+        assert config.head.keypoints is not None and config.head.keypoints.names == names
+
+
+def test_metadata_that_do_not_fit_the_outputs_are_named():
+    with pytest.raises(ModelError, match="channels; .* were expected"):
+        onnx_file.guessed_task(TASK, {"o": _random(1, 9, TOTAL)}, SIZE, path=Path("m.onnx"), input_name="x")
 
 
 def test_scores_that_numbers_cannot_explain_are_refused():

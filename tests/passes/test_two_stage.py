@@ -14,6 +14,7 @@ import pytest
 
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config
+from trtdet.detection.parts import Parts
 from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import ModelError
 from trtdet.exporter import SHAPES_MODEL
@@ -270,8 +271,8 @@ def test_masks_follow_whatever_suppresses(masked, run):
     for mode in ("onnx", "native"):
         check_masks(run(rewrite(masked, Options(few, nms=mode)).model, images=IMAGES[0]), want, order, 0.0)
     raw = run(rewrite(masked, Options(few, nms="host")).model, images=IMAGES[0])
-    found = non_max_suppression(raw["boxes"], raw["scores"], few.nms, masks=raw["masks"])
-    got = {"masks": found.masks, "boxes": found.boxes}
+    found = non_max_suppression(raw["boxes"], raw["scores"], few.nms, parts=Parts(masks=raw["masks"]))
+    got = {"masks": found.parts.masks, "boxes": found.boxes}
     check_masks(got, want, order, 0.0)
     np.testing.assert_array_equal(found.boxes[0], want["boxes"][order])
 

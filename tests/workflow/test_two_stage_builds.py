@@ -85,7 +85,7 @@ def test_masks_are_drawn_and_listed(calibration_images, tmp_path):
     # As above, and the mask head's first convolution and its last; the transposed one between them stays in float.
     assert (manifest.precision.int8, manifest.precision.fp32) == (34, 1)
     detectors = [Detector.open(tmp_path / kind) for kind in ("int8", "fp32")]
-    (rough, exact) = (detector(IMAGE).image_masks(0) for detector in detectors)
+    (rough, exact) = (detector(IMAGE).image_parts(0).masks for detector in detectors)
     assert rough.shape == exact.shape == (100, 28, 28) and not np.array_equal(rough, exact)
     assert rough.min() >= 0 and rough.max() <= 1
     picture = sorted(calibration_images.iterdir())[0]

@@ -23,7 +23,7 @@ from trtdet.bundle import Bundle
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.errors import BackendError, ConfigError
 from trtdet.options import EngineOptions
-from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, CONTRACT
+from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, CONTRACT, PARTS, of_all
 from trtdet.progress import Progress, silent
 from trtdet.quantization import CONVOLUTIONS, PRODUCTS, PrecisionPlan, quantizable
 from trtdet.tables import Column, Table
@@ -138,7 +138,9 @@ def watched_tensors(model: onnx.ModelProto) -> dict[str, str]:
     makers = {name: node for node in model.graph.node for name in node.output if name}
     outputs = {value.name for value in model.graph.output}
     # Outputs of NMS in the graph are undefined past the number of detections, so the inputs of NMS are compared.
-    read = {ALL_BOXES, ALL_SCORES} if outputs == set(CONTRACT) else outputs
+    after_nms = set(CONTRACT) <= outputs
+    parts = {of_all(name) if after_nms else name for name in PARTS if name in outputs}
+    read = {ALL_BOXES, ALL_SCORES, *parts} if after_nms and outputs <= {*CONTRACT, *PARTS} else outputs
     for node in model.graph.node:
         quantised = node.op_type in PRODUCTS and makers.get(node.input[0], node).op_type == "DequantizeLinear"
         if node.op_type in CONVOLUTIONS or quantised:

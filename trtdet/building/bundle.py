@@ -26,19 +26,25 @@ from trtdet.bundle import (
     Bundle,
     BundleWriter,
     CountsPart,
+    DetectionParts,
     FloatConvPart,
     ImagesPart,
     InputPart,
+    KeypointsPart,
     MasksPart,
     ModelPart,
     NmsPart,
     OutputPart,
     PairPart,
+    PrototypeMasksPart,
     QuantizationPart,
+    RotatedBoxesPart,
     ShapePart,
     SiluPart,
 )
+from trtdet.config import Config
 from trtdet.detection.masks import THRESHOLD
+from trtdet.detection.parts import KEYPOINTS, MASK_COEFFICIENTS, PROTOTYPES, ROTATED_BOXES
 from trtdet.errors import BackendError, OutputError
 from trtdet.evaluation.plausibility import Plausibility
 from trtdet.files import sha256_file, write_atomically
@@ -152,6 +158,7 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
         "masks": MasksPart(output=MASKS, size=int(outputs[MASKS].shape[-1]), threshold=THRESHOLD)
         if MASKS in outputs
         else None,
+        "parts": _parts(config),
         "backend": BackendPart(
             name=caps.name,
             version=caps.version,
@@ -177,6 +184,21 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
         "input_check": seen.as_dict() if seen is not None else None,
         "content_hash": build.key,
     }
+
+
+def _parts(config: Config) -> DetectionParts | None:
+    """What the detector gives beside boxes; None for plain boxes and for two-stage masks."""
+    head = config.head
+    if not head.has_parts:
+        return None
+    masks, points = None, head.keypoints
+    if head.masks:
+        masks = PrototypeMasksPart(coefficients=MASK_COEFFICIENTS, prototypes=PROTOTYPES, threshold=THRESHOLD)
+    return DetectionParts(
+        masks=masks,
+        keypoints=None if points is None else KeypointsPart(output=KEYPOINTS, **points.model_dump()),
+        rotated_boxes=RotatedBoxesPart(output=ROTATED_BOXES) if head.rotated else None,
+    )
 
 
 def audit_part(audit: Audit | None) -> AuditPart | None:

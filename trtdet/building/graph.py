@@ -11,12 +11,13 @@ from typing import Literal, NamedTuple
 import onnx
 
 from trtdet.backends import Backend, Capabilities, EngineTarget, check_compiler
-from trtdet.config import Config, NmsConfig, NmsMode, SiluForm
-from trtdet.errors import BackendError, ModelError, TrtdetWarning
+from trtdet.config import Config, NmsMode, SiluForm
+from trtdet.errors import BackendError, ConfigError, ModelError, TrtdetWarning
 from trtdet.options import BuildOptions, PlanOptions
 from trtdet.passes import EmbeddedNms, Options, Rewritten, embedded_nms, load_model, rewrite
 from trtdet.passes.exported import images
 from trtdet.passes.input_size import with_input_size
+from trtdet.passes.nms import refused_parts
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS, plugin_nodes
 from trtdet.quantization import (
@@ -173,8 +174,8 @@ def build_graph(model: Path, config: Config, options: BuildOptions, backend: Bac
         source = with_input_size(source, config.input.size, config)
     embedded = embedded_nms(source, config)
     kept = embedded if options.nms.mode == "auto" else None
-    nms = config.with_nms(**kept.thresholds).nms if kept is not None else config.nms
-    mode, nms_reason = suppression(options.nms.mode, caps, embedded, nms=nms)
+    wanted = config.with_nms(**kept.thresholds) if kept is not None else config
+    mode, nms_reason = suppression(options.nms.mode, caps, embedded, config=wanted)
     explicit = options.int8 and not options.implicit
     passes = Options(
         config=config,
@@ -224,14 +225,18 @@ class Suppression(NamedTuple):
 
 
 def suppression(
-    requested: NmsMode | Literal["auto"], caps: Capabilities, own: EmbeddedNms | None, nms: NmsConfig
+    requested: NmsMode | Literal["auto"], caps: Capabilities, own: EmbeddedNms | None, config: Config
 ) -> Suppression:
     """Chooses the NMS mode.
 
     ``auto`` keeps the kind of the model's embedded NMS if the backend has it. Otherwise it takes the backend's best
-    mode that a CUDA graph can contain, or else the host. Raises BackendError: the backend lacks the requested mode.
+    mode that a CUDA graph can contain, or else the host. Raises BackendError: the backend lacks the requested mode;
+    ConfigError: the mode cannot take the detector's masks, keypoints or rotated boxes.
     """
-    allowed = caps.in_graph_nms
+    nms = config.nms
+    if requested != "auto" and (refusal := refused_parts(requested, config)):
+        raise ConfigError(refusal)
+    allowed = tuple(mode for mode in caps.in_graph_nms if not refused_parts(mode, config))
     if nms.class_agnostic and not caps.nms_across_classes:
         allowed = tuple(mode for mode in allowed if mode != "efficient")
     if not nms.suppresses:  # a plain TopK is enough, and an NMS plugin would be slower

@@ -13,7 +13,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from trtdet.config import Config, InputConfig, NmsConfig, NmsMode
 from trtdet.errors import BundleError
@@ -23,7 +33,8 @@ from trtdet.files.documents import DocumentError, read_document
 PORTABLE = "portable.onnx"
 """Model for onnxruntime, in bundles whose engine is built from another model."""
 
-SCHEMA: Literal[1] = 1
+SCHEMAS = (1, 2)
+"""Schemas of a manifest: 2 if it has the key ``parts``, which an older reader would overlook, else 1."""
 MANIFEST = "manifest.json"
 
 
@@ -98,6 +109,66 @@ class MasksPart(_Part):
     output: str
     size: int
     threshold: float
+
+
+class PrototypeMasksPart(_Part):
+    """Masks of a one-stage detector, see :mod:`trtdet.detection.placing`.
+
+    ``coefficients`` names an output float32 (B, K, M), or (B, N, M) with NMS on the host; ``prototypes`` names an
+    output float32 (B, M, h, w). A pixel belongs to the object if the sigmoid of their product there exceeds
+    ``threshold``.
+    """
+
+    coefficients: str
+    prototypes: str
+    threshold: float = Field(gt=0, lt=1)
+
+
+class KeypointsPart(_Part):
+    """Keypoints. ``output`` names an output float32 (B, K, P, 3), or (B, N, P, 3) with NMS on the host: x and y in
+    pixels of the input, and a score 0..1.
+
+    ``names`` has P names, ``sigmas`` P tolerances as in COCO's keypoint AP, and ``skeleton`` pairs of indices from 0
+    that a picture joins by a line.
+    """
+
+    output: str
+    names: tuple[str, ...]
+    sigmas: tuple[float, ...]
+    skeleton: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As key ``head.keypoints`` of a configuration."""
+        return self.model_dump(exclude={"output"})
+
+
+class RotatedBoxesPart(_Part):
+    """Rotated boxes. ``output`` names an output float32 (B, K, 5), or (B, N, 5) with NMS on the host.
+
+    The columns are centre x, centre y, width and height in pixels of the input, and the angle in radians from the x
+    axis to the side of the width, positive towards the y axis, which points down. ``boxes`` has the upright hulls.
+    """
+
+    output: str
+
+
+class DetectionParts(_Part):
+    """What a detector gives beside boxes, scores and classes: at least one part. Absent parts are not written."""
+
+    masks: PrototypeMasksPart | None = None
+    keypoints: KeypointsPart | None = None
+    rotated_boxes: RotatedBoxesPart | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> DetectionParts:
+        if self.masks is None and self.keypoints is None and self.rotated_boxes is None:
+            raise ValueError("has none of masks, keypoints and rotated_boxes")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _present(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if value is not None}
 
 
 class PluginPart(_Part):
@@ -240,9 +311,10 @@ class CandidatePart(_Part):
 
 
 class Manifest(_Part):
-    """Content of ``manifest.json``. Schema 1 may get new keys; no key is removed or changes its meaning."""
+    """Content of ``manifest.json``. Schema 1 may get new keys; no key is removed or changes its meaning. Schema 2 is
+    schema 1 with ``parts``."""
 
-    schema_: Literal[1] = Field(alias="schema")
+    schema_: Literal[1, 2] = Field(alias="schema")
     trtdet_version: str
     created: str
     model: ModelPart
@@ -261,12 +333,30 @@ class Manifest(_Part):
     input_check: dict[str, Any] | None = None
     """:meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None if the input was not checked."""
     masks: MasksPart | None = None
+    """Masks of a two-stage detector."""
+    parts: DetectionParts | None = None
+    """What a one-stage detector gives beside boxes; None, and not written, with schema 1."""
     guard: GuardPart | None = None
     """None before INT8 is compared, and without ``--guard X`` if the default plan has INT8 layers."""
     candidates: tuple[CandidatePart, ...] = ()
     """The networks that were timed side by side, of which the fastest ships; empty where no plan was chosen so."""
     content_hash: str
     """SHA-256 of all inputs of the build; a build with an equal hash keeps the bundle."""
+
+    @model_validator(mode="after")
+    def _schemas(self) -> Manifest:
+        if (self.schema_ == 2) != (self.parts is not None):
+            raise ValueError(f"schema {self.schema_} {'lacks' if self.parts is None else 'must not have'} key 'parts'")
+        if self.parts is not None and self.masks is not None:
+            raise ValueError("has key 'masks' of a two-stage detector and key 'parts' of a one-stage detector")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_absent_parts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        if self.parts is None:
+            data.pop("parts", None)
+        return data
 
     @property
     def shipped(self) -> Literal["int8", "fp16", "fp32"]:
@@ -307,7 +397,7 @@ class Bundle:
         except OSError as error:
             raise BundleError(f"'{file}' cannot be read: {error.strerror or error}; check the file") from None
         except DocumentError as error:
-            reads = f"; this trtdet reads schema {SCHEMA}" if error.place == "schema" else ""
+            reads = f"; this trtdet reads schemas {' and '.join(map(str, SCHEMAS))}" if error.place == "schema" else ""
             raise BundleError(f"'{file}' is not a manifest: {error}{reads}; build the bundle again") from None
         for name, expected in self.manifest.files.items() if verify else ():
             try:
@@ -379,8 +469,9 @@ class BundleWriter(FolderWriter):
         super().__init__(path, MANIFEST, "a bundle")
 
     def commit(self, fields: Mapping[str, Any]) -> Bundle:
-        """Writes the manifest and moves the bundle to its path; ``fields`` lacks only ``files`` and ``created``."""
+        """Writes the manifest and moves the bundle to its path; ``fields`` lacks ``schema``, ``files``, ``created``."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        manifest = Manifest.model_validate({"schema_": SCHEMA, **fields, "created": created, "files": self.files})
+        schema = 1 if fields.get("parts") is None else 2
+        manifest = Manifest.model_validate({"schema_": schema, **fields, "created": created, "files": self.files})
         self.put(manifest.to_json().encode())
         return Bundle(self.path, verify=False)

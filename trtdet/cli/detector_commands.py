@@ -118,8 +118,8 @@ def _scored(detector: Detector, dataset: CocoDataset, console: Console, cache: I
     evaluation = evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache)
     if dataset.annotated:
         console.say(evaluation.result)
-        if evaluation.masks is not None:
-            console.say(f"masks:\n{evaluation.masks}")
+        for part in evaluation.scored_parts:
+            console.say(f"{part.replace('_', ' ')}:\n{evaluation.score_of(part)}")
     console.say(
         f"{counted(evaluation.result.images)}, {evaluation.result.detections} detections, "
         f"{evaluation.ms_per_image:.1f} ms an image; {evaluation.file} on {evaluation.run_info}, NMS {evaluation.nms}"
@@ -159,10 +159,11 @@ def _compared(
         comparison = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling"))
         against: dict[str, Any] = comparison.as_dict()
         console.say(f"{agreement_score}\n{comparison}")
-        if evaluation.masks is not None and reference.masks is not None:
-            masks = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling masks"), of="masks")
-            against["masks"] = masks.as_dict()
-            console.say(masks)
+        for part in evaluation.scored_parts if evaluation.scored_parts == reference.scored_parts else ():
+            stage = f"resampling {part.replace('_', ' ')}"
+            of_part = compare(evaluation, reference, bootstrap, progress=partial(show, stage), of=part)
+            against[part] = of_part.as_dict()
+            console.say(of_part)
     else:
         against = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
         console.say(f"against {reference.file}: {agreement_score}")

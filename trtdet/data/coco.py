@@ -45,6 +45,18 @@ class GroundTruth:
     crowd: NDArray[np.bool_]
     segmentations: NDArray[np.object_] | None = None
     """Masks as in the file, polygons or run lengths; None if any box has no mask."""
+    keypoints: NDArray[np.float64] | None = None
+    """float64 (M, P, 3), x y in pixels of the image and COCO's visibility: 0 not annotated, 1 hidden, 2 visible; None
+    if any box has none, or another number of them."""
+
+    @property
+    def corners(self) -> NDArray[np.float64] | None:
+        """Corners float64 (M, 4, 2), x y, of rotated boxes: each mask is one polygon of four corners, as converters of
+        DOTA's labels write them; None if any mask is something else."""
+        masks = () if self.segmentations is None else self.segmentations
+        if not len(masks) or not all(isinstance(mask, list) and [len(part) for part in mask] == [8] for mask in masks):
+            return None
+        return np.array([mask[0] for mask in masks], np.float64).reshape(-1, 4, 2)
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -143,6 +155,16 @@ class CocoDataset:
         """Whether each box has a mask."""
         return self.annotated and self.truth.segmentations is not None
 
+    @property
+    def has_keypoints(self) -> bool:
+        """Whether each box has keypoints."""
+        return self.annotated and self.truth.keypoints is not None
+
+    @property
+    def has_rotated_boxes(self) -> bool:
+        """Whether each box has four corners."""
+        return self.annotated and self.truth.corners is not None
+
     def first(self, count: int) -> CocoDataset:
         """At most ``count`` of the images, evenly spaced, with their boxes; errors as in :meth:`of`."""
         return self.of(evenly(self.images, count))
@@ -181,6 +203,7 @@ class _Annotation:
     area: float | None = None
     iscrowd: int | None = 0
     segmentation: Any = None
+    keypoints: list[Coordinate] | None = None
 
 
 @dataclass(frozen=True)
@@ -286,6 +309,13 @@ def _truth(path: Path, document: _Document, class_of: Mapping[int, int]) -> Grou
         segmentations = np.empty(len(annotations), object)  # an array of lists would become one of numbers
         for row, annotation in enumerate(annotations):
             segmentations[row] = annotation.segmentation
+    lengths = {len(annotation.keypoints or ()) for annotation in annotations}
+    count = lengths.pop() if len(lengths) == 1 else 0
+    keypoints = None
+    if count and count % 3 == 0:
+        keypoints = np.array([annotation.keypoints for annotation in annotations], np.float64).reshape(
+            -1, count // 3, 3
+        )
     return GroundTruth(
         image_ids=np.array([annotation.image_id for annotation in annotations], np.int64),
         classes=np.array([class_of[annotation.category_id] for annotation in annotations], np.int64),
@@ -293,4 +323,5 @@ def _truth(path: Path, document: _Document, class_of: Mapping[int, int]) -> Grou
         areas=np.where(np.isfinite(areas), areas, boxes[:, 2] * boxes[:, 3]),
         crowd=np.array([bool(annotation.iscrowd) for annotation in annotations], bool),
         segmentations=segmentations,
+        keypoints=keypoints,
     )

@@ -28,6 +28,9 @@ _INTERPOLATION = {
     "area": cv2.INTER_AREA,
 }
 
+_SEEN = 0.5
+"""Lowest score of a keypoint in a picture."""
+
 
 @dataclass(frozen=True)
 class ImageTransform:
@@ -192,13 +195,27 @@ def _tables(config: InputConfig) -> NDArray[np.float32]:
     return np.array(rows, dtype=np.float32)
 
 
+@dataclass(frozen=True, eq=False)
+class Overlay:
+    """What a picture shows of a detection beside its box, name and score."""
+
+    mask: NDArray[np.bool_] | None = None
+    """bool (H, W): pixels that are coloured."""
+    outline: NDArray[np.float32] | None = None
+    """float32 (4, 2), x y: corners of a rotated box, drawn instead of the upright one."""
+    keypoints: NDArray[np.float32] | None = None
+    """float32 (P, 3): x, y, and a score 0..1; those with a score under 0.5 are not drawn."""
+    skeleton: tuple[tuple[int, int], ...] = ()
+    """Pairs of keypoints that a line joins."""
+
+
 def draw(
     image: NDArray[np.uint8],
     boxes: ArrayLike,
     scores: ArrayLike,
     classes: ArrayLike,
     names: Sequence[str],
-    masks: Sequence[NDArray[np.bool_]] = (),
+    overlays: Sequence[Overlay] = (),
 ) -> NDArray[np.uint8]:
     """Draws detections on a copy of an image: box, class name and score in per cent.
 
@@ -207,7 +224,7 @@ def draw(
         boxes: float (N, 4), x1 y1 x2 y2 in pixels of the image.
         scores: float (N,), 0..1.
         classes: int (N,), indices into ``names``. A class has the same colour in every image.
-        masks: bool (H, W) of each detection, whose pixels are coloured; empty without masks.
+        overlays: mask, rotated box and keypoints of each detection; empty without.
     """
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
@@ -223,11 +240,14 @@ def draw(
         saturation, value = ((0.9, 1.0), (0.5, 1.0), (0.95, 0.6), (0.4, 0.7))[index % 4]
         tone = colorsys.hsv_to_rgb(index * 0.618033988749895 % 1, saturation, value)
         red, green, blue = (round(part * 255) for part in tone)
-        if len(masks):
-            canvas[masks[i]] = canvas[masks[i]] // 2 + np.array([red, green, blue], np.uint8) // 2
+        overlay = overlays[i] if len(overlays) else Overlay()
+        if overlay.mask is not None:
+            canvas[overlay.mask] = canvas[overlay.mask] // 2 + np.array([red, green, blue], np.uint8) // 2
         corners = np.nan_to_num(np.asarray(boxes, dtype=np.float64).reshape(-1, 4)[i])
         x1, y1, x2, y2 = (round(float(v)) for v in np.clip(corners, 0, [width - 1, height - 1] * 2))
-        cv2.rectangle(canvas, (x1, y1), (x2, y2), (red, green, blue), thickness, cv2.LINE_AA)
+        if overlay.outline is None:
+            cv2.rectangle(canvas, (x1, y1), (x2, y2), (red, green, blue), thickness, cv2.LINE_AA)
+        _draw_lines(canvas, overlay, (red, green, blue), thickness=thickness)
         label = f"{name} {values[i] * 100:.0f}"
         (text_width, text_height), base = cv2.getTextSize(label, font, scale, weight)
         left = max(0, min(x1, width - text_width))
@@ -237,3 +257,24 @@ def draw(
         ink = (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else (255, 255, 255)
         cv2.putText(canvas, label, (left, bottom - base // 2 - 1), font, scale, ink, weight, cv2.LINE_AA)
     return canvas
+
+
+def _draw_lines(canvas: NDArray[np.uint8], overlay: Overlay, colour: tuple[int, int, int], thickness: int) -> None:
+    """Draws a rotated box, and keypoints with their lines."""
+    far = 4 * max(canvas.shape)  # OpenCV's coordinates are 16 bits, with fractions
+
+    def pixels(points: NDArray[np.float32]) -> NDArray[np.int32]:
+        return np.rint(np.clip(np.nan_to_num(points.astype(np.float64)), -far, far)).astype(np.int32)
+
+    if overlay.outline is not None:
+        cv2.polylines(canvas, [pixels(overlay.outline)], isClosed=True, color=colour, thickness=thickness)
+    if overlay.keypoints is None:
+        return
+    places, seen = pixels(overlay.keypoints[:, :2]).tolist(), overlay.keypoints[:, 2] >= _SEEN
+    for first, second in overlay.skeleton:
+        if seen[first] and seen[second]:
+            cv2.line(canvas, places[first], places[second], colour, thickness, cv2.LINE_AA)
+    for place, visible in zip(places, seen, strict=True):
+        if visible:
+            cv2.circle(canvas, place, thickness + 1, (255, 255, 255), cv2.FILLED, cv2.LINE_AA)
+            cv2.circle(canvas, place, thickness, colour, cv2.FILLED, cv2.LINE_AA)

@@ -185,10 +185,14 @@ def _engine_warnings(bundle: Bundle, table: bool) -> list[str]:
     manifest = bundle.manifest
     backend = manifest.backend
     warnings = []
-    if manifest.masks is not None:
+    beside = ["masks"] if manifest.masks is not None else []
+    if manifest.parts is not None:
+        beside += [name.replace("_", " ") for name in manifest.parts.model_dump()]
+    if beside:
+        listed = " and ".join(beside)
         warnings.append(
-            "masks are left out: the parser reads boxes, scores and classes alone; trtdet-serve and libtrtdet give the "
-            "masks of this bundle"
+            f"{listed} are left out: the parser reads boxes, scores and classes alone; trtdet-serve and libtrtdet "
+            f"give the {listed} of this bundle"
         )
     if bundle.engine is None:
         warnings.append(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trtdet.config import Config
 from trtdet.detection.anchors import anchor_points
+from trtdet.detection.parts import PROTOTYPES
 from trtdet.detection.suppression import sigmoid, softmax
 from trtdet.errors import ConfigError, ModelError, one_line
 
@@ -53,7 +54,7 @@ _MOST_VALUES = 1 << 26
 
 
 def computed(outputs: Mapping[str, Array], config: Config) -> dict[str, Array]:
-    """``boxes`` and ``scores`` by ``head.compute``, float32: the reference.
+    """``boxes``, ``scores`` and the parts of the head by ``head.compute``, float32: the reference.
 
     ``outputs`` have the order of the model or of ``head.outputs``.
 
@@ -65,9 +66,9 @@ def computed(outputs: Mapping[str, Array], config: Config) -> dict[str, Array]:
 
 
 def shapes(outputs: Mapping[str, tuple[int | None, ...]], config: Config) -> dict[str, tuple[int | None, ...]]:
-    """Shapes of ``boxes`` and ``scores`` from the outputs' shapes, None if open; raises like :func:`computed`."""
+    """Shapes of the results from the outputs' shapes, None if open; raises like :func:`computed`."""
     if any(None in shape[1:] for shape in outputs.values()):
-        return dict.fromkeys(("boxes", "scores"), (None, None, None))
+        return {name: (None,) * (4 if name == PROTOTYPES else 3) for name in _results(config)}
     zeros = {name: np.broadcast_to(np.float32(0), [size or 1 for size in shape]) for name, shape in outputs.items()}
     open_batch = any(shape[:1] == (None,) for shape in outputs.values())
     results = computed(zeros, config)
@@ -75,7 +76,7 @@ def shapes(outputs: Mapping[str, tuple[int | None, ...]], config: Config) -> dic
 
 
 def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, T]:
-    """``boxes`` and ``scores`` by ``head.compute``; ``step`` computes or writes each operator.
+    """``boxes``, ``scores`` and the parts by ``head.compute``; ``step`` computes or writes each operator.
 
     Names are outputs (in quotes if they are no Python names), ``output0``, ``output1`` ... in order, earlier results,
     ``input_width`` and ``input_height``. Allowed are numbers, lists of numbers, ``+ - * / **``, slices, ``sigmoid exp
@@ -98,11 +99,15 @@ def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, 
             names[name] = _Walk(name, names=names, step=step, config=config, most=most).of(expression)
         except RecursionError:
             raise ConfigError(f"key 'head.compute.{name}' is nested too deeply; name its parts before it") from None
-    results = {name: names[name] for name in ("boxes", "scores")}
+    results = {name: names[name] for name in _results(config)}
     for name, tensor in results.items():
         if isinstance(tensor, np.ndarray) and not isinstance(next(iter(outputs.values())), np.ndarray):
             raise ConfigError(f"key 'head.compute.{name}' is a constant; compute it from an output of the model")
     return results  # type: ignore[return-value]
+
+
+def _results(config: Config) -> tuple[str, ...]:
+    return ("boxes", "scores", *config.head.raw_parts)
 
 
 @dataclass(frozen=True)

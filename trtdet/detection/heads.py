@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from trtdet.config import Config, HeadConfig
 from trtdet.detection.anchors import anchor_points, grid_shapes
 from trtdet.detection.expressions import computed
+from trtdet.detection.parts import ANGLES, KEYPOINTS, MASK_COEFFICIENTS, PROTOTYPES, Parts
+from trtdet.detection.rotated import hulls
 from trtdet.detection.suppression import Float, corners_of, sigmoid, softmax
 from trtdet.errors import ModelError
 
@@ -19,12 +21,20 @@ Shape = tuple[int | None, ...]
 
 
 def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config: Config) -> tuple[Float, Float]:
-    """Decodes raw outputs into boxes and scores by the rule ``config.head.decode`` (see HeadConfig).
+    """Boxes and scores of :func:`decode_all`, which raises ModelError."""
+    return decode_all(outputs, config)[:2]
+
+
+def decode_all(
+    outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config: Config
+) -> tuple[Float, Float, Parts]:
+    """Decodes raw outputs into boxes, scores and parts by the rule ``config.head.decode`` (see HeadConfig).
 
     ``outputs`` are floating point, batch first, by name or in the model's order. With ``head.outputs``, a mapping is
     read by these names, and a sequence must be in their order. Returns boxes float32 (B, N, 4), x1 y1 x2 y2 in input
-    pixels, not clipped, and scores float32 (B, N, C). A score is the class probability, times the objectness if the
-    head has one; with ``config.suppresses_logits`` it is a logit.
+    pixels, not clipped, scores float32 (B, N, C), and what the head has beside them. A score is the class probability,
+    times the objectness if the head has one; with ``config.suppresses_logits`` it is a logit. Boxes of a rotated
+    detector are the hulls of its rotated boxes.
 
     Raises:
         ModelError: an output is missing, or its shape does not fit the head, the classes or the input size.
@@ -39,8 +49,50 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
     arrays = {name: np.asarray(array, dtype=np.float32) for name, array in outputs.items()}
     if config.head.compute is not None:
         arrays, config = computed(arrays, config), of_computed(config)
-    primary, secondary = match_outputs({name: array.shape for name, array in arrays.items()}, config)
+    shapes = {name: array.shape for name, array in arrays.items()}
+    primary, secondary = match_outputs(shapes, config)
     array = np.concatenate([arrays[name] for name in primary], axis=1)
+    raw = {name: arrays[output] for name, output in part_outputs(shapes, config).items()}
+    widths = part_columns(primary[0], shapes, config)
+    if widths:
+        rows = array.transpose(0, 2, 1) if config.head.decode == "yolov8" else array
+        *before, _ = np.cumsum([rows.shape[-1] - sum(widths.values()), *widths.values()])
+        rows, *columns = np.split(rows, before, axis=-1)
+        array = rows.transpose(0, 2, 1) if config.head.decode == "yolov8" else rows
+        raw |= dict(zip(widths, columns, strict=True))
+    boxes, scores = _decoded(array, [arrays[name] for name in secondary], config)
+    return _with_parts(boxes, scores, raw, config=config)
+
+
+def _with_parts(boxes: Float, scores: Float, raw: Mapping[str, Float], config: Config) -> tuple[Float, Float, Parts]:
+    """Adds the parts; ``raw`` has them by the names of ``head.raw_parts``."""
+    keypoints, rotated = raw.get(KEYPOINTS), None
+    if keypoints is not None and config.head.keypoints is not None:
+        keypoints = keypoints.reshape(*keypoints.shape[:2], len(config.head.keypoints.names), -1)
+        if config.head.units == "relative":
+            sides = np.ones(keypoints.shape[-1], np.float32)
+            sides[:2] = input_sides(config)[:2]
+            keypoints = keypoints * sides
+        if keypoints.shape[-1] == 2:
+            keypoints = np.concatenate([keypoints, np.ones_like(keypoints[..., :1])], axis=-1)
+    if ANGLES in raw:
+        low, high = boxes[..., :2], boxes[..., 2:]
+        rotated = np.concatenate([(low + high) * np.float32(0.5), high - low, raw[ANGLES]], axis=-1)
+        boxes = hulls(rotated)
+    return (
+        boxes,
+        scores,
+        Parts(
+            mask_coefficients=raw.get(MASK_COEFFICIENTS),
+            prototypes=raw.get(PROTOTYPES),
+            keypoints=keypoints,
+            rotated_boxes=rotated,
+        ),
+    )
+
+
+def _decoded(array: Float, secondary: Sequence[Float], config: Config) -> tuple[Float, Float]:
+    """Boxes and scores of the outputs that :func:`match_outputs` chose."""
     head, classes = config.head, len(config.classes)
     if head.decode in ("yolox", "yolov5"):
         factors = sigmoid(array[..., 4:]) if head.scores == "logits" else array[..., 4:]
@@ -58,13 +110,13 @@ def decode(outputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]], config:
         mine = array[..., 5:] == np.arange(classes, dtype=np.float32)
         return _corners_in_pixels(array[..., :4], config), np.where(mine, array[..., 4:5], np.float32(0))
     if head.decode == "boxes":
-        scores = arrays[secondary[0]]
+        (scores,) = secondary
         if head.scores == "softmax":
             scores = softmax(scores)
         columns = class_columns(head, scores.shape[-1]) if head.columns is None else list(head.columns)
         return _corners_in_pixels(array, config), scores[..., columns]
     if secondary:
-        scores, distances = array, np.concatenate([arrays[name] for name in secondary], axis=1)
+        scores, distances = array, np.concatenate(secondary, axis=1)
     else:
         scores, distances = array[..., :classes], array[..., classes:]
     # Each side of a box is the mean of a softmax over ``bins`` distances, in strides (Li et al. 2020).
@@ -93,10 +145,88 @@ def class_columns(head: HeadConfig, count: int) -> slice:
 
 
 def of_computed(config: Config) -> Config:
-    """The configuration for the boxes and scores of ``head.compute``."""
-    return config.model_copy(
-        update={"head": config.head.model_copy(update={"compute": None, "outputs": ("boxes", "scores")})}
-    )
+    """The configuration for the boxes, scores and parts of ``head.compute``."""
+    outputs = ("boxes", "scores", *config.head.raw_parts)
+    return config.model_copy(update={"head": config.head.model_copy(update={"compute": None, "outputs": outputs})})
+
+
+def part_outputs(shapes: Mapping[str, Shape], config: Config) -> dict[str, str]:
+    """The raw outputs that hold parts alone, by the names of ``head.raw_parts``.
+
+    For rule ``boxes`` these are all parts, for the others the prototypes. Raises ModelError: an output is missing or
+    has another shape.
+    """
+    head, chosen = config.head, _chosen(shapes, config)
+    if not head.has_parts:
+        return {}
+    if head.decode != "boxes":
+        found = [name for name, shape in chosen.items() if len(shape) == 4]
+        if not head.masks:
+            return {}
+        if len(found) != 1:
+            raise ModelError(
+                f"head.masks needs the output of the prototypes (B, M, h, w), got {_listing(chosen)}; name the outputs "
+                "with head.outputs"
+            )
+        return {PROTOTYPES: found[0]}
+    names = list(chosen)[2:]
+    if len(names) != len(head.raw_parts):
+        raise ModelError(
+            f"decode rule 'boxes' takes boxes, scores, {', '.join(head.raw_parts)} here, got {_listing(chosen)}; "
+            "name them in this order with head.outputs"
+        )
+    parts = dict(zip(head.raw_parts, names, strict=True))
+    points = 0 if head.keypoints is None else len(head.keypoints.names)
+    columns = {KEYPOINTS: (2 * points, 3 * points), ANGLES: (1,)}
+    for part, name in parts.items():
+        dimensions, shape = (4 if part == PROTOTYPES else 3), chosen[name]
+        if len(shape) != dimensions or shape[-1] not in (None, *columns.get(part, (shape[-1],))):
+            widths = " or ".join(map(str, columns.get(part, ("M",))))
+            expected = "(B, M, h, w)" if part == PROTOTYPES else f"(B, N, {widths})"
+            raise ModelError(f"output '{name}' is read as {part}, expected {expected}, got {_text(shape)}")
+    return parts
+
+
+def part_columns(name: str, shapes: Mapping[str, Shape], config: Config) -> dict[str, int]:
+    """Number of columns of each part behind the classes in output ``name``; empty for rule ``boxes``.
+
+    Raises ModelError: the columns do not fit the masks and keypoints of the configuration.
+    """
+    head = config.head
+    if not head.has_parts or head.decode == "boxes":
+        return {}
+    count = shapes[name][1 if head.decode == "yolov8" else 2]
+    first = 6 if head.decode == "detections" else len(config.classes) + {"yolov5": 5, "yolov8": 4}[head.decode]
+    widths: dict[str, int] = {}
+    if head.masks:
+        widths[MASK_COEFFICIENTS] = shapes[part_outputs(shapes, config)[PROTOTYPES]][1] or 0
+    left = (count or 0) - first - sum(widths.values()) - head.rotated
+    if head.keypoints is not None:
+        points = len(head.keypoints.names)
+        widths[KEYPOINTS] = left if left in (2 * points, 3 * points) else 3 * points
+    if head.rotated:
+        widths[ANGLES] = 1
+    total = first + sum(widths.values())
+    if count != total:
+        listed = " + ".join(f"{width} {part}" for part, width in widths.items())
+        raise ModelError(
+            f"output '{name}' has shape {_text(shapes[name])}, that is {count} channels; {total} were expected: "
+            f"{first} of boxes and classes + {listed}; does 'classes' list the model's classes, and head.keypoints its "
+            "keypoints?"
+        )
+    return widths
+
+
+def _chosen(shapes: Mapping[str, Shape], config: Config) -> dict[str, Shape]:
+    """The outputs that ``head.outputs`` names, or all. Raises ModelError: one is missing."""
+    names = config.head.outputs
+    missing = [name for name in names or () if name not in shapes]
+    if missing:
+        raise ModelError(
+            f"head.outputs names {', '.join(map(repr, missing))}, which the model does not give; "
+            f"its outputs are {', '.join(map(repr, shapes))}"
+        )
+    return {name: shapes[name] for name in names or shapes}
 
 
 def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -109,15 +239,9 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
         ModelError: an output is missing or its shape does not fit; the message names the key that is likely wrong.
     """
     head = config.head
-    chosen = dict(shapes)
-    if head.outputs is not None:
-        missing = [name for name in head.outputs if name not in chosen]
-        if missing:
-            raise ModelError(
-                f"head.outputs names {', '.join(map(repr, missing))}, which the model does not give; "
-                f"its outputs are {', '.join(map(repr, chosen))}"
-            )
-        chosen = {name: chosen[name] for name in head.outputs}
+    chosen = _chosen(shapes, config)
+    for name in part_outputs(shapes, config).values():
+        del chosen[name]
     for name, shape in chosen.items():
         if len(shape) != 3:
             raise ModelError(
@@ -134,7 +258,10 @@ def match_outputs(shapes: Mapping[str, Shape], config: Config) -> tuple[tuple[st
             "name the one to read with head.outputs"
         )
     ((name, shape),) = chosen.items()
-    _check_channels(name, shape, config)
+    if head.has_parts:
+        part_columns(name, shapes, config)
+    else:
+        _check_channels(name, shape, config)
     if head.decode in ("yolox", "dfl"):
         expected = sum(rows * columns for rows, columns in grid_shapes(config))
         if shape[1] not in (None, expected):

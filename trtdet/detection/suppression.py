@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import NmsConfig
+from trtdet.detection.parts import Parts
+from trtdet.detection.rotated import probabilistic_iou
 from trtdet.errors import ModelError
 
 Float = NDArray[np.float32]
@@ -29,8 +31,8 @@ class Detections:
     boxes: Float  # (B, K, 4), x1 y1 x2 y2 in pixels of the network's input
     scores: Float  # (B, K), 0..1, falling
     classes: NDArray[np.int32]  # (B, K), indices into the configuration's classes
-    masks: Float | None = None
-    """float32 (B, K, M, M), class probabilities 0..1 on a grid over each box, see trtdet.detection.masks; or None."""
+    parts: Parts = Parts()
+    """Masks, keypoints and rotated boxes of the K detections."""
 
     def __len__(self) -> int:
         return int(self.num_dets.shape[0])
@@ -40,13 +42,19 @@ class Detections:
         count = int(self.num_dets[i, 0])
         return self.boxes[i, :count], self.scores[i, :count], self.classes[i, :count]
 
-    def image_masks(self, i: int) -> Float | None:
-        """Masks float32 (n, M, M) of image ``i``; None if the detector has none."""
-        return None if self.masks is None else self.masks[i, : int(self.num_dets[i, 0])]
+    def over(self, score: float) -> Detections:
+        """Those with at least this score; they are the first of each image."""
+        ranked = np.arange(self.scores.shape[1]) < self.num_dets
+        counts = (ranked & (self.scores >= score)).sum(axis=1, keepdims=True)
+        return replace(self, num_dets=np.asarray(counts, np.int32))
+
+    def image_parts(self, i: int) -> Parts:
+        """Parts of the n detections of image ``i``, without the batch axis."""
+        return self.parts.image(i, slice(int(self.num_dets[i, 0])))
 
 
 def non_max_suppression(
-    boxes: NDArray[Any], scores: NDArray[Any], config: NmsConfig, *, logits: bool = False, masks: Float | None = None
+    boxes: NDArray[Any], scores: NDArray[Any], config: NmsConfig, *, logits: bool = False, parts: Parts = Parts()
 ) -> Detections:
     """Greedy non-maximum suppression, exact and deterministic.
 
@@ -55,7 +63,8 @@ def non_max_suppression(
     2. The best ``pre_nms_topk`` stay, by falling score; equal scores keep (box, class) order.
     3. In that order, a candidate is kept unless a kept candidate of its class (of any class if ``class_agnostic``)
        overlaps it with an IoU strictly above ``iou_threshold``. The IoU is intersection / union in float32. It is 0 for
-       boxes without area, and NaN suppresses nothing. With an ``iou_threshold`` of 1 nothing is suppressed.
+       boxes without area, and NaN suppresses nothing. Rotated boxes are compared by their probabilistic IoU, see
+       :func:`trtdet.detection.rotated.probabilistic_iou`. With an ``iou_threshold`` of 1 nothing is suppressed.
     4. The first ``max_detections`` kept are the result, K = ``max_detections`` with zeros past the last.
 
     Args:
@@ -63,31 +72,28 @@ def non_max_suppression(
         scores: float (B, N, C), 0..1, or any real number with ``logits``.
         logits: scores have no sigmoid yet. They are compared as logits, and the result holds their probabilities.
             Unlike after a sigmoid, logits whose float32 probabilities are equal keep their order.
-        masks: float32 (B, N, M, M), of the boxes; the result has those of kept boxes.
+        parts: of the boxes; the result has those of kept boxes.
 
     Raises:
         ModelError: the shapes are not (B, N, 4) and (B, N, C).
     """
     all_boxes, all_scores = checked(boxes, scores)
     images, rows = [], []
-    for image_boxes, image_scores in zip(all_boxes, all_scores, strict=True):
+    for number, (image_boxes, image_scores) in enumerate(zip(all_boxes, all_scores, strict=True)):
         box_index, class_index, score = _candidates(image_scores, config, score_bound(config.score_threshold, logits))
         candidates = image_boxes[box_index]
         groups = np.zeros_like(class_index) if config.class_agnostic else class_index
-        overlaps = partial(_overlaps, candidates, groups, np.float32(config.iou_threshold))
+        compared, rule = candidates, _overlaps
+        if parts.rotated_boxes is not None:
+            compared, rule = parts.rotated_boxes[number][box_index], _rotated_overlaps
+        overlaps = partial(rule, compared, groups, np.float32(config.iou_threshold))
         kept = np.arange(len(candidates))
         if config.suppresses:
             kept = greedy(len(candidates), overlaps, config.max_detections)
         score = sigmoid(score[kept]) if logits else score[kept]
         images.append((candidates[kept], score, class_index[kept]))
         rows.append(box_index[kept])
-    detections = packed(images, config.max_detections)
-    if masks is None:
-        return detections
-    kept_masks = np.zeros((len(masks), config.max_detections, *masks.shape[2:]), np.float32)
-    for image, index in enumerate(rows):
-        kept_masks[image, : len(index)] = masks[image, index]
-    return replace(detections, masks=kept_masks)
+    return replace(packed(images, config.max_detections), parts=parts.gathered(rows, config.max_detections))
 
 
 def score_bound(threshold: float, logits: bool) -> np.float32:
@@ -214,4 +220,14 @@ def _overlaps(
         iou = inter / (area_a + area_b - inter)  # 0 / 0 is NaN, which exceeds nothing
         same: NDArray[np.bool_] = groups[rows][:, None] == groups[columns][None, :]
         same &= iou > threshold
+    return same
+
+
+def _rotated_overlaps(
+    boxes: Float, groups: NDArray[np.intp], threshold: np.float32, rows: NDArray[np.intp], columns: NDArray[np.intp]
+) -> NDArray[np.bool_]:
+    """As :func:`_overlaps`, of rotated boxes (N, 5) by their probabilistic IoU."""
+    same: NDArray[np.bool_] = groups[rows][:, None] == groups[columns][None, :]
+    with np.errstate(invalid="ignore"):
+        same &= probabilistic_iou(boxes[rows][:, None], boxes[columns][None]) > threshold
     return same

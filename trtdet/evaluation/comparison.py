@@ -17,7 +17,8 @@ from typing_extensions import TypedDict
 from trtdet.bundle import Bundle
 from trtdet.config import Config, NmsMode
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
-from trtdet.evaluation.metrics import CocoMetric, CocoResult
+from trtdet.evaluation.metrics import CocoMetric
+from trtdet.evaluation.parts import NAMES, Of
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.runtime.detector import Detector, Runtime
@@ -28,7 +29,7 @@ _NEGLIGIBLE = 0.001
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of :func:`compare`; mAP of boxes or masks over IoU 0.50:0.95 as fractions, 0..1.
+    """Result of :func:`compare`; mAP of boxes or a part over IoU 0.50:0.95 as fractions, 0..1.
 
     ``difference`` is the mAP of the evaluation minus that of the reference, below 0 a loss; ``low`` and ``high`` are
     its interval.
@@ -40,7 +41,7 @@ class Comparison:
     high: float
     images: int
     bootstrap: Bootstrap
-    of: Literal["boxes", "masks"] = "boxes"
+    of: Of = "boxes"
 
     @property
     def verdict(self) -> str:
@@ -70,9 +71,9 @@ class Comparison:
     def __str__(self) -> str:
         """One sentence, in points of mAP (hundredths)."""
         score, difference, low, high = (
-            100 * value for value in (_result(self.reference, self.of).map, self.difference, self.low, self.high)
+            100 * value for value in (self.reference.score_of(self.of).map, self.difference, self.low, self.high)
         )
-        name = "mask mAP" if self.of == "masks" else "mAP"
+        name = NAMES[self.of]
         return (
             f"against {self.reference.file} ({name} {score:.2f}): {name} {difference:+.2f} "
             f"({100 * self.bootstrap.confidence:g} % interval {low:+.2f} .. {high:+.2f}, "
@@ -81,7 +82,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        scores = _result(self.reference, self.of)
+        scores = self.reference.score_of(self.of)
         return {
             "file": self.reference.file,
             "ran_on": str(self.reference.run_info),
@@ -150,7 +151,7 @@ def compare(
     reference: Evaluation,
     bootstrap: Bootstrap = Bootstrap(),
     progress: Callable[[int, int], None] = lambda done, total: None,
-    of: Literal["boxes", "masks"] = "boxes",
+    of: Of = "boxes",
 ) -> Comparison:
     """Computes the mAP difference of two evaluations on the same images, with an interval.
 
@@ -163,7 +164,7 @@ def compare(
     Raises:
         ConfigError: the classes differ.
         DataError: the images or their boxes differ, there is no box to find, the installed evaluator matches
-            differently from pycocotools, or there are no masks.
+            differently from pycocotools, or there is no such part.
 
     Warns:
         TrtdetWarning: the NMS thresholds differ, so that more than the models is compared.
@@ -182,7 +183,7 @@ def compare(
     whole = np.ones((1, images), np.int32)
     for scored, matches in zip((evaluation, reference), pair, strict=True):
         score = mean_average_precision(matches, whole)
-        check_score(scored.file, scored.metric.engine, _result(scored, of).map, got=score)
+        check_score(scored.file, scored.metric.engine, scored.score_of(of).map, got=score)
     warn_of_thresholds(evaluation, reference)
 
     low, high = bootstrap.interval_of(
@@ -192,21 +193,13 @@ def compare(
     )
     return Comparison(
         reference=reference,
-        difference=_result(evaluation, of).map - _result(reference, of).map,
+        difference=evaluation.score_of(of).map - reference.score_of(of).map,
         low=low,
         high=high,
         images=images,
         bootstrap=bootstrap,
         of=of,
     )
-
-
-def _result(evaluation: Evaluation, of: Literal["boxes", "masks"]) -> CocoResult:
-    if of == "boxes":
-        return evaluation.result
-    if evaluation.masks is None:
-        raise DataError(f"'{evaluation.file}' was scored without masks")
-    return evaluation.masks
 
 
 def check_pair(first: tuple[str, CocoMetric], second: tuple[str, CocoMetric], purpose: str) -> None:

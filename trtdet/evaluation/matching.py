@@ -74,18 +74,22 @@ class ImageTruth:
     """(G,), a group of objects: any number of detections on it are neither right nor wrong."""
     rows: NDArray[np.int64]
     """(G,), row of each box in the ground truth of all images."""
+    unseen: Flags | None = None
+    """(G,), objects without an annotated keypoint, which need not be found."""
 
     @property
     def ignored(self) -> Flags:
         """(G,), boxes that need not be found; detections that match them are neither right nor wrong."""
         flags: Flags = self.crowd | (self.areas < 0) | (self.areas > _LARGEST_AREA)
-        return flags
+        return flags if self.unseen is None else flags | self.unseen
 
 
 class ClassMatcher:
-    """Matches one class image by image, in order of the ids of the ``count`` images."""
+    """Matches one class image by image, in order of the ids of the ``count`` images; of an image, the ``best``
+    detections count."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, best: int = _BEST) -> None:
+        self._best = best  # only this many detections of an image count
         nowhere, none = np.zeros(0, np.int64), np.zeros((len(IOU_THRESHOLDS), 0), bool)
         self._parts: list[tuple[NDArray[Any], ...]] = [(nowhere, np.zeros(0), nowhere, none, none)]
         self._truths = np.zeros(count, np.int64)
@@ -95,7 +99,7 @@ class ClassMatcher:
     ) -> None:
         """Matches the detections, in any order, of the image at this position; scores are (D,), the rest as in
         :func:`match`."""
-        best = np.argsort(-scores, kind="stable")[:_BEST]
+        best = np.argsort(-scores, kind="stable")[: self._best]
         hits, ignored, rows = match(boxes[best], truth, None if overlaps is None else overlaps[best])
         if truth is not None and len(truth.rows):
             rows = np.where(rows < 0, -1, truth.rows[rows])

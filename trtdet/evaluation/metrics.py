@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,15 +16,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trtdet.data import CocoDataset, ImageBatch
-from trtdet.detection.masks import THRESHOLD, areas, overlaps, paste, run_lengths
+from trtdet.detection.masks import THRESHOLD, areas, overlaps, run_lengths
+from trtdet.detection.placing import place
 from trtdet.detection.suppression import Detections
 from trtdet.errors import DataError, one_line
 from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth, xywh
+from trtdet.evaluation.parts import (
+    BEST_OF_KEYPOINTS,
+    FoundParts,
+    ImageOverlaps,
+    KeypointResult,
+    Of,
+    RotatedResult,
+    dota_average_precision,
+    keypoint_similarity,
+    rotated_overlaps,
+)
+from trtdet.evaluation.resampling import mean_average_precision
 
 Engine = Literal["faster-coco-eval", "pycocotools"]
 
-_Kind = Literal["bbox", "segm"]
-"""The evaluators' names of boxes and masks."""
+_Kind = Literal["bbox", "segm", "keypoints"]
+"""The evaluators' names of boxes, masks and keypoints."""
 
 Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 """The detections of an image: boxes (N, 4) x1 y1 x2 y2 in pixels of the image, scores (N,), classes (N,)."""
@@ -95,12 +109,15 @@ class CocoMetric:
     """Collects detections image by image and scores them.
 
     Only images given to ``update`` are scored, so give images without detections too, with empty arrays. The engine
-    ``auto`` is faster-coco-eval if it is installed, else pycocotools; their results are equal. Raises DataError if the
-    engine is not installed.
+    ``auto`` is faster-coco-eval if it is installed, else pycocotools; their results are equal. ``sigmas`` are the
+    tolerances of keypoints. Raises DataError if the engine is not installed.
     """
 
-    def __init__(self, dataset: CocoDataset, engine: Literal["auto"] | Engine = "auto") -> None:
+    def __init__(
+        self, dataset: CocoDataset, engine: Literal["auto"] | Engine = "auto", sigmas: Sequence[float] = ()
+    ) -> None:
         self.dataset = dataset
+        self.sigmas = tuple(sigmas)
         allowed = [name for name in _MODULES if engine in ("auto", name)]
         if not allowed:
             raise DataError(f"unknown mAP engine '{engine}'; allowed are auto, {', '.join(_MODULES)}")
@@ -112,7 +129,8 @@ class CocoMetric:
         # Kept by image, so that any choice of images can be scored without a second run of the model.
         self.detections: dict[int, Found] = {}
         """Detections by image id."""
-        self._masks: dict[int, list[dict[str, Any]]] = {}
+        self.parts: dict[int, FoundParts] = {}
+        """Masks, keypoints and rotated boxes by image id."""
         self._matches: dict[str, dict[str, ClassMatches]] = {}
 
     def update(
@@ -121,7 +139,7 @@ class CocoMetric:
         boxes: ArrayLike,
         scores: ArrayLike,
         classes: ArrayLike,
-        masks: Sequence[dict[str, Any]] | None = None,
+        parts: FoundParts = FoundParts(),
     ) -> CocoMetric:
         """Adds the detections of one image.
 
@@ -130,7 +148,7 @@ class CocoMetric:
             boxes: float (N, 4), x1 y1 x2 y2 in pixels of the image. N may be 0.
             scores: float (N,).
             classes: int (N,), indices into the data set's classes.
-            masks: run lengths of each detection, see :func:`trtdet.detection.masks.run_lengths`; None without masks.
+            parts: what was detected beside boxes.
 
         Raises DataError if the id is unknown or repeated, a shape is wrong, a value is not finite, or a class is out of
         range.
@@ -168,22 +186,23 @@ class CocoMetric:
             )
         self._matches.clear()
         self.detections[image_id] = (box_array.copy(), score_array.copy(), class_array.astype(np.int64))
-        if masks is not None:
-            self._masks[image_id] = list(masks)
+        self.parts[image_id] = parts
         return self
 
     def update_batch(self, batch: ImageBatch, found: Detections, mask_threshold: float = THRESHOLD) -> CocoMetric:
-        """Adds detections in pixels of the network's input, with masks if the data set has some; errors as in
-        :meth:`update`."""
+        """Adds detections in pixels of the network's input, with their parts; masks only if the data set has some, or
+        of one-stage detectors if it has no annotations. Errors as in :meth:`update`."""
         for row, (index, transform) in enumerate(zip(batch.indices, batch.transforms, strict=True)):
             boxes, scores, classes = found.image(row)
-            inside, masks = transform.to_image(boxes), None
-            grids = found.image_masks(row) if self.dataset.has_masks else None
-            if grids is not None:
-                size = (transform.height, transform.width)
-                pasted = (paste(grid, box, *size, mask_threshold) for grid, box in zip(grids, inside, strict=True))
-                masks = [run_lengths(mask) for mask in pasted]
-            self.update(self.dataset.images[index].id, inside, scores, classes=classes, masks=masks)
+            inside, parts = transform.to_image(boxes), found.image_parts(row)
+            if not self.dataset.has_masks:  # masks take long to paste
+                prototypes = None if self.dataset.annotated else parts.prototypes
+                parts = replace(parts, masks=None, prototypes=prototypes)
+            size = (int(batch.images.shape[2]), int(batch.images.shape[3]))
+            placed = place(parts, inside, transform, size=size, threshold=mask_threshold)
+            masks = None if placed.masks is None else [run_lengths(mask) for mask in placed.masks]
+            kept = FoundParts(masks, keypoints=placed.keypoints, rotated_boxes=placed.rotated_boxes)
+            self.update(self.dataset.images[index].id, inside, scores, classes=classes, parts=kept)
         return self
 
     def save(self, path: Path) -> None:
@@ -211,10 +230,10 @@ class CocoMetric:
 
     def of(self, dataset: CocoDataset) -> CocoMetric:
         """The same detections on the images of ``dataset`` alone, some of those given so far."""
-        metric = CocoMetric(dataset, self.engine)
+        metric = CocoMetric(dataset, self.engine, self.sigmas)
         for image in dataset.images:
             if image.id in self.detections:
-                metric.update(image.id, *self.detections[image.id])
+                metric.update(image.id, *self.detections[image.id], parts=self.parts[image.id])
         return metric
 
     def compute(self) -> CocoResult:
@@ -229,13 +248,13 @@ class CocoMetric:
         if no image was given, or the segmentations of the annotations cannot be read.
         """
         image_ids, segmentations = self._scored(), self.dataset.truth.segmentations
-        if segmentations is None or not self.has_masks:
+        if segmentations is None or not self.has("masks"):
             return None
         truth, found = self._truth(image_ids), self._detections(image_ids)
         kept = np.isin(self.dataset.truth.image_ids, image_ids)
         for annotation, segmentation in zip(truth["annotations"], segmentations[kept], strict=True):
             annotation["segmentation"] = segmentation
-        masks = [mask for image_id in image_ids for mask in self._masks[image_id]]
+        masks = [mask for image_id in image_ids for mask in self.parts[image_id].masks or ()]
         for detection, mask, area in zip(found["annotations"], masks, areas(masks), strict=True):
             detection |= {"segmentation": mask, "area": area}
         try:
@@ -246,22 +265,109 @@ class CocoMetric:
                 "run lengths in COCO's format"
             ) from error
 
+    def compute_keypoints(self) -> KeypointResult | None:
+        """Scores the keypoints of the images given so far; None if the data set or the detections have none.
+
+        Raises DataError if no image was given, or the number of keypoints differs.
+        """
+        image_ids, keypoints = self._scored(), self.dataset.truth.keypoints
+        if keypoints is None or not self.has("keypoints"):
+            return None
+        self._check_keypoints(keypoints.shape[1])
+        truth, found = self._truth(image_ids), self._detections(image_ids)
+        kept = np.isin(self.dataset.truth.image_ids, image_ids)
+        for annotation, points in zip(truth["annotations"], keypoints[kept], strict=True):
+            annotation |= {"keypoints": points.reshape(-1).tolist(), "num_keypoints": int((points[:, 2] > 0).sum())}
+        each = [points for image_id in image_ids for points in self._keypoints(image_id)]
+        for detection, points in zip(found["annotations"], each, strict=True):
+            low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
+            flat = points.astype(np.float64).reshape(-1).tolist()
+            detection |= {"keypoints": flat, "num_keypoints": len(points), "area": float((high - low).prod())}
+        evaluation = _evaluated(self.engine, truth, found, kind="keypoints", sigmas=self.sigmas)
+        with contextlib.redirect_stdout(io.StringIO()):
+            evaluation.summarize()
+        names = [field.name for field in fields(KeypointResult)][:10]  # in the evaluator's order
+        stats: dict[str, Any] = dict(zip(names, map(float, evaluation.stats[:10]), strict=True))
+        return KeypointResult(
+            **stats,
+            images=len(image_ids),
+            detections=len(found["annotations"]),
+            per_class=self._per_class(evaluation),
+        )
+
+    def compute_rotated_boxes(self) -> RotatedResult | None:
+        """Scores the rotated boxes of the images given so far; None if the data set or the detections have none.
+        Raises DataError if no image was given."""
+        image_ids = self._scored()
+        if not self.has("rotated_boxes"):
+            return None
+        matches, levels = self.class_matches("rotated_boxes"), (slice(None), slice(0, 1), slice(5, 6))
+        per_class = {name: _mean_of((one,), levels[0]) if one.truths.any() else -1.0 for name, one in matches.items()}
+        present = self.matches("rotated_boxes")
+        scores = [_mean_of(present, level) if present else -1.0 for level in levels]
+        aps = [dota_average_precision(self._overlaps_of_class(index)) for index in range(len(self.dataset.classes))]
+        some = [ap for ap in aps if ap >= 0]
+        return RotatedResult(
+            map=scores[0],
+            map50=scores[1],
+            map75=scores[2],
+            dota50=float(np.mean(some)) if some else -1.0,
+            images=len(image_ids),
+            detections=sum(len(self.detections[one][1]) for one in image_ids),
+            per_class=per_class,
+        )
+
+    def map_of(self, of: Of) -> float:
+        """Mean average precision of boxes or of a part, 0..1. Raises DataError if there is none to score."""
+        scores = {
+            "boxes": self.compute,
+            "masks": self.compute_masks,
+            "keypoints": self.compute_keypoints,
+            "rotated_boxes": self.compute_rotated_boxes,
+        }
+        result = scores[of]()
+        if result is None:
+            raise self._lacks(of)
+        return float(result.map)
+
+    def _lacks(self, of: Of) -> DataError:
+        name = of.replace("_", " ")
+        return DataError(f"'{self.dataset.annotations}' or what was detected has no {name}, so none can be matched")
+
+    def _check_keypoints(self, annotated: int) -> None:
+        if annotated != len(self.sigmas):
+            raise DataError(
+                f"annotations '{self.dataset.annotations}' have {annotated} keypoints of each object, the detector has "
+                f"{len(self.sigmas)}; head.keypoints must name those of the annotations, in their order"
+            )
+
+    def _keypoints(self, image_id: int) -> NDArray[np.float32]:
+        keypoints = self.parts[image_id].keypoints
+        return np.zeros((0, len(self.sigmas), 3), np.float32) if keypoints is None else keypoints
+
     def _result(self, truth: dict[str, Any], found: dict[str, Any], kind: _Kind) -> CocoResult:
         evaluation = _evaluated(self.engine, truth, found, kind=kind)
         with contextlib.redirect_stdout(io.StringIO()):
             evaluation.summarize()
         stats = dict(zip(_STATS, (float(value) for value in evaluation.stats[:12]), strict=True))
-        # Axes (IoU threshold, recall, class, area, limit): area "all", limit 100.
+        return CocoResult(
+            **stats,
+            images=len(truth["images"]),
+            detections=len(found["annotations"]),
+            per_class=self._per_class(evaluation),
+        )
+
+    def _per_class(self, evaluation: Any) -> dict[str, float]:
+        # Axes (IoU threshold, recall, class, area, limit): area "all", the largest limit.
         precision = evaluation.eval["precision"][:, :, :, 0, -1]
         order = {category: k for k, category in enumerate(evaluation.params.catIds)}
         per_class = {}
         for name, category in zip(self.dataset.classes, self.dataset.category_ids, strict=True):
-            values = precision[:, :, order[category]]
+            # faster-coco-eval leaves out categories without keypoints.
+            values = precision[:, :, order[category]] if category in order else np.zeros(0)
             values = values[values > -1]
             per_class[name] = float(values.mean()) if values.size else -1.0
-        return CocoResult(
-            **stats, images=len(truth["images"]), detections=len(found["annotations"]), per_class=per_class
-        )
+        return per_class
 
     def recall(self, *limits: int) -> tuple[float, ...]:
         """Mean recall over IoU 0.50:0.05:0.95, 0..1, of boxes of any class, for each limit of detections per image.
@@ -276,29 +382,38 @@ class CocoMetric:
         recalls = evaluation.eval["recall"][:, 0, 0, :]
         return tuple(float(values[values > -1].mean()) if (values > -1).any() else -1.0 for values in recalls.T)
 
-    def matches(self, of: Literal["boxes", "masks"] = "boxes") -> tuple[ClassMatches, ...]:
+    def matches(self, of: Of = "boxes") -> tuple[ClassMatches, ...]:
         """Matches of every class that has a box to find, in order of category ids.
 
         They give the average precision of any choice of the images without another matching. Raises DataError if no
-        image was given, or the data set or the detections have no masks.
+        image was given, or the data set or the detections have no such part.
         """
-        if of == "masks" and not self.has_masks:
-            raise DataError(f"'{self.dataset.annotations}' or what was detected has no masks, so none can be matched")
+        if not self.has(of):
+            raise self._lacks(of)
         matches = tuple(self.class_matches(of).values())
         order = np.argsort(self.dataset.category_ids, kind="stable")
         return tuple(matches[index] for index in order if matches[index].truths.any())
 
-    @property
-    def has_masks(self) -> bool:
-        """Whether all boxes of the data set and all detections have a mask."""
-        return self.dataset.truth.segmentations is not None and self._masks.keys() == self.detections.keys()
+    def has(self, of: Of) -> bool:
+        """Whether all boxes of the data set and all detections have this part."""
+        annotated = {
+            "boxes": True,
+            "masks": self.dataset.has_masks,
+            "keypoints": self.dataset.has_keypoints,
+            "rotated_boxes": self.dataset.has_rotated_boxes,
+        }
+        return annotated[of] and all(parts.has(of) for parts in self.parts.values())
 
-    def class_matches(self, of: Literal["boxes", "masks"] = "boxes") -> dict[str, ClassMatches]:
+    def class_matches(self, of: Of = "boxes") -> dict[str, ClassMatches]:
         """Matches of every class by name, also without a box to find; raises DataError if no image was given."""
         if of in self._matches:
             return self._matches[of]
         image_ids, truth = self._scored(), self.dataset.truth
-        matchers = [ClassMatcher(len(image_ids)) for _ in self.dataset.classes]
+        best = {"best": BEST_OF_KEYPOINTS} if of == "keypoints" else {}
+        matchers = [ClassMatcher(len(image_ids), **best) for _ in self.dataset.classes]
+        unseen: NDArray[np.bool_] | None = None
+        if of == "keypoints" and truth.keypoints is not None:
+            unseen = np.asarray((truth.keypoints[..., 2] <= 0).all(axis=1))
         rows_of = _rows_by_value(truth.image_ids)
         for position, image_id in enumerate(image_ids):
             boxes, scores, classes = self.detections[image_id]
@@ -307,17 +422,59 @@ class CocoMetric:
             for index in sorted(detected.keys() | annotated.keys()):
                 part = detected.get(index, np.zeros(0, np.int64))
                 here = annotated.get(index, np.zeros(0, np.int64))
-                shared = None
-                if of == "masks" and truth.segmentations is not None:
-                    image, masks = self._images[image_id], [self._masks[image_id][row] for row in part]
-                    crowd, segmentations = truth.crowd[here].tolist(), list(truth.segmentations[here])
-                    shared = overlaps(masks, segmentations, crowd, height=image.height, width=image.width)
-                to_find = ImageTruth(truth.boxes[here], areas=truth.areas[here], crowd=truth.crowd[here], rows=here)
+                shared = None if of == "boxes" else self._overlaps(of, image_id, part, here=here)
+                to_find = ImageTruth(
+                    truth.boxes[here],
+                    areas=truth.areas[here],
+                    crowd=truth.crowd[here],
+                    rows=here,
+                    unseen=None if unseen is None else unseen[here],
+                )
                 matchers[index].add(position, xywh(boxes[part]), scores[part], truth=to_find, overlaps=shared)
         self._matches[of] = {
             name: matcher.matches() for name, matcher in zip(self.dataset.classes, matchers, strict=True)
         }
         return self._matches[of]
+
+    def _overlaps(self, of: Of, image_id: int, part: NDArray[np.int64], here: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Overlaps (D, G), 0..1, of a part of the detections ``part`` of an image with the annotations ``here``."""
+        truth, parts, image = self.dataset.truth, self.parts[image_id].of(part), self._images[image_id]
+        if of == "masks" and truth.segmentations is not None:
+            crowd, segmentations = truth.crowd[here].tolist(), list(truth.segmentations[here])
+            return overlaps(parts.masks or (), segmentations, crowd, height=image.height, width=image.width)
+        if of == "keypoints" and truth.keypoints is not None and parts.keypoints is not None:
+            self._check_keypoints(truth.keypoints.shape[1])
+            return keypoint_similarity(
+                parts.keypoints,
+                truth.keypoints[here],
+                boxes=truth.boxes[here],
+                areas=truth.areas[here],
+                sigmas=self.sigmas,
+            )
+        if truth.corners is None or parts.rotated_boxes is None:
+            raise self._lacks(of)
+        return rotated_overlaps(parts.rotated_boxes, self._corners[here], truth.crowd[here])
+
+    @cached_property
+    def _corners(self) -> NDArray[np.float64]:
+        corners = self.dataset.truth.corners
+        return np.zeros((0, 4, 2)) if corners is None else corners
+
+    def _overlaps_of_class(self, index: int) -> list[ImageOverlaps]:
+        """Scores, overlaps of rotated boxes and crowds of a class in each image, see
+        :func:`trtdet.evaluation.parts.dota_average_precision`."""
+        truth, images = self.dataset.truth, []
+        for image_id in self._scored():
+            _, scores, classes = self.detections[image_id]
+            part = np.flatnonzero(classes == index)
+            here = np.flatnonzero((truth.image_ids == image_id) & (truth.classes == index))
+            rotated = self.parts[image_id].of(part).rotated_boxes
+            if rotated is None:
+                raise self._lacks("rotated_boxes")
+            # Unlike COCO's crowds, DOTA's difficult objects are overlapped as others are.
+            shared = rotated_overlaps(rotated, self._corners[here], np.zeros(len(here), bool))
+            images.append(ImageOverlaps(scores[part], shared, truth.crowd[here]))
+        return images
 
     @property
     def image_ids(self) -> tuple[int, ...]:
@@ -376,9 +533,15 @@ class CocoMetric:
 
 
 def _evaluated(
-    engine: Engine, truth: dict[str, Any], found: dict[str, Any], kind: _Kind, limits: Sequence[int] = ()
+    engine: Engine,
+    truth: dict[str, Any],
+    found: dict[str, Any],
+    kind: _Kind,
+    limits: Sequence[int] = (),
+    sigmas: Sequence[float] = (),
 ) -> Any:
-    """Runs the evaluator; with limits, classes are ignored and each limit is a number of best detections per image."""
+    """Runs the evaluator; with limits, classes are ignored and each limit is a number of best detections per image.
+    ``sigmas`` are the tolerances of keypoints."""
     with contextlib.redirect_stdout(io.StringIO()):
         if engine == "faster-coco-eval":
             faster = importlib.import_module("faster_coco_eval")
@@ -391,11 +554,19 @@ def _evaluated(
                 part.dataset = data
                 part.createIndex()
             evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval(*pair, iouType=kind)
+        if sigmas:
+            evaluation.params.kpt_oks_sigmas = np.array(sigmas)
         if limits:
             evaluation.params.useCats, evaluation.params.maxDets = 0, list(limits)
         evaluation.evaluate()
         evaluation.accumulate()
     return evaluation
+
+
+def _mean_of(matches: Sequence[ClassMatches], level: slice) -> float:
+    """Mean average precision of some of the IoU thresholds, 0..1."""
+    chosen = [replace(one, hits=one.hits[level], ignored=one.ignored[level]) for one in matches]
+    return float(mean_average_precision(chosen, np.ones((1, len(chosen[0].truths)), np.int32))[0])
 
 
 def _rows_by_value(values: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:

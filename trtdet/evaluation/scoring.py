@@ -13,8 +13,9 @@ import onnx
 from trtdet.backends import OnnxRunner, RunInfo
 from trtdet.config import InputConfig, NmsConfig
 from trtdet.data import CocoDataset, ImageCache, ImageStream
-from trtdet.errors import ConfigError, ModelError
+from trtdet.errors import ConfigError, DataError, ModelError
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
+from trtdet.evaluation.parts import NAMES, KeypointResult, Of, RotatedResult
 from trtdet.passes.two_stage import BOXES, REAL, up_to_proposals
 from trtdet.runtime.detector import Detector
 
@@ -28,7 +29,7 @@ class Evaluation:
         ms_per_image: wall time of inference and NMS, without decoding the image file, in milliseconds.
         file: engine or ONNX file that ran.
         nms: where NMS ran, with these ``thresholds``.
-        masks: mask scores; None if the detector or the annotations have no masks.
+        masks, keypoints, rotated_boxes: scores of these; None if the detector or the annotations have none.
     """
 
     result: CocoResult
@@ -39,12 +40,27 @@ class Evaluation:
     nms: str
     thresholds: NmsConfig
     masks: CocoResult | None = None
+    keypoints: KeypointResult | None = None
+    rotated_boxes: RotatedResult | None = None
+
+    def score_of(self, of: Of) -> CocoResult | KeypointResult | RotatedResult:
+        """The score of boxes or of a part. Raises DataError: the evaluation has none."""
+        results = (self.result, self.masks, self.keypoints, self.rotated_boxes)
+        result = dict(zip(NAMES, results, strict=True))[of]
+        if result is None:
+            raise DataError(f"'{self.file}' was scored without {of.replace('_', ' ')}")
+        return result
+
+    @property
+    def scored_parts(self) -> tuple[Of, ...]:
+        """The parts beside boxes that have a score."""
+        return tuple(of for of in NAMES if of != "boxes" and getattr(self, of) is not None)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             **self.result.as_dict(),
-            **({"masks": self.masks.as_dict()} if self.masks else {}),
+            **{of: self.score_of(of).as_dict() for of in self.scored_parts},
             "ms_per_image": self.ms_per_image,
             "file": self.file,
             "ran_on": str(self.run_info),
@@ -89,7 +105,8 @@ def evaluate_each(
     if detector.nms_mode != "host" and tuple(thresholds) != (detector.nms,):
         raise ConfigError("suppression in the graph has its thresholds there; score the model with --nms host")
     runner = detector.as_written().runner
-    metrics = [CocoMetric(dataset) for _ in thresholds]
+    sigmas = () if detector.keypoints is None else detector.keypoints.sigmas
+    metrics = [CocoMetric(dataset, sigmas=sigmas) for _ in thresholds]
     stream = ImageStream(
         [image.path for image in dataset.images],
         detector.input,
@@ -120,6 +137,8 @@ def evaluate_each(
             nms=detector.nms_mode,
             thresholds=nms,
             masks=metric.compute_masks() if detector.has_masks else None,
+            keypoints=metric.compute_keypoints() if detector.keypoints is not None else None,
+            rotated_boxes=metric.compute_rotated_boxes() if detector.has_rotated_boxes else None,
         )
         for metric, nms, spent in zip(metrics, thresholds, seconds, strict=True)
     ]

@@ -56,30 +56,31 @@ def form_of(model: onnx.ModelProto) -> Form | None:
     return None
 
 
-TASKS = {
-    "segment": "a segmentation model",
-    "pose": "a pose model",
-    "obb": "a detector of rotated boxes",
+TASKS = {"segment": "seg", "pose": "pose", "obb": "obb"}
+"""What Ultralytics' exporter writes as ``task`` into the metadata of detectors with more than boxes, and the end of the
+shipped configurations that read them."""
+
+OTHER_TASKS = {
     "classify": "a classification model",
     "semantic": "a semantic segmentation model",
     "depth": "a depth model",
 }
-"""What Ultralytics' exporter writes as ``task`` into the metadata, besides ``detect``."""
+"""What it writes for models that are no detectors."""
 
-_TAKEN = "trtdet takes detectors of upright boxes"
-_WITHOUT = "trtdet takes its boxes alone: give a configuration that reads boxes and scores, with --config"
+_TAKEN = "trtdet takes detectors"
+_WITHOUT = "give a configuration that reads its outputs, such as yolov8-seg, with --config"
 
 
 def no_detector(
     metadata: Mapping[str, str], shapes: Sequence[Sequence[int]], size: tuple[int, int]
 ) -> tuple[str, str] | None:
-    """What a model with outputs of these shapes is, if it is no detector of upright boxes, and what can be done.
+    """What a model with outputs of these shapes is, if it is not recognised as a detector, and what can be done.
 
     ``metadata`` is the model's, ``size`` its input's height and width. Returns None if nothing shows that it is not.
     """
     task = metadata.get("task", "")
-    if task in TASKS:
-        return f"it is {TASKS[task]} (task: {task} in its metadata)", f"{_TAKEN}; export one with task detect"
+    if task in OTHER_TASKS:
+        return f"it is {OTHER_TASKS[task]} (task: {task} in its metadata)", f"{_TAKEN}; export one with task detect"
     ranks = [len(shape) for shape in shapes]
     maps = [tuple(shape[2:]) for shape in shapes if len(shape) == 4]
     if len(shapes) == 1 and ranks[0] in (2, 4) and (ranks[0] == 2 or set(maps[0]) == {1}):

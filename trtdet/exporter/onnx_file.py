@@ -23,7 +23,7 @@ from trtdet.detection import expressions
 from trtdet.detection.heads import class_columns, match_outputs
 from trtdet.errors import ConfigError, ModelError, TrtdetError
 from trtdet.exporter import Confirm, ExportOptions, ParityComparison, trials
-from trtdet.exporter.forms import form_of, no_detector
+from trtdet.exporter.forms import TASKS, form_of, no_detector
 from trtdet.exporter.trials import resized
 from trtdet.passes import CutOff, Options, batch, clean, cut_off, load_model, two_stage
 from trtdet.passes.base import explained
@@ -124,7 +124,15 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     results = trials.run(str(path), source, names, input_name=input_name, inputs=tries)
     outputs = {name: np.concatenate([result[name] for result in results]) for name in names}
     try:
-        config, note = _guessed_as_exported(model, cut, outputs, size=size, path=path)
+        if metadata.get("task") in TASKS:
+            if cut is not None:
+                raise ModelError(
+                    f"model '{path}' suppresses boxes itself, which loses what it gives beside boxes",
+                    "export it without NMS (nms=False)",
+                )
+            config, note = guessed_task(metadata, outputs, size, path=path, input_name=input_name)
+        else:
+            config, note = _guessed_as_exported(model, cut, outputs, size=size, path=path)
     except UnknownHead as error:
         refusal = no_detector(metadata, [array.shape for array in outputs.values()], size)
         if refusal is None:
@@ -134,6 +142,46 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
         pixels = config.input.model_copy(update={"scale": 1.0, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
         config = config.model_copy(update={"input": pixels})
     return config, "; ".join((note, *said(model)))
+
+
+def guessed_task(
+    metadata: Mapping[str, str], outputs: Arrays, size: tuple[int, int], path: Path, input_name: str
+) -> tuple[Config, str]:
+    """The configuration of Ultralytics' models with masks, keypoints or rotated boxes, by their metadata."""
+    family = f"yolov8-{TASKS[metadata['task']]}"
+    data = load_config(family).model_dump() | {"name": path.stem}
+    names = _value(metadata, "names")
+    classes = tuple(str(name) for name in names.values()) if isinstance(names, dict) else data["classes"]
+    data["classes"] = classes
+    data["input"] |= {"size": size, "name": input_name}
+    rows = next(array for array in outputs.values() if array.ndim == 3)
+    if (
+        rows.shape[1] <= _MOST_ROWS
+        and rows.shape[2] < rows.shape[1]
+        and rows.shape[2] != sum(_cells(size, (8, 16, 32)))
+    ):
+        data["head"] |= {"decode": "detections", "boxes": "cxcywh" if family.endswith("obb") else "xyxy"}
+        data["nms"] |= {"iou_threshold": 1.0}
+    shape = _value(metadata, "kpt_shape")
+    if family.endswith("pose") and shape is not None and tuple(shape)[:1] != (17,):
+        named = _value(metadata, "kpt_names")
+        points = next(iter(named.values()), ()) if isinstance(named, dict) else ()
+        default = [f"keypoint {index}" for index in range(int(shape[0]))]
+        data["head"]["keypoints"] = {"names": list(map(str, points)) if len(points) == shape[0] else default}
+    config = Config.model_validate(data)
+    match_outputs({key: array.shape for key, array in outputs.items()}, config)
+    return (
+        config,
+        f"recognised by task {metadata['task']} in its metadata: {len(classes)} classes, as {family} reads them",
+    )
+
+
+def _value(metadata: Mapping[str, str], key: str) -> Any:
+    """A Python value in the metadata; None if it is missing or something else."""
+    try:
+        return ast.literal_eval(metadata.get(key, "None"))
+    except _UNREADABLE:
+        return None
 
 
 def _guessed_as_exported(
@@ -301,6 +349,7 @@ def _heads(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> H
     computed = list(_computed(outputs, size, class_count))
     # A shipped head with its own number of classes comes first: the match is no accident.
     yield from (head for head in computed if head[2] == len(load_config(head[0]).classes))
+    yield from _with_masks(arrays, size, class_count)
     if all(array.ndim == 3 for array in arrays):
         if len(arrays) == 1:
             yield from _single(arrays[0], size, class_count)
@@ -314,8 +363,9 @@ def _heads(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> H
 
 def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> Heads:
     """Shipped heads defined by expressions that give valid scores and a box for every cell with these outputs."""
-    for family in shipped("configs"):
-        config = load_config(family)
+    configs = {family: load_config(family) for family in shipped("configs")}
+    # Those that read more of the outputs come first.
+    for family, config in sorted(configs.items(), key=lambda item: not item[1].head.has_parts):
         if config.head.compute is None:
             continue
         try:
@@ -364,6 +414,25 @@ def _single(array: NDArray[Any], size: tuple[int, int], class_count: int | None)
         if bool((labels == np.round(labels)).all() and labels.min() >= -1):
             count = class_count or max(len(COCO_CLASSES), int(labels.max()) + 1)
             yield "yolov8", {"decode": "detections", **_form(array[..., :4], array[..., 4:5])}, count
+
+
+def _with_masks(arrays: Sequence[NDArray[Any]], size: tuple[int, int], class_count: int | None) -> Heads:
+    """Rows with mask coefficients beside prototypes at a quarter of the input's size, and poses of persons."""
+    cells = sum(_cells(size, (8, 16, 32)))
+    if len(arrays) == 1 and arrays[0].ndim == 3 and arrays[0].shape[1:] == (5 + 51, cells) and class_count in (None, 1):
+        yield "yolov8-pose", {}, 1
+    if len(arrays) != 2 or sorted(array.ndim for array in arrays) != [3, 4]:
+        return
+    rows, prototypes = sorted(arrays, key=lambda array: array.ndim)
+    if prototypes.shape[2:] != (size[0] // 4, size[1] // 4):
+        return
+    for family, first, channels, count in (
+        ("yolov8-seg", 4, rows.shape[1], rows.shape[2]),
+        ("yolov5-seg", 5, rows.shape[2], rows.shape[1]),
+    ):
+        classes = channels - first - prototypes.shape[1]
+        if count == (3 if first == 5 else 1) * cells and classes > 0 and class_count in (None, classes):
+            yield family, {}, classes
 
 
 def _pair(outputs: Arrays, class_count: int | None) -> Heads:

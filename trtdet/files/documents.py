@@ -77,7 +77,7 @@ def _first(error: ValidationError) -> DocumentError:
     # A wrong schema explains all other problems.
     first = next((problem for problem in problems if problem["loc"] == ("schema",)), problems[0])
     place = one_line(".".join(map(str, first["loc"])), _SHOWN)
-    message = one_line(first["msg"])
+    message = one_line(first["msg"].removeprefix("Value error, "))
     if place:
         value = "" if first["type"] == "missing" else f", got {one_line(repr(first['input']), _SHOWN)}"
         message = f"'{place}': {message[0].lower()}{message[1:]}{value}"

@@ -63,6 +63,8 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options]:
     graph, own = _found(graph, config)
     if own is None:
         return graph, options
+    if config.head.has_parts:
+        raise refused(own.name, "it loses the masks, keypoints or rotated boxes of head.masks, keypoints and rotated")
     head = {**_cut(graph, own), "outputs": None, "compute": None, "columns": None}
     if not own.centre and config.head.decode == "boxes" and config.head.boxes != "cxcywh":
         head["boxes"] = config.head.boxes

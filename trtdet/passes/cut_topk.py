@@ -34,6 +34,8 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     config = options.config
     if config.nms.suppresses or config.head.decode not in ("boxes", "detections") or config.head.compute is not None:
         return options
+    if config.head.has_parts:  # whose rows were selected too
+        return options
     outputs = {tensor.name: tensor for tensor in graph.outputs}
     selected = [outputs[name] for name in config.head.outputs or outputs if name in outputs]
     best = None

@@ -1,4 +1,4 @@
-"""raw head -> boxes (B, N, 4) xyxy in network pixels, scores (B, N, C)"""
+"""raw head -> boxes (B, N, 4) xyxy in network pixels, scores (B, N, C), and masks, keypoints, rotated boxes"""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from trtdet.config import Config
 from trtdet.detection.anchors import anchor_points
 from trtdet.detection.expressions import evaluate, shapes
-from trtdet.detection.heads import Shape, class_columns, input_sides, match_outputs, of_computed
+from trtdet.detection.heads import (
+    Shape,
+    class_columns,
+    input_sides,
+    match_outputs,
+    of_computed,
+    part_columns,
+    part_outputs,
+)
+from trtdet.detection.parts import ANGLES, KEYPOINTS, MASK_COEFFICIENTS, PROTOTYPES, ROTATED_BOXES, Parts
 from trtdet.detection.suppression import sigmoid
 from trtdet.passes.base import Options, PassResult, Writer
 from trtdet.passes.model import cpu_session
@@ -26,6 +35,9 @@ CLASSES = "classes"
 CONTRACT = (NUM_DETS, BOXES, SCORES, CLASSES)
 """Output names of every engine; a model's own tensors of these names are renamed."""
 
+PARTS = (MASK_COEFFICIENTS, PROTOTYPES, KEYPOINTS, ROTATED_BOXES)
+"""Names of the outputs beside these, of one-stage detectors that have masks, keypoints or rotated boxes, in order."""
+
 _SIZED_BY_DATA = ("Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Scan", "Unique")
 """Operators whose number of output rows may depend on the image."""
 
@@ -33,17 +45,28 @@ ALL_BOXES, ALL_SCORES = f"{BOXES}_all", f"{SCORES}_all"
 """Names of the decoded boxes and scores in a model with other outputs."""
 
 
+def of_all(part: str) -> str:
+    """Name of a part of all boxes in a model with other outputs."""
+    return part if part == PROTOTYPES else f"{part}_all"
+
+
 @dataclass(frozen=True)
 class Decoded:
-    """Names of the tensors with all boxes and scores of a rewritten model."""
+    """Names of the tensors with all boxes, scores and parts of a rewritten model."""
 
     boxes: str  # float32 (B, N, 4), xyxy in network pixels
     scores: str  # float32 (B, N, C)
     logits: bool = False  # whether the scores still lack their sigmoid
+    parts: tuple[tuple[str, str], ...] = ()  # each part and its tensor, see :class:`trtdet.detection.parts.Parts`
+    size: tuple[int, int] = (0, 0)  # height and width of the input in pixels
 
     @property
-    def names(self) -> tuple[str, str]:
-        return self.boxes, self.scores
+    def names(self) -> tuple[str, ...]:
+        return (self.boxes, self.scores, *(name for _, name in self.parts))
+
+    def parts_of(self, outputs: Mapping[str, NDArray[Any]]) -> Parts:
+        """The parts of a model's outputs, with or without the batch axis."""
+        return Parts.of({part: outputs[name] for part, name in self.parts})
 
     def read(self, outputs: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Boxes, and scores 0..1, of a model's outputs, with or without the batch axis."""
@@ -52,9 +75,9 @@ class Decoded:
 
 
 def apply(graph: gs.Graph, options: Options) -> PassResult:
-    """Writes the decode rule behind the raw outputs; ``boxes`` and ``scores`` become the outputs.
+    """Writes the decode rule behind the raw outputs; ``boxes``, ``scores`` and the parts become the outputs.
 
-    The arithmetic is the same as in :func:`trtdet.detection.heads.decode`. Raises ModelError if an output named in
+    The arithmetic is the same as in :func:`trtdet.detection.heads.decode_all`. Raises ModelError if an output named in
     ``head.outputs`` is missing, or a shape does not fit the rule.
     """
     config = options.config
@@ -63,7 +86,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     raw = {tensor.name: tensor for tensor in graph.outputs}
     write = Writer(graph, "trtdet/decode", Origin.DECODE)
     tensors = graph.tensors()
-    for name in (*CONTRACT, ALL_BOXES, ALL_SCORES):
+    for name in (*CONTRACT, ALL_BOXES, ALL_SCORES, *(each for part in PARTS for each in (part, of_all(part)))):
         if name in tensors:
             free = f"{name}_raw"
             while free in tensors:
@@ -71,13 +94,29 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
             tensors[name].name = free
     if config.head.compute is not None:
         raw, config = _computed(write, raw, config), of_computed(config)
-    primary, secondary = match_outputs({name: _shape(tensor) for name, tensor in raw.items()}, config)
+    sizes = {name: _shape(tensor) for name, tensor in raw.items()}
+    primary, secondary = match_outputs(sizes, config)
     raw_primary, raw_secondary = ([raw[name] for name in names] for names in (primary, secondary))
+    values = {part: _joined(write, [raw[name]]) for part, name in part_outputs(sizes, config).items()}
+    for part, name in part_outputs(sizes, config).items():
+        values[part].shape = raw[name].shape
+    if widths := part_columns(primary[0], sizes, config):
+        axis = 1 if config.head.decode == "yolov8" else 2
+        first = (sizes[primary[0]][axis] or 0) - sum(widths.values())
+        lengths = write.const([first, *widths.values()], np.int64)
+        rows, *columns = write.many("Split", 1 + len(widths), _joined(write, raw_primary), lengths, axis=axis)
+        for tensor in (rows, *columns):
+            tensor.dtype = np.float32
+        for (part, width), column in zip(widths.items(), columns, strict=True):
+            values[part] = write("Transpose", column, perm=[0, 2, 1]) if axis == 1 else column
+            values[part].shape = [None, None, width]
+        raw_primary = [rows]
     boxes, scores = _decoded(write, raw_primary, raw_secondary, config=config)
-    for tensor, name in ((boxes, BOXES), (scores, SCORES)):
+    boxes, parts = _parts(write, boxes, values, config=config)
+    for name, tensor in {BOXES: boxes, SCORES: scores, **parts}.items():
         tensor.name = name
         tensor.dtype = np.float32
-    graph.outputs = [boxes, scores, *masks]
+    graph.outputs = [boxes, scores, *(parts[name] for name in PARTS if name in parts), *masks]
     graph.cleanup().toposort()
     return PassResult(1)
 
@@ -183,6 +222,36 @@ def _decoded(
     before, after = _split(write, write("Mul", sides, write.const(strides[None], np.float32)), [2, 2])
     centre = write.const(points[None], np.float32)
     return write("Concat", write("Sub", centre, before), write("Add", centre, after), axis=2), scores
+
+
+def _parts(
+    write: Writer, boxes: gs.Variable, values: Mapping[str, gs.Variable], config: Config
+) -> tuple[gs.Variable, dict[str, gs.Variable]]:
+    """Boxes, which are hulls if they are rotated, and the parts by name; ``values`` are named as ``head.raw_parts``."""
+    parts = {name: value for name, value in values.items() if name in (MASK_COEFFICIENTS, PROTOTYPES)}
+    if KEYPOINTS in values and config.head.keypoints is not None:
+        points = len(config.head.keypoints.names)
+        width = int(values[KEYPOINTS].shape[2]) // points
+        rows = write("Reshape", values[KEYPOINTS], write.const([0, 0, points, width], np.int64))
+        if config.head.units == "relative":
+            factors = np.append(input_sides(config)[:2], np.ones(width - 2, np.float32))
+            rows = write("Mul", rows, write.const(factors, np.float32))
+        if width == 2:  # a third column of ones
+            rows = write("Pad", rows, write.const([0] * 7 + [1], np.int64), write.const(1.0, np.float32))
+        parts[KEYPOINTS] = rows
+    if ANGLES in values:
+        half = write.const(0.5, np.float32)
+        low, high = _split(write, boxes, [2, 2])
+        centre, size = write("Mul", write("Add", low, high), half), write("Sub", high, low)
+        parts[ROTATED_BOXES] = write("Concat", centre, size, values[ANGLES], axis=2)
+        sides = write("Mul", size, half)
+        cos, sin = (write("Abs", write(op, values[ANGLES])) for op in ("Cos", "Sin"))
+        width, height = _split(write, sides, [1, 1])
+        across = write("Add", write("Mul", width, cos), write("Mul", height, sin))
+        down = write("Add", write("Mul", width, sin), write("Mul", height, cos))
+        reach = write("Concat", across, down, axis=2)
+        boxes = write("Concat", write("Sub", centre, reach), write("Add", centre, reach), axis=2)
+    return boxes, parts
 
 
 def _boxes(write: Writer, boxes: gs.Variable, config: Config) -> gs.Variable:

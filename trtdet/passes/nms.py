@@ -1,8 +1,9 @@
-"""boxes, scores -> num_dets, boxes, scores, classes"""
+"""boxes, scores -> num_dets, boxes, scores, classes; masks, keypoints and rotated boxes of all rows -> of the kept"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config, NmsMode
+from trtdet.detection.parts import ANGLES, KEYPOINTS, MASK_COEFFICIENTS, PROTOTYPES, ROTATED_BOXES
 from trtdet.detection.plugin_nms import EfficientNms
+from trtdet.detection.rotated import EPSILON
 from trtdet.detection.suppression import score_bound
 from trtdet.errors import ConfigError, ModelError
 from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
-from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, BOXES, CONTRACT, SCORES, Decoded
+from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, BOXES, CONTRACT, PARTS, SCORES, Decoded, of_all
 from trtdet.passes.masks import follow
 from trtdet.passes.provenance import Origin
 
@@ -33,20 +36,29 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
       is strictly lower triangular, so step i settles candidate i. A Loop runs until nothing changes, as many steps as
       the longest chain of suppressions. Memory: a few (B, K, K) matrices, K = pre_nms_topk.
     - ``onnx`` is a NonMaxSuppression with all five inputs; without the fifth, TensorRT drops scores up to 0.
+    - rotated boxes are compared by their probabilistic IoU (:mod:`trtdet.detection.rotated`), by ``native`` alone.
     - ``efficient`` is TensorRT's plugin EfficientNMS_TRT. It suppresses and keeps at the thresholds, so it gets the
       next larger float32 of both. It counts boxes without a score, so they are subtracted from ``num_dets``. It selects
-      candidates itself if ``pre_nms_topk`` is its own 4096.
+      candidates itself if ``pre_nms_topk`` is its own 4096. It does not say which boxes it kept, so masks, keypoints
+      and rotated boxes cannot follow it.
 
     With ``nms: none``, ``native`` and ``onnx`` are only a TopK. Logits are compared as such; the result gets a sigmoid.
-    Raises ConfigError if ``pre_nms_topk`` exceeds the limit of the backend's TopK or of the plugin, and ModelError if
-    the number of boxes is not fixed.
+    Raises ConfigError if ``pre_nms_topk`` exceeds the limit of the backend's TopK or of the plugin, or the kind of NMS
+    cannot take the detector's parts, and ModelError if the number of boxes is not fixed.
     """
     if options.nms == "host":
         return PassResult(0)
     config, nms = options.config, options.config.nms
+    refusal = refused_parts(options.nms, config)
+    if refusal:
+        raise ConfigError(refusal)
     masks = [graph.outputs.pop()] if options.masks else []
+    parts = [tensor for tensor in graph.outputs if tensor.name in PARTS]
     boxes, scores = (next(tensor for tensor in graph.outputs if tensor.name == name) for name in (BOXES, SCORES))
-    boxes.name, scores.name = decoded(options.nms, config).names
+    boxes.name, scores.name = (ALL_BOXES, ALL_SCORES)
+    table = {tensor.name: tensor for tensor in parts}
+    for name, tensor in table.items():
+        tensor.name = of_all(name)
     counts = [tensor.shape[1] for tensor in (boxes, scores) if tensor.shape is not None]
     count = next((count for count in counts if isinstance(count, int)), None)
     if count is None:
@@ -66,6 +78,8 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     else:
         _check_topk(topk, options)
         best = _candidates(write, boxes, numbers, count=topk, config=config)
+        if ROTATED_BOXES in table:
+            best = replace(best, rotated=_rows(write, table[ROTATED_BOXES], best.box, width=5))
         valid = write("Cast", write("Greater", best.score, write.const(bound, np.float32)), to=1)
         if not nms.suppresses:
             keep = valid
@@ -73,7 +87,7 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
             keep = _fixed_point(write, _suppression(write, best, config), valid, shape=[best.batch, topk, 1])
         else:
             keep = _selected(write, best, valid, bound=bound, config=config)
-        graph.outputs = _best(write, best, keep, config=config)
+        graph.outputs = _best(write, best, keep, table=table, config=config)
     if masks:
         graph.outputs += masks
         follow(graph, len(config.classes))
@@ -82,9 +96,24 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
 
 
 def decoded(nms_mode: NmsMode, config: Config) -> Decoded:
-    """Names of the tensors with all decoded boxes and scores, in a model rewritten for ``nms_mode``."""
-    names = (BOXES, SCORES) if nms_mode == "host" else (ALL_BOXES, ALL_SCORES)
-    return Decoded(*names, config.suppresses_logits)
+    """Names of the tensors with all decoded boxes, scores and parts, in a model rewritten for ``nms_mode``."""
+    boxes, scores = (BOXES, SCORES) if nms_mode == "host" else (ALL_BOXES, ALL_SCORES)
+    raw = {MASK_COEFFICIENTS: MASK_COEFFICIENTS, PROTOTYPES: PROTOTYPES, KEYPOINTS: KEYPOINTS, ANGLES: ROTATED_BOXES}
+    parts = [raw[name] for name in config.head.raw_parts]
+    named = tuple((part, part if nms_mode == "host" else of_all(part)) for part in parts)
+    return Decoded(boxes, scores, logits=config.suppresses_logits, parts=named, size=config.input.size)
+
+
+def refused_parts(nms_mode: NmsMode, config: Config) -> str:
+    """Why a kind of NMS cannot take what the detector gives beside boxes, as a sentence; empty if it can."""
+    if nms_mode == "efficient" and config.head.has_parts:
+        return (
+            "--nms efficient does not say which boxes it kept, so masks, keypoints and rotated boxes cannot follow; "
+            "choose --nms native or host"
+        )
+    if nms_mode == "onnx" and config.head.rotated and config.nms.suppresses:
+        return "--nms onnx compares upright boxes, and head.rotated is set; choose --nms native or host"
+    return ""
 
 
 def _no_score(config: Config) -> float:
@@ -181,8 +210,10 @@ class _Candidates:
     count: int  # K
     score: gs.Variable  # float32 (B, K)
     order: gs.Variable  # int64 (B, K), the lower one wins for equal scores
+    box: gs.Variable  # int64 (B, K), indices of boxes
     label: gs.Variable  # int64 (B, K), indices of classes
     corners: gs.Variable  # float32 (B, K, 4), xyxy in network pixels
+    rotated: gs.Variable | None = None  # float32 (B, K, 5), which then decide about overlaps
 
 
 def _candidates(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, config: Config) -> _Candidates:
@@ -199,14 +230,20 @@ def _candidates(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: i
         score, box = write.many("TopK", 2, write("Squeeze", highest, axis), k, axis=1)
         order, label = box, write("GatherElements", write("Squeeze", classes, axis), box, axis=1)
     return _Candidates(
-        batch=scores.shape[0], count=count, score=score, order=order, label=label, corners=_rows(write, boxes, box)
+        batch=scores.shape[0],
+        count=count,
+        score=score,
+        order=order,
+        box=box,
+        label=label,
+        corners=_rows(write, boxes, box, width=4),
     )
 
 
-def _rows(write: Writer, table: gs.Variable, index: gs.Variable) -> gs.Variable:
-    """Rows of ``table`` (B, N, 4) at ``index`` (B, K), as (B, K, 4)."""
+def _rows(write: Writer, table: gs.Variable, index: gs.Variable, width: int) -> gs.Variable:
+    """Rows of ``table`` (B, N, width) at ``index`` (B, K), as (B, K, width)."""
     wide = write("Unsqueeze", index, write.const([2], np.int64))
-    return write("GatherElements", table, write("Tile", wide, write.const([1, 1, 4], np.int64)), axis=1)
+    return write("GatherElements", table, write("Tile", wide, write.const([1, 1, width], np.int64)), axis=1)
 
 
 def _suppression(write: Writer, best: _Candidates, config: Config) -> gs.Variable:
@@ -216,7 +253,21 @@ def _suppression(write: Writer, best: _Candidates, config: Config) -> gs.Variabl
     engine at K = 3000, and depend on how a backend's TopK orders equal scores.
     """
     column, row = write.const([2], np.int64), write.const([1], np.int64)
-    x1, y1, x2, y2 = write.many("Split", 4, best.corners, write.const([1, 1, 1, 1], np.int64), axis=2)
+    iou = _iou(write, best.corners) if best.rotated is None else _probabilistic_iou(write, best.rotated)
+    overlaps = write("Greater", iou, write.const(config.nms.iou_threshold, np.float32))
+    if not config.nms.class_agnostic:
+        same = write("Equal", write("Unsqueeze", best.label, column), write("Unsqueeze", best.label, row))
+        overlaps = write("And", overlaps, same)
+    mine, theirs = write("Unsqueeze", best.score, column), write("Unsqueeze", best.score, row)
+    earlier = write("Less", write("Unsqueeze", best.order, row), write("Unsqueeze", best.order, column))
+    tied = write("And", write("Equal", theirs, mine), earlier)
+    better = write("Or", write("Greater", theirs, mine), tied)
+    return write("Cast", write("And", overlaps, better), to=1)
+
+
+def _iou(write: Writer, corners: gs.Variable) -> gs.Variable:
+    """IoU float32 (B, K, K) of boxes (B, K, 4) with each other."""
+    x1, y1, x2, y2 = write.many("Split", 4, corners, write.const([1, 1, 1, 1], np.int64), axis=2)
     zero = write.const(0.0, np.float32)
 
     def across(tensor: gs.Variable) -> gs.Variable:
@@ -230,15 +281,46 @@ def _suppression(write: Writer, best: _Candidates, config: Config) -> gs.Variabl
     height = clipped(write("Min", y2, across(y2)), write("Max", y1, across(y1)))
     shared = write("Mul", width, height)
     union = write("Sub", write("Add", area, across(area)), shared)
-    overlaps = write("Greater", write("Div", shared, union), write.const(config.nms.iou_threshold, np.float32))
-    if not config.nms.class_agnostic:
-        same = write("Equal", write("Unsqueeze", best.label, column), write("Unsqueeze", best.label, row))
-        overlaps = write("And", overlaps, same)
-    mine, theirs = write("Unsqueeze", best.score, column), write("Unsqueeze", best.score, row)
-    earlier = write("Less", write("Unsqueeze", best.order, row), write("Unsqueeze", best.order, column))
-    tied = write("And", write("Equal", theirs, mine), earlier)
-    better = write("Or", write("Greater", theirs, mine), tied)
-    return write("Cast", write("And", overlaps, better), to=1)
+    return write("Div", shared, union)
+
+
+def _probabilistic_iou(write: Writer, rotated: gs.Variable) -> gs.Variable:
+    """Probabilistic IoU float32 (B, K, K) of rotated boxes (B, K, 5) with each other, with the arithmetic of
+    :func:`trtdet.detection.rotated.probabilistic_iou`."""
+
+    def number(value: float) -> gs.Constant:
+        return write.const(value, np.float32)
+
+    def pairs(op: str, tensor: gs.Variable) -> gs.Variable:
+        return write(op, tensor, write("Transpose", tensor, perm=[0, 2, 1]))
+
+    def product(first: gs.Variable, *others: gs.Tensor) -> gs.Variable:
+        for other in others:
+            first = write("Mul", first, other)
+        return first
+
+    eps = number(EPSILON)
+    x, y, width, height, angle = write.many("Split", 5, rotated, write.const([1] * 5, np.int64), axis=2)
+    along, across = (product(side, side, number(1 / 12)) for side in (width, height))
+    cos, sin = write("Cos", angle), write("Sin", angle)
+    cos2, sin2 = product(cos, cos), product(sin, sin)
+    own_a = write("Add", product(along, cos2), product(across, sin2))
+    own_b = write("Add", product(along, sin2), product(across, cos2))
+    own_c = product(write("Sub", along, across), cos, sin)
+    own = write("Max", write("Sub", product(own_a, own_b), product(own_c, own_c)), number(0.0))
+    a, b, c = (pairs("Add", tensor) for tensor in (own_a, own_b, own_c))
+    right, down = pairs("Sub", x), pairs("Sub", y)
+    determinant = write("Sub", product(a, b), product(c, c))
+    whole = write("Add", determinant, eps)
+    spread = write("Add", product(a, down, down), product(b, right, right))
+    spread = product(write("Div", spread, whole), number(0.25))
+    skew = product(write("Div", product(c, right, down), whole), number(-0.5))
+    size = write("Add", product(write("Sqrt", pairs("Mul", own)), number(4.0)), eps)
+    size = product(write("Log", write("Add", write("Div", determinant, size), eps)), number(0.5))
+    distance = write("Add", write("Add", spread, skew), size)
+    distance = write("Min", write("Max", distance, eps), number(100.0))
+    rest = write("Add", write("Sub", number(1.0), write("Exp", write("Neg", distance))), eps)
+    return write("Sub", number(1.0), write("Sqrt", rest))
 
 
 def greedy(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, config: Config) -> gs.Variable:
@@ -248,7 +330,7 @@ def greedy(write: Writer, boxes: gs.Variable, scores: gs.Variable, count: int, c
     candidate. The IoU threshold is that of ``config.nms``. Returns bool (1, K), whether a box is kept.
     """
     order = write.const(np.arange(count)[None], np.int64)
-    best = _Candidates(batch=1, count=count, score=scores, order=order, label=order, corners=boxes)
+    best = _Candidates(batch=1, count=count, score=scores, order=order, box=order, label=order, corners=boxes)
     valid = write("Cast", write("Greater", scores, write.const(_LOWEST, np.float32)), to=1)
     suppression = _suppression(write, best, config.with_nms(class_agnostic=True))
     return write("Greater", _fixed_point(write, suppression, valid, shape=[1, count, 1]), write.const(0.5, np.float32))
@@ -275,8 +357,10 @@ def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, sh
     return write("Squeeze", final, column)
 
 
-def _best(write: Writer, best: _Candidates, keep: gs.Variable, config: Config) -> list[gs.Variable]:
-    """The four outputs for the best kept candidates; zeros past ``num_dets``."""
+def _best(
+    write: Writer, best: _Candidates, keep: gs.Variable, table: Mapping[str, gs.Variable], config: Config
+) -> list[gs.Variable]:
+    """The outputs for the best kept candidates; zeros past ``num_dets``. ``table`` has the parts of all boxes."""
     room = config.nms.max_detections
     count = min(room, best.count)
     kept = write("Greater", keep, write.const(0.5, np.float32))
@@ -287,12 +371,37 @@ def _best(write: Writer, best: _Candidates, keep: gs.Variable, config: Config) -
     num = write("Cast", write("Min", total, write.const(float(count), np.float32)), to=6)
     values = write("Sigmoid", score) if config.suppresses_logits else write("Max", score, write.const(0.0, np.float32))
     labels = write("Cast", write("GatherElements", best.label, position, axis=1), to=6)
-    boxes = _rows(write, best.corners, position)
+    boxes = _rows(write, best.corners, position, width=4)
     outputs = [num, boxes, values, labels]
     for index in (1, 2, 3) if count < room else ():
         widths = [0, 0, 0, 0, room - count, 0] if index == 1 else [0, 0, 0, room - count]
         outputs[index] = write("Pad", outputs[index], write.const(widths, np.int64))
-    return _named(outputs, best.batch, room)
+    chosen = write("GatherElements", best.box, position, axis=1) if table else position
+    return [
+        *_named(outputs, best.batch, room),
+        *(_followed(write, name, (tensor, chosen), room=room, short=room - count) for name, tensor in table.items()),
+    ]
+
+
+def _followed(
+    write: Writer, name: str, gathered: tuple[gs.Variable, gs.Variable], room: int, short: int
+) -> gs.Variable:
+    """A part of the kept boxes, named ``name``: rows of a table of all boxes at an index (B, K - ``short``)."""
+    table, index = gathered
+    if name == PROTOTYPES:
+        table.name = name
+        return table
+    batch, count, *sizes = table.shape
+    width = int(np.prod(sizes))
+    if len(sizes) > 1:
+        table = write("Reshape", table, write.const([0, count, width], np.int64))
+    rows = _rows(write, table, index, width=width)
+    if short:
+        rows = write("Pad", rows, write.const([0, 0, 0, 0, short, 0], np.int64))
+    if len(sizes) > 1:
+        rows = write("Reshape", rows, write.const([0, room, *sizes], np.int64))
+    rows.name, rows.dtype, rows.shape = name, np.dtype(np.float32), [batch, room, *sizes]
+    return rows
 
 
 def _named(outputs: list[gs.Variable], batch: int | str, room: int) -> list[gs.Variable]:

@@ -191,8 +191,8 @@ class _Block:
         # Errors are against the float model; with the base fp32 that is the base itself.
         self._exact = OnnxRunner(expose(subject.model, head)) if method.base == "int8" else self._base
         chosen = chooses_rows(subject.model, head)
-        self._errors = {name: _Errors(method, chosen) for name in names}
-        self._own = _Errors(method, chosen)
+        self._errors = {name: _Errors(method, chosen, subject.head.size) for name in names}
+        self._own = _Errors(method, chosen, subject.head.size)
 
     def rows(self, progress: Callable[[float], None]) -> list[dict[str, Any]]:
         subject, method, runs, images = self._work.subject, self._work.method, 0, 0
@@ -241,17 +241,20 @@ class _Block:
 class _Errors:
     """The error of a variant and, with annotations, its detections."""
 
-    def __init__(self, method: Method, chosen: bool) -> None:
-        self.error = HeadError(chosen)
+    def __init__(self, method: Method, chosen: bool, size: tuple[int, int]) -> None:
+        self.error = HeadError(chosen, size)
         self._nms = method.nms or NmsConfig()
         self._metric = CocoMetric(method.dataset) if method.dataset else None
 
     def update(self, subject: RankingSubject, batch: ImageBatch, reference: Arrays, outputs: Arrays) -> None:
-        exact, (boxes, scores) = subject.head.read(reference), subject.head.read(outputs)
+        head = subject.head
+        exact, (boxes, scores), parts = head.read(reference), head.read(outputs), head.parts_of(outputs)
+        expected = head.parts_of(reference)
         for row in range(len(batch)):
-            self.error.update((exact[0][row], exact[1][row]), (boxes[row], scores[row]))
+            both = expected.image(row), parts.image(row)
+            self.error.update((exact[0][row], exact[1][row]), (boxes[row], scores[row]), both)
         if self._metric is not None:
-            self._metric.update_batch(batch, non_max_suppression(boxes, scores, self._nms))
+            self._metric.update_batch(batch, non_max_suppression(boxes, scores, self._nms, parts=parts))
 
     def map(self) -> float | None:
         return None if self._metric is None else self._metric.compute().map

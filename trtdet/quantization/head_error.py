@@ -1,6 +1,8 @@
 """The difference between two models' detections (decoded boxes and scores) as one number.
 
-Pairs and boxes with scores up to 0.05 do not count; the others are weighted by their score.
+Pairs and boxes with scores up to 0.05 do not count; the others are weighted by their score. Where a detector gives
+masks, keypoints or rotated boxes, the IoU of two boxes is replaced by the mean of it and of how similar these are, see
+:func:`trtdet.detection.similarity.similarities`.
 
 Row i of both models' boxes is of the same place, unless a model chooses its rows by their scores, as two-stage DETRs
 choose their queries. There the smallest change of a score moves all rows, so each row is compared with the other
@@ -20,6 +22,8 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from trtdet.detection.parts import Parts
+from trtdet.detection.similarity import similarities
 from trtdet.passes.provenance import origin_of
 from trtdet.passes.walk import upstream
 
@@ -34,16 +38,24 @@ Detections = tuple[NDArray[np.float32], NDArray[np.float32]]
 @dataclass(eq=False)
 class HeadError:
     """Collects the error of one model against a reference over images; 48 bytes an image. ``chosen`` tells whether the
-    models choose their rows, see :func:`chooses_rows`."""
+    models choose their rows, see :func:`chooses_rows`; ``size`` is height and width of the input in pixels."""
 
     chosen: bool = False
+    size: tuple[int, int] = (0, 0)
     _sums: list[tuple[float, ...]] = field(default_factory=list)
 
-    def update(self, reference: Detections, other: Detections) -> HeadError:
-        """Adds one image's detections of both models. A NaN score counts as 0, and a NaN box overlaps nothing."""
+    def update(
+        self, reference: Detections, other: Detections, beside: tuple[Parts, Parts] = (Parts(), Parts())
+    ) -> HeadError:
+        """Adds one image's detections of both models. A NaN score counts as 0, and a NaN box overlaps nothing.
+
+        ``beside`` is what both models give beside, without the batch axis.
+        """
         (boxes, scores), (moved, changed) = reference, other
+        first, second = beside
         if self.chosen:
             rows = paired(reference, other)
+            first, second = (part.padded().rows(chosen) for part, chosen in zip(beside, rows, strict=True))
             # Zeros for rows without a match.
             (boxes, scores), (moved, changed) = (
                 [np.pad(values, ((0, 1), (0, 0)))[chosen] for values in (each, np.nan_to_num(its))]
@@ -53,6 +65,9 @@ class HeadError:
         pairs = np.flatnonzero((scores > SEEN) | (changed > SEEN))
         places, place = np.unique(pairs // scores.shape[1], return_inverse=True)
         shared = _iou(boxes[places], moved[places]).astype(np.float64)
+        if first.items():
+            alike = similarities(first.rows(places), second.rows(places), boxes[places], size=self.size)
+            shared = np.mean([shared, *alike], axis=0)
         before, after = (np.nan_to_num(array.reshape(-1)[pairs].astype(np.float64)) for array in (scores, changed))
         weight = np.maximum(before, after)
         shares = scores[places].max(axis=1).astype(np.float64) if places.size else np.zeros(0)

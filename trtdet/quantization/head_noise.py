@@ -23,6 +23,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from trtdet.calibration import Ranges, expose
+from trtdet.detection.parts import KEYPOINTS, MASK_COEFFICIENTS, PROTOTYPES, ROTATED_BOXES
 from trtdet.passes import Decoded
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset import upgrade
@@ -279,11 +280,45 @@ def _seeds(
     there = tape("And", tape("Greater", best, seen), tape("Greater", tape.reduce("ReduceMin", sizes, [-1]), zero))
     share = tape("Sqrt", tape("Mul", tape("Where", there, best, zero), np.float32(1 / weight[1])))
     sizes = tape("Max", sizes, np.float32(1))
-    of_boxes = tape("Div", share, tape("Concat", sizes, sizes, axis=-1))
-    return {
-        head.boxes: tape("Mul", of_boxes, _signs(tape, boxes, 1)),
-        head.scores: tape("Mul", of_scores, _signs(tape, scores, 2)),
+    factors = {
+        head.boxes: tape("Div", share, tape("Concat", sizes, sizes, axis=-1)),
+        head.scores: of_scores,
+        **_of_parts(tape, tensors, head, share=share, sizes=sizes),
     }
+    return {
+        name: tape("Mul", factor, _signs(tape, tensors[name], seed))
+        for seed, (name, factor) in enumerate(factors.items(), 1)
+    }
+
+
+def _of_parts(
+    tape: Tape, tensors: Mapping[str, gs.Tensor], head: Decoded, share: gs.Variable, sizes: gs.Variable
+) -> dict[str, gs.Variable]:
+    """The factors of masks, keypoints and rotated boxes: a change counts relative to the object's size, or to the
+    magnitude of all coefficients or prototypes. ``share`` is (B, N, 1), ``sizes`` (B, N, 2)."""
+    factors = {}
+    for part, name in head.parts:
+        tensor = tensors[name]
+        if part == KEYPOINTS:
+            moved = tape("Div", share, sizes)
+            moved = tape("Concat", moved, tape("Mul", share, np.float32(0)), axis=-1)  # no score decides anything
+            factors[name] = tape("Unsqueeze", moved, np.array([2], np.int64))
+        elif part == ROTATED_BOXES:
+            ends = (np.array([end], np.int64) for end in (2, 4, -1))
+            sides = tape("Max", tape("Slice", tensor, *ends), np.float32(1))
+            long, short = (tape.reduce(op, sides, [-1]) for op in ("ReduceMax", "ReduceMin"))
+            turned = tape("Mul", share, tape("Mul", tape("Div", long, short), np.float32(0.5)))
+            moved = tape("Div", share, sides)
+            factors[name] = tape("Concat", moved, moved, turned, axis=-1)
+        else:
+            axes = [-1] if part == MASK_COEFFICIENTS else [1, 2, 3]
+            length = tape("Sqrt", tape.reduce("ReduceSum", tape("Mul", tensor, tensor), axes))
+            weight = share
+            if part == PROTOTYPES:
+                weight = tape("Sqrt", tape.reduce("ReduceSum", tape("Mul", share, share), [1]))
+                weight = tape("Unsqueeze", weight, np.array([3], np.int64))
+            factors[name] = tape("Div", weight, tape("Max", length, np.float32(1e-6)))
+    return factors
 
 
 def _signs(tape: Tape, like: gs.Tensor, seed: int) -> gs.Variable:

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from trtdet.backends import EngineFacts, OnnxRunner, Runner, for_scores, obstacle, open_engine
 from trtdet.backends.libraries import LIBRARIES
-from trtdet.bundle import Bundle
-from trtdet.config import Config, InputConfig, NmsConfig, NmsMode
+from trtdet.bundle import Bundle, Manifest
+from trtdet.config import Config, InputConfig, KeypointsConfig, NmsConfig, NmsMode
+from trtdet.data.images import ImageTransform
 from trtdet.detection.masks import THRESHOLD
+from trtdet.detection.parts import PROTOTYPES, ROTATED_BOXES, Parts
+from trtdet.detection.placing import Placed, place
 from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import BackendError, ConfigError
 from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
@@ -38,6 +41,7 @@ class Detector:
         classes: names by class index.
         batch: best number of images at a time.
         mask_threshold: probability above which a pixel belongs to a mask.
+        keypoints: names and tolerances of the keypoints; None without keypoints.
     """
 
     file: Path
@@ -49,6 +53,7 @@ class Detector:
     classes: tuple[str, ...]
     batch: int = 1
     mask_threshold: float = THRESHOLD
+    keypoints: KeypointsConfig | None = None
 
     @staticmethod
     def open(
@@ -104,11 +109,21 @@ class Detector:
             logits=config.suppresses_logits,
             classes=config.classes,
             batch=runner.batch or 1,
+            keypoints=config.head.keypoints,
         )
 
     @property
     def has_masks(self) -> bool:
-        return MASKS in self.runner.outputs
+        return MASKS in self.runner.outputs or PROTOTYPES in self.runner.outputs
+
+    @property
+    def has_rotated_boxes(self) -> bool:
+        return ROTATED_BOXES in self.runner.outputs
+
+    def placed(self, detections: Detections, row: int, boxes: NDArray[np.float32], transform: ImageTransform) -> Placed:
+        """Masks, keypoints and rotated boxes of image ``row`` in its picture; ``boxes`` are placed there already."""
+        size = self.input.size
+        return place(detections.image_parts(row), boxes, transform, size=size, threshold=self.mask_threshold)
 
     def as_written(self) -> Detector:
         """The detector for scores, which runs a model on the CPU node by node; see :func:`trtdet.backends.for_scores`.
@@ -123,15 +138,15 @@ class Detector:
 
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
         """Detections of the model's outputs; ``nms`` applies to ``host`` only, because a graph has its own."""
-        masks = outputs.get(MASKS)
+        parts = Parts.of(outputs)
         if self.nms_mode == "host":
-            return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits, masks=masks)
+            return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits, parts=parts)
         return Detections(
             outputs["num_dets"],
             boxes=outputs["boxes"],
             scores=outputs["scores"],
             classes=outputs["classes"],
-            masks=masks,
+            parts=parts,
         )
 
 
@@ -165,6 +180,7 @@ def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
         file, runner = bundle.model, OnnxRunner(bundle.model.read_bytes())
         if reason:
             runner.run_info = replace(runner.run_info, fallback_reason=reason)
+    parts = manifest.parts
     return Detector(
         file=file,
         runner=runner,
@@ -175,5 +191,11 @@ def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:
         classes=manifest.model.classes,
         # With a dynamic batch, an engine is fastest at the size it was optimised for; the CPU has no preference.
         batch=runner.batch or (manifest.input.shape.opt[0] if file == bundle.engine else 1),
-        mask_threshold=manifest.masks.threshold if manifest.masks is not None else THRESHOLD,
+        mask_threshold=_mask_threshold(manifest),
+        keypoints=None if parts is None or parts.keypoints is None else KeypointsConfig(**parts.keypoints.settings),
     )
+
+
+def _mask_threshold(manifest: Manifest) -> float:
+    masks = manifest.masks if manifest.parts is None else manifest.parts.masks
+    return THRESHOLD if masks is None else masks.threshold

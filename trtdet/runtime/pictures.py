@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
+from numpy.typing import NDArray
 
 from trtdet.data import ImageStream
 from trtdet.data.images import draw, read_image
-from trtdet.detection.masks import paste, run_lengths
+from trtdet.detection.masks import run_lengths
+from trtdet.detection.placing import Placed
 from trtdet.errors import ConfigError, OutputError
 from trtdet.files import write_atomically
 from trtdet.runtime.detector import Detector
@@ -40,7 +42,8 @@ def infer(
     """Detects on image files, and writes a picture of each and one ``detections.json`` to the folder.
 
     Detections with a score below the threshold, 0..1, are neither drawn nor listed. Masks are listed in COCO's
-    compressed form, see :func:`trtdet.detection.masks.run_lengths`.
+    compressed form, see :func:`trtdet.detection.masks.run_lengths`; keypoints as x, y and score in the order of their
+    names; rotated boxes as centre x, centre y, width, height in pixels and the angle in radians.
 
     Raises:
         DataError: an image cannot be read.
@@ -58,15 +61,12 @@ def infer(
     for batch in stream:
         detections = detector(batch.images)
         for row, (path, transform) in enumerate(zip(batch.paths, batch.transforms, strict=True)):
-            boxes, scores, classes = detections.image(row)
-            keep = scores >= score_threshold
-            inside, grids = transform.to_image(boxes[keep]), detections.image_masks(row)
-            pairs = zip(grids[keep], inside, strict=True) if grids is not None else ()
-            size = (transform.height, transform.width)
-            masks = [paste(grid, box, *size, detector.mask_threshold) for grid, box in pairs]
-            picture = draw(
-                read_image(path), inside, scores[keep], classes=classes[keep], names=detector.classes, masks=masks
-            )
+            best = detections.over(score_threshold)
+            boxes, scores, classes = best.image(row)
+            inside = transform.to_image(boxes)
+            placed = detector.placed(best, row, boxes=inside, transform=transform)
+            overlays = placed.overlays(len(inside), detector.keypoints.skeleton if detector.keypoints else ())
+            picture = draw(read_image(path), inside, scores, classes=classes, names=detector.classes, overlays=overlays)
             pictures.append(folder / names[len(pictures)])
             valid, data = cv2.imencode(".jpg", picture[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])
             if not valid:
@@ -74,14 +74,35 @@ def infer(
                     f"'{pictures[-1]}' could not be encoded as JPEG; is the image over 65500 pixels wide or high?"
                 )
             write_atomically(pictures[-1], bytes(data))
-            listed: list[dict[str, Any]] = []
-            for label, score, box, mask in zip_longest(classes[keep], scores[keep], inside, masks):
-                corners = [round(float(value), 2) for value in box]
-                listed.append({"class": detector.classes[int(label)], "score": round(float(score), 5), "box": corners})
-                if mask is not None:
-                    listed[-1]["mask"] = run_lengths(mask)
-            rows.append({"image": path.name, "width": size[1], "height": size[0], "detections": listed})
+            listed = [
+                {
+                    "class": detector.classes[int(classes[i])],
+                    "score": round(float(scores[i]), 5),
+                    "box": _rounded(inside[i], 2),
+                    **_listed(placed, i),
+                }
+                for i in range(len(inside))
+            ]
+            size = {"width": transform.width, "height": transform.height}
+            rows.append({"image": path.name, **size, "detections": listed})
             progress(len(pictures), len(images))
     listing = folder / "detections.json"
     write_atomically(listing, (json.dumps(rows, indent=1) + "\n").encode())
     return Pictures(folder, json=listing, pictures=tuple(pictures), detections=tuple(rows))
+
+
+def _listed(placed: Placed, i: int) -> dict[str, Any]:
+    """The parts of a detection as plain values for JSON."""
+    parts: dict[str, Any] = {}
+    if placed.masks is not None:
+        parts["mask"] = run_lengths(placed.masks[i])
+    if placed.keypoints is not None:
+        parts["keypoints"] = [[*_rounded(row[:2], 2), *_rounded(row[2:], 5)] for row in placed.keypoints[i]]
+    if placed.rotated_boxes is not None:
+        box = placed.rotated_boxes[i]
+        parts["rotated_box"] = [*_rounded(box[:4], 2), *_rounded(box[4:], 5)]
+    return parts
+
+
+def _rounded(values: NDArray[np.float32], digits: int) -> list[float]:
+    return [round(float(value), digits) for value in values]

@@ -61,10 +61,14 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
 def _warnings(bundle: Bundle) -> list[str]:
     """Differences of serving from trtdet, as sentences without full stops."""
     manifest, batch, warnings = bundle.manifest, Batch(bundle.manifest), []
-    if manifest.masks is not None:
+    beside = ["masks"] if manifest.masks is not None else []
+    if manifest.parts is not None:
+        beside += [name.replace("_", " ") for name in manifest.parts.model_dump()]
+    if beside:
+        listed = " and ".join(beside)
         warnings.append(
-            "masks are left out: the answer has boxes, scores and classes alone; trtdet-serve and libtrtdet give the "
-            "masks of this bundle"
+            f"{listed} are left out: the answer has boxes, scores and classes alone; trtdet-serve and libtrtdet "
+            f"give the {listed} of this bundle"
         )
     if not batch.shared:
         takes = f"{batch.most}" if batch.least == batch.most else f"{batch.least} to {batch.most}"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
 from trtdet.data.images import ImageTransform
+from trtdet.detection.parts import Parts
 from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import ModelError
@@ -43,7 +44,10 @@ class TritonPythonModel:
         }
         try:
             if self._host:
-                detections = non_max_suppression(raw["boxes"], raw["scores"], self._nms, logits=self._logits)
+                parts = Parts.of(raw)  # rotated boxes decide about overlaps
+                detections = non_max_suppression(
+                    raw["boxes"], raw["scores"], self._nms, logits=self._logits, parts=parts
+                )
             else:
                 detections = Detections(
                     raw["num_dets"], boxes=raw["boxes"], scores=raw["scores"], classes=raw["classes"]

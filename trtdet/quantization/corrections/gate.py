@@ -139,9 +139,9 @@ def head_errors(task: Task, quantized: Sequence[onnx.ModelProto]) -> list[HeadEr
     head = task.sources.head
     exposed = [expose(model, head.names) for model in (task.model, *quantized)]
     chosen = chooses_rows(task.model, head.names)
-    errors = [HeadError(chosen) for _ in quantized]
+    errors = [HeadError(chosen, head.size) for _ in quantized]
     for reference, *others in task.sources.outputs(exposed, task.held, "correcting: detections"):
-        expected = head.read(reference)
+        expected, parts = head.read(reference), head.parts_of(reference)
         for error, other in zip(errors, others, strict=True):
-            error.update(expected, head.read(other))
+            error.update(expected, head.read(other), (parts, head.parts_of(other)))
     return errors
