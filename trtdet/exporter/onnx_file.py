@@ -122,6 +122,13 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     if dims[0] > 1:
         tries = [np.repeat(image, dims[0], axis=0) for image in tries]
     results = trials.run(str(path), source, names, input_name=input_name, inputs=tries)
+    varying = [name for name in names if len({result[name].shape for result in results}) > 1]
+    if varying:
+        raise ModelError(
+            f"model '{path}' selects its detections in a way that is not known: output '{varying[0]}' has another "
+            "number of rows for each image",
+            "export it without post-processing, or name the tensors before it with head.outputs in a configuration",
+        )
     outputs = {name: np.concatenate([result[name] for result in results]) for name in names}
     try:
         if metadata.get("task") in TASKS:
