@@ -85,7 +85,9 @@ def _yolov6(*words: str) -> Recipe:
 sys.path.insert(0, '.')
 from yolov6.utils.config import Config
 from yolov6.models.yolo import build_model
-model = build_model(Config.fromfile('configs/yolov6n.py'), 80, torch.device('cpu'))
+config = Config.fromfile('configs/yolov6n.py')
+config.training_mode = 'repvgg'
+model = build_model(config, 80, torch.device('cpu'))
 lively(model)
 for layer in model.detect.cls_preds:
     torch.nn.init.normal_(layer.weight, std=0.5)
@@ -108,7 +110,9 @@ sys.path.insert(0, '.')
 from yolov6.utils.config import Config
 from gold_yolo.switch_tool import switch_to_deploy
 from yolov6.models.yolo import build_model
-model = build_model(Config.fromfile('configs/gold_yolo-n.py'), 80, torch.device('cpu'))
+config = Config.fromfile('configs/gold_yolo-n.py')
+config.training_mode = 'repvgg'
+model = build_model(config, 80, torch.device('cpu'))
 lively(model)
 for layer in model.detect.cls_preds:
     torch.nn.init.normal_(layer.weight, std=0.5)
@@ -139,11 +143,10 @@ for layer in model.head.gfl_cls:
 for layer in model.head.gfl_reg:
     torch.nn.init.normal_(layer.weight, std=0.2)
 torch.save(model.state_dict(), OUT.replace('.onnx', '.pth'))
-path = os.path.abspath('configs/damoyolo_tinynasL20_N.py'); os.chdir(os.path.dirname(OUT))
-sys.path.insert(0, os.path.dirname(os.path.dirname(path)))
-run(os.path.dirname(os.path.dirname(path)) + '/tools/converter.py', '-f', path, '-c', OUT.replace('.onnx', '.pth'),
+run('tools/converter.py', '-f', 'configs/damoyolo_tinynasL20_N.py', '-c', OUT.replace('.onnx', '.pth'),
     '--batch_size', 1, '--img_size', 320, '--device', 'cpu', '-o', 13 {end})
-os.replace('damoyolo_tinynasL20_N{"_end2end" if end else ""}.onnx', OUT)
+import shutil
+shutil.move('damoyolo_tinynasL20_N{"_end2end" if end else ""}.onnx', OUT)
 """,
     )
 
