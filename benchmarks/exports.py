@@ -8,6 +8,7 @@ something), and whether ``build --int8`` for onnxruntime made a bundle.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from trtdet import build
 from trtdet.config import Config
+from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.errors import TrtdetError
 from trtdet.evaluation.guessing import guess_config
 from trtdet.exporter.trials import picture
@@ -92,8 +94,15 @@ def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
 
 
 def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """Outputs of a file in onnxruntime on one image (1, 3, H, W), in the form of its inputs."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    """Outputs of a file on one image (1, 3, H, W), in the form of its inputs: by onnxruntime, and by the reference of the
+    plugin for a suppression by EfficientNMS_TRT."""
+    model = onnx.load(str(path))
+    plugin = next((node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"), None)
+    if plugin is not None:
+        del model.graph.output[:]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in plugin.input)
+        model.graph.node.remove(plugin)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     height, width = image.shape[2:]
     sizes = {"im_shape": [[height, width]], "scale_factor": [[1, 1]], "orig_target_sizes": [[width, height]]}
     types = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -109,7 +118,14 @@ def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
                 value = np.repeat(value, source.shape[0], axis=0)
         feeds[source.name] = value.astype(types[source.type])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, feeds), strict=True))
+    results = session.run(None, feeds)
+    if plugin is None:
+        return dict(zip(names, results, strict=True))
+    values = {a.name: a.ints[0] if a.ints else a.f or a.i for a in plugin.attribute if a.type != a.STRING}
+    fields = {field.name for field in dataclasses.fields(EfficientNms)}
+    attributes = EfficientNms(**{name: value for name, value in values.items() if name in fields})
+    found = efficient_nms(results[0], results[1], attributes)
+    return dict(zip(plugin.output, (found.num_dets, found.boxes, found.scores, found.classes), strict=True))
 
 
 def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, float, float]:

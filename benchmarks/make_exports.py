@@ -37,8 +37,9 @@ def lively(model, size=320, last=(), gain=1.0, call=None):
     for norm in norms:
         norm.momentum = 1.0
     model.train()
+    coarse = torch.rand(4, 3, size // 16, size // 16).repeat_interleave(16, 2).repeat_interleave(16, 3)
     with torch.no_grad():
-        (call or model)(torch.rand(2, 3, size, size))
+        (call or model)((coarse + 0.05 * torch.randn(4, 3, size, size)).clamp(0, 1))
     for norm, momentum in zip(norms, kept):
         norm.momentum = momentum
     for layer in last:
@@ -90,11 +91,11 @@ config.training_mode = 'repvgg'
 model = build_model(config, 80, torch.device('cpu'))
 lively(model)
 for layer in model.detect.cls_preds:
-    torch.nn.init.normal_(layer.weight, std=0.5)
-    torch.nn.init.normal_(layer.bias, -1.0, 1.0)
+    torch.nn.init.normal_(layer.weight, std=0.1)
+    torch.nn.init.normal_(layer.bias, -4.0, 1.0)
 for layer in model.detect.reg_preds:
-    torch.nn.init.normal_(layer.weight, std=0.2)
-    torch.nn.init.constant_(layer.bias, 2.0)
+    torch.nn.init.normal_(layer.weight, std=0.03)
+    torch.nn.init.constant_(layer.bias, 3.0)
 torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
 run('deploy/ONNX/export_onnx.py', '--weights', OUT.replace('.onnx', '.pt'), '--img-size', '320', '--device', 'cpu',
     {", ".join(map(repr, words))})
@@ -115,8 +116,8 @@ config.training_mode = 'repvgg'
 model = build_model(config, 80, torch.device('cpu'))
 lively(model)
 for layer in model.detect.cls_preds:
-    torch.nn.init.normal_(layer.weight, std=0.5)
-    torch.nn.init.normal_(layer.bias, -1.0, 1.0)
+    torch.nn.init.normal_(layer.weight, std=0.1)
+    torch.nn.init.normal_(layer.bias, -4.0, 1.0)
 torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
 run('deploy/ONNX/export_onnx.py', '--weights', OUT.replace('.onnx', '.pt'), '--img-size', '320', '--device', 'cpu',
     {", ".join(map(repr, words))})
@@ -235,8 +236,8 @@ RECIPES = {
     "yolov7-end2end-ort": _yolov7("--grid", "--end2end", "--max-wh", "640", "--conf-thres", "0.1"),
     "yolov7-end2end-trt": _yolov7("--grid", "--end2end", "--conf-thres", "0.1"),
     "yolov6n": _yolov6(),
-    "yolov6n-end2end-ort": _yolov6("--end2end", "--ort", "--conf-thres", "0.2"),
-    "yolov6n-end2end-trt": _yolov6("--end2end", "--conf-thres", "0.2"),
+    "yolov6n-end2end-ort": _yolov6("--end2end", "--ort", "--conf-thres", "0.3"),
+    "yolov6n-end2end-trt": _yolov6("--end2end", "--conf-thres", "0.3"),
     "gold-yolo-n": _gold_yolo(),
     "damo-yolo-n": _damo(""),
     "damo-yolo-n-end2end-trt": _damo(", '--end2end'"),

@@ -369,8 +369,9 @@ def _limit(tensor: gs.Tensor) -> float | None:
     if (value := number(tensor)) is not None:
         return value
     for node in _nearest(tensor):
-        if node.op in ("Min", "ReduceMin", "Where", "Concat"):
-            values = [number(source) for source in node.inputs]
+        if node.op in ("Min", "ReduceMin", "Where"):
+            joined = maker(node.inputs[0], "Concat") if node.op == "ReduceMin" else None
+            values = [number(source) for source in (node if joined is None else joined).inputs]
             known = [value for value in values if value is not None and value > 1]
             if known:
                 return min(known)
