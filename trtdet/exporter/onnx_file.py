@@ -330,8 +330,11 @@ def guessed(
         else:
             listed = ", ".join(f"'{key}' {shape}" for key, shape in shapes.items())
             of_classes = f" of {len(classes)} classes" if classes else ""
+            raw = all(len(shape) == 5 and shape[1] == 3 for shape in shapes.values())
+            anchors = ": raw maps of three anchors a cell, whose sizes the model does not hold (YOLOv7 decodes with --grid)"
             raise ModelError(
-                f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}",
+                f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}"
+                f"{anchors if raw else ''}",
                 "write into a configuration what they mean, with head.compute if need be (docs/heads.md), and give it "
                 "with --config",
             )
