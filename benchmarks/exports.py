@@ -79,9 +79,9 @@ def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
     """Rows by falling score that no better row of their class overlaps by more than the threshold."""
     rows, classes = np.nonzero(scores > config.nms.score_threshold)
     order = np.argsort(-scores[rows, classes], kind="stable")[: config.nms.pre_nms_topk]
-    table = np.concatenate(
-        [boxes[rows], scores[rows, classes][:, None], classes[:, None].astype(np.float64)], axis=1
-    )[order]
+    table = np.concatenate([boxes[rows], scores[rows, classes][:, None], classes[:, None].astype(np.float64)], axis=1)[
+        order
+    ]
     kept: list[Rows] = []
     while len(table) and len(kept) < config.nms.max_detections:
         best, table = table[0], table[1:]

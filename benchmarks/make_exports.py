@@ -1,22 +1,26 @@
 """Writes the ONNX files of other frameworks with their own exporters, for ``benchmarks/exports.py``.
 
-    python benchmarks/make_exports.py --sources DIR --python PATH -o OUT [NAME ...]
+    python benchmarks/make_exports.py --sources DIR --python PATH -o OUT [--emptied DIR] [NAME ...]
 
 ``--sources`` holds check-outs of the frameworks' repositories, named ``OWNER+NAME``; ``--python`` is an interpreter with
 torch, torchvision, onnx and the packages that the exporters import. Weights are random, but their statistics are those
 of random pictures and their last layers are wide, so that something is detected. A file that is there is not written
-again. The exporters were written for torch's TorchScript exporter and for torch.load of whole models, which are the
+again. ``--emptied`` also writes the files without the weights of convolutions and matrix products, compressed, for tests.
+The exporters were written for torch's TorchScript exporter and for torch.load of whole models, which are the
 defaults for them.
 """
 
 from __future__ import annotations
 
 import argparse
+import lzma
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import onnx
 
 PRELUDE = """
 import functools, importlib.machinery, os, random, runpy, sys, types
@@ -277,7 +281,7 @@ from rfdetr import RFDETRNano
 model = RFDETRNano(pretrain_weights=None)
 os.chdir(os.path.dirname(OUT))
 model.export(output_dir='rfdetr-out')
-os.replace('rfdetr-out/inference_model.onnx', OUT)
+os.replace('rfdetr-out/rfdetr-nano.onnx', OUT)
 """,
     ),
     "yolo-nas-s-flat": Recipe(
@@ -316,11 +320,29 @@ def write(name: str, recipe: Recipe, sources: Path, python: Path, out: Path) -> 
     return "" if target.is_file() else (run.stderr.strip().splitlines() or ["no output"])[-1]
 
 
+def emptied(path: Path) -> bytes:
+    """The file without the values of weights, compressed: a few dozen kilobytes."""
+    model = onnx.load(str(path))
+    weights = {
+        node.input[1]
+        for node in model.graph.node
+        if node.op_type in ("Conv", "ConvTranspose", "MatMul", "Gemm") and len(node.input) > 1
+    }
+    for tensor in model.graph.initializer:
+        if tensor.name in weights and tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.raw_data) > 256:
+            tensor.ClearField("raw_data")
+    del model.graph.value_info[:]
+    for node in model.graph.node:
+        node.ClearField("doc_string")
+    return lzma.compress(model.SerializeToString(), preset=9 | lzma.PRESET_EXTREME)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of {', '.join(RECIPES)}")
     parser.add_argument("--sources", type=Path, required=True, help="check-outs of the frameworks")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter with torch")
+    parser.add_argument("--emptied", type=Path, help="folder of the files without weights")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the files")
     options = parser.parse_args()
     out = options.output.resolve()
@@ -331,6 +353,8 @@ def main() -> int:
             problem = write(name, RECIPES[name], sources=options.sources.resolve(), python=options.python, out=out)
             failed += bool(problem)
             print(f"{name}: {problem or 'written'}", flush=True)
+        if options.emptied is not None and (out / f"{name}.onnx").is_file():
+            (options.emptied / f"{name}.onnx.xz").write_bytes(emptied(out / f"{name}.onnx"))
     return int(bool(failed))
 
 
