@@ -8,6 +8,7 @@ something), and whether ``build --int8`` for onnxruntime made a bundle.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from trtdet import build
 from trtdet.config import Config
+from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.errors import TrtdetError
 from trtdet.evaluation.guessing import guess_config
 from trtdet.exporter.trials import picture
@@ -31,12 +33,17 @@ Rows = NDArray[np.float64]
 """(n, 6): x1 y1 x2 y2 in pixels of the network's input, score, class."""
 
 
-def rows_of(outputs: Mapping[str, NDArray[Any]], floor: float) -> Rows:
-    """The detections of the first image in the outputs of a file, as the exporters write them."""
+def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
+    """The detections of the first image in the outputs of a file, as the exporters write them.
+
+    Outputs without a suppression are suppressed with the thresholds of ``config``, class by class.
+    """
     arrays = {name: np.asarray(array, np.float64) for name, array in outputs.items()}
     values = list(arrays.values())
     if {"dets", "labels"} <= arrays.keys():  # MMDeploy
         table = np.concatenate([arrays["dets"][0], arrays["labels"][0][:, None]], axis=1)
+    elif {"labels", "boxes", "scores"} == set(arrays) and arrays["boxes"].ndim == 2:  # torchvision, with background 0
+        table = np.concatenate([arrays["boxes"], arrays["scores"][:, None], arrays["labels"][:, None] - 1], axis=1)
     elif {"labels", "boxes", "scores"} == set(arrays):  # RT-DETR, D-FINE, DEIM
         table = np.concatenate([arrays["boxes"][0], arrays["scores"][0][:, None], arrays["labels"][0][:, None]], axis=1)
     elif len(values) == 4:  # the number, boxes, scores and classes
@@ -51,20 +58,51 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], floor: float) -> Rows:
         table = values[0][values[0][:, 0] == 0][:, [1, 2, 3, 4, 6, 5]]
     elif values[0].shape[1] == 6:  # PaddleDetection: class, score, box
         table = values[0][:, [2, 3, 4, 5, 1, 0]]
+    elif len(values) == 1 and values[0].ndim == 3:  # YOLOv5, YOLOv6, YOLOv7: centre, size, objectness, classes
+        rows = values[0][0]
+        return _suppressed(_corners(rows[:, :4]), rows[:, 4:5] * rows[:, 5:], config)
+    elif len(values) == 2 and {array.ndim for array in values} == {3}:  # DAMO-YOLO: scores, corners
+        scores, boxes = sorted((array[0] for array in values), key=lambda array: array.shape[1] == 4)
+        return _suppressed(boxes, scores, config)
     else:
         raise ValueError(
             f"outputs { ({name: array.shape for name, array in arrays.items()}) } are read in no known way"
         )
-    return _sorted(table[(table[:, 4] > floor) & (table[:, 5] >= 0)])
+    return table[(table[:, 4] > config.nms.score_threshold) & (table[:, 5] >= 0)]
 
 
-def _sorted(rows: Rows) -> Rows:
-    return rows[np.lexsort((*np.round(rows[:, :4], 2).T[::-1], -np.round(rows[:, 4], 5), rows[:, 5]))]
+def _corners(boxes: Rows) -> Rows:
+    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=1)
+
+
+def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
+    """Rows by falling score that no better row of their class overlaps by more than the threshold."""
+    rows, classes = np.nonzero(scores > config.nms.score_threshold)
+    order = np.argsort(-scores[rows, classes], kind="stable")[: config.nms.pre_nms_topk]
+    table = np.concatenate([boxes[rows], scores[rows, classes][:, None], classes[:, None].astype(np.float64)], axis=1)[
+        order
+    ]
+    kept: list[Rows] = []
+    while len(table) and len(kept) < config.nms.max_detections:
+        best, table = table[0], table[1:]
+        kept.append(best)
+        sides = np.minimum(best[2:4], table[:, 2:4]) - np.maximum(best[:2], table[:, :2])
+        shared = np.maximum(sides, 0).prod(axis=1)
+        areas = (table[:, 2:4] - table[:, :2]).prod(axis=1) + (best[2:4] - best[:2]).prod()
+        table = table[(shared <= config.nms.iou_threshold * (areas - shared)) | (table[:, 5] != best[5])]
+    return np.array(kept).reshape(-1, 6)
 
 
 def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """Outputs of a file in onnxruntime on one image (1, 3, H, W), in the form of its inputs."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    """Outputs of a file on one image (1, 3, H, W), in the form of its inputs: by onnxruntime, and by the reference of the
+    plugin for a suppression by EfficientNMS_TRT."""
+    model = onnx.load(str(path))
+    plugin = next((node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"), None)
+    if plugin is not None:
+        del model.graph.output[:]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in plugin.input)
+        model.graph.node.remove(plugin)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     height, width = image.shape[2:]
     sizes = {"im_shape": [[height, width]], "scale_factor": [[1, 1]], "orig_target_sizes": [[width, height]]}
     types = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -80,7 +118,14 @@ def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
                 value = np.repeat(value, source.shape[0], axis=0)
         feeds[source.name] = value.astype(types[source.type])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, feeds), strict=True))
+    results = session.run(None, feeds)
+    if plugin is None:
+        return dict(zip(names, results, strict=True))
+    values = {a.name: a.ints[0] if a.ints else a.f or a.i for a in plugin.attribute if a.type != a.STRING}
+    fields = {field.name for field in dataclasses.fields(EfficientNms)}
+    attributes = EfficientNms(**{name: value for name, value in values.items() if name in fields})
+    found = efficient_nms(results[0], results[1], attributes)
+    return dict(zip(plugin.output, (found.num_dets, found.boxes, found.scores, found.classes), strict=True))
 
 
 def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, float, float]:
@@ -91,15 +136,20 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
         image = picture(config.input, seed)[None]
         image = np.round(image) if config.input.scale == 1 else image
         boxes, scores, classes = detector(np.repeat(image, detector.batch, axis=0)).image(0)
-        mine = _sorted(np.concatenate([boxes, scores[:, None], classes[:, None]], axis=1).astype(np.float64))
-        theirs = rows_of(original(path, image), config.nms.score_threshold)
+        mine = np.concatenate([boxes, scores[:, None], classes[:, None]], axis=1).astype(np.float64)
+        theirs = rows_of(original(path, image), config)
         total += len(theirs)
-        if len(mine) != len(theirs):
-            wrong += abs(len(mine) - len(theirs))
-            continue
-        gaps = np.abs(mine - theirs)
-        wrong += int(((gaps[:, :4].max(axis=1) > 0.01) | (gaps[:, 4] > 1e-4) | (gaps[:, 5] > 0)).sum())
-        box, score = max(box, gaps[:, :4].max(initial=0)), max(score, gaps[:, 4].max(initial=0))
+        wrong += abs(len(mine) - len(theirs))
+        for row in theirs:
+            # Rows of equal scores stand in any order.
+            gaps = np.abs(mine - row)
+            fits = np.where(mine[:, 5] == row[5], gaps[:, :4].max(axis=1) + gaps[:, 4], np.inf)
+            if not len(mine) or not np.isfinite(fits.min()):
+                continue
+            best = int(fits.argmin())
+            wrong += bool(gaps[best, :4].max() > 0.01 or gaps[best, 4] > 1e-4)
+            box, score = max(box, gaps[best, :4].max()), max(score, gaps[best, 4])
+            mine = np.delete(mine, best, axis=0)
     return total, wrong, box, score
 
 

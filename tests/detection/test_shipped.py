@@ -18,7 +18,9 @@ Shapes = tuple[tuple[int, ...], ...]
 OUTPUTS: dict[str, Shapes] = {
     "yolox": ((1, sum(grids(416, 8, 16, 32)), 85),),
     "shapes": ((1, sum(grids(256, 8, 16, 32)), 15),),
-    "yolov5": ((1, 25200, 85),),
+    **dict.fromkeys(("yolov5", "yolov7"), ((1, 25200, 85),)),
+    "yolov6": ((1, ANCHORS, 85),),
+    "damo-yolo": ((1, ANCHORS, 80), (1, ANCHORS, 4)),
     **dict.fromkeys(("yolov8", "yolov9", "yolo11", "yolo12"), ((1, 84, ANCHORS),)),
     **dict.fromkeys(("yolov10", "yolo26"), ((1, 300, 6),)),
     **dict.fromkeys(("yolov8-seg", "yolo11-seg"), ((1, 84 + 32, ANCHORS), (1, 32, 160, 160))),

@@ -87,6 +87,22 @@ def test_a_mask_may_add_minus_infinity_only(net, reload):
     reload(put(model, "w", np.array([-np.inf, np.nan], np.float32)), "holds 1 NaN and 1 infinite of 2")
 
 
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("m = Add(x, w) y = Sigmoid(m)", True),
+        ("m = Add(x, w) g = GatherElements<axis=0>(m, i) y = Sigmoid(g)", True),
+        ("m = Add(x, w) y = Exp(m)", False),
+        ("m = Mul(x, w) y = Sigmoid(m)", False),
+    ],
+)
+def test_infinite_anchors_are_valid_where_a_sigmoid_saturates(net, reload, text, allowed):
+    model = net(
+        f"(float[2] x) => (float[2] y) {{{text}}}", w=np.array([0, np.inf], np.float32), i=np.array([1, 0], np.int64)
+    )
+    reload(model, "" if allowed else "not finite: 'w' holds 0 NaN and 1 infinite of 2")
+
+
 def test_negative_dimensions_are_open_ones(net, normal, reload):
     """ONNX's shape inference ends the process on a Slice along such an axis."""
     text = "(float[1,3,8,8] x) => (float[1,3,4,8] y) {y = Slice(x, start, end, axis)}"
@@ -270,3 +286,17 @@ def test_an_operator_that_is_not_text_is_an_error(conv, tmp_path):
     path.write_bytes(conv.SerializeToString().replace(b"Conv", b"\xff\xfe\xfd\xfc"))
     with pytest.raises(ModelError, match="is not ONNX or is truncated|whose operator or names are not UTF-8"):
         load_model(path)
+
+
+def test_an_attribute_of_a_plugin_may_be_a_list_of_one(net, reload):
+    """YOLOv7's exporter writes ``background_class`` so."""
+    text = "(float[1,9,4] b, float[1,9,2] s) => (int32[1,1] n, float[1,5,4] d, float[1,5] e, int32[1,5] c)"
+    attributes = 'background_class=[-1], box_coding=0, score_threshold=0.25, iou_threshold=0.5, max_output_boxes=5, score_activation=[0], plugin_version="1"'
+    model = net(f"{text} {{n, d, e, c = EfficientNMS_TRT<{attributes}>(b, s)}}")
+    (node,) = reload(model).graph.node
+    assert {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT} == {
+        "background_class": -1,
+        "box_coding": 0,
+        "max_output_boxes": 5,
+        "score_activation": 0,
+    }

@@ -122,6 +122,13 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     if dims[0] > 1:
         tries = [np.repeat(image, dims[0], axis=0) for image in tries]
     results = trials.run(str(path), source, names, input_name=input_name, inputs=tries)
+    varying = [name for name in names if len({result[name].shape for result in results}) > 1]
+    if varying:
+        raise ModelError(
+            f"model '{path}' selects its detections in a way that is not known: output '{varying[0]}' has another "
+            "number of rows for each image",
+            "export it without post-processing, or name the tensors before it with head.outputs in a configuration",
+        )
     outputs = {name: np.concatenate([result[name] for result in results]) for name in names}
     try:
         if metadata.get("task") in TASKS:
@@ -323,8 +330,13 @@ def guessed(
         else:
             listed = ", ".join(f"'{key}' {shape}" for key, shape in shapes.items())
             of_classes = f" of {len(classes)} classes" if classes else ""
+            raw = all(len(shape) == 5 and shape[1] == 3 for shape in shapes.values())
+            anchors = (
+                ": raw maps of three anchors a cell, whose sizes the model does not hold (YOLOv7 decodes with --grid)"
+            )
             raise ModelError(
-                f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}",
+                f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}"
+                f"{anchors if raw else ''}",
                 "write into a configuration what they mean, with head.compute if need be (docs/heads.md), and give it "
                 "with --config",
             )

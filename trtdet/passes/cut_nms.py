@@ -114,6 +114,8 @@ def _cut(graph: gs.Graph, own: OwnSuppression) -> dict[str, Any]:
         scores = write("Unsqueeze", scores, write.const([0], np.int64))
     if own.by_class:
         scores = write("Transpose", scores, perm=[0, 2, 1])
+    if own.stretch:
+        boxes = write("Mul", boxes, write.const(list(own.stretch), np.float32))
     for tensor in (boxes, scores):
         tensor.dtype = tensor.dtype or np.float32
     graph.outputs = [boxes, scores]

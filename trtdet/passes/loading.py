@@ -63,6 +63,9 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     misplaced = [node for node in model.graph.node if node.op_type in plugins and node.domain != PLUGIN_DOMAIN]
     for node in misplaced:
         node.domain = PLUGIN_DOMAIN
+    for node in model.graph.node:
+        if node.domain == PLUGIN_DOMAIN:
+            _unlist(node)
     if misplaced and all(entry.domain != PLUGIN_DOMAIN for entry in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
     try:
@@ -74,6 +77,13 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     except ModelError as error:
         raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
     return unwrapped(model)
+
+
+def _unlist(node: onnx.NodeProto) -> None:
+    """Lists of one number become the number, which is how TensorRT reads a plugin's field of one value."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.INTS and len(attribute.ints) == 1:
+            attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, attribute.ints[0]))
 
 
 def _check_header(model: onnx.ModelProto) -> None:

@@ -7,7 +7,9 @@ Exporters write it in these ways, which one search finds:
 - ONNX's NonMaxSuppression on the scores of all classes: MMDeploy's ``multiclass_nms`` (mmdeploy/mmcv/ops/nms.py),
   Paddle2ONNX's ``multiclass_nms3`` (paddle2onnx/mapper/detection/multiclass_nms.cc), YOLO-NAS, TensorFlow;
 - NonMaxSuppression on the best class of each box, the class in an offset of the boxes: Ultralytics with ``nms=True``
-  (``NMSModel`` in ultralytics/engine/exporter.py), YOLOv6 and YOLOv7 end to end for onnxruntime.
+  (``NMSModel`` in ultralytics/engine/exporter.py), YOLOv6 and YOLOv7 end to end for onnxruntime;
+- NonMaxSuppression on rows that were selected class by class, one behind the other: torchvision's SSD
+  (``postprocess_detections`` in torchvision/models/detection/ssd.py).
 
 Boxes and scores are followed upwards through everything that only selects rows (masks over a threshold, a TopK before
 the suppression, the image of a batch) to the tensors with all boxes.
@@ -75,6 +77,7 @@ class OwnSuppression:
     logits: bool  # whether the node applies a sigmoid
     background: int  # the column of no object; -1 for none
     thresholds: dict[str, Any]  # keys of NmsConfig
+    stretch: tuple[float, ...] = ()  # what x1 y1 x2 y2 are multiplied with behind it; empty for nothing
 
     @property
     def background_column(self) -> Literal["none", "first", "last"]:
@@ -152,8 +155,15 @@ def _of_plugin(node: gs.Node) -> OwnSuppression:
 
 def _of_onnx(node: gs.Node) -> OwnSuppression:
     name, scores = node.name or node.op, _followed(node.inputs[1], by_class=True)
-    picked = _picked_boxes(node)
+    reader, picked = _picked_boxes(node)
     boxes = _followed(node.inputs[0] if picked is None else picked, by_class=False)
+    levels = next((found for found in (scores, boxes) if found.levels), None)
+    if levels is not None:
+        raise ModelError(
+            f"the NMS '{name}' embedded in the model cannot be cut off: its boxes are decoded level by level after the "
+            "best were selected",
+            "export the model without post-processing; 'trtdet export torchvision:NAME' does so for torchvision's",
+        )
     if picked is None and scores.reduced and _offset(node.inputs[0]):
         raise refused(
             node.name or node.op, "the class is hidden in an offset of its boxes, and these are not read without it"
@@ -163,6 +173,8 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
     thresholds: dict[str, Any] = {"class_agnostic": False, "candidates": "all-classes"}
     if scores.reduced:
         thresholds = {"class_agnostic": not _offset(node.inputs[0]), "candidates": "best-class"}
+    if scores.columns is not None:
+        thresholds["class_agnostic"] = not _offset(node.inputs[0])
     iou, floor = constant(node, 3), constant(node, 4)
     if iou is not None and iou > 0:
         thresholds["iou_threshold"] = min(iou, 1.0)
@@ -185,8 +197,9 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
         by_class=scores.by_class,
         centre=node.attrs.get("center_point_box", 0) == 1,
         logits=False,
-        background=-1,
+        background=-1 if scores.columns is None else scores.columns,
         thresholds=thresholds,
+        stretch=() if reader is None else _stretch(reader),
     )
 
 
@@ -198,6 +211,8 @@ class _Followed:
     by_class: bool  # whether the rows' classes come before the rows
     reduced: bool = False  # whether the best class of each row was taken
     selections: list[gs.Node] = field(default_factory=list)
+    columns: int | None = None  # the background's column, or -1, where rows were selected class by class
+    levels: bool = False  # whether rows were selected from several tensors
 
     def _before(self) -> Iterator[gs.Node]:
         for node in self.selections:
@@ -236,6 +251,19 @@ def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
             if len(axes) != 1 or axes[0] is None:
                 break
             by_class, selects, found.reduced = int(axes[0]) % rank != rank - 1, True, True
+        elif node.op == "Concat":
+            branches = [_followed(source, by_class) for source in node.inputs]
+            if not all(branch.selections for branch in branches):
+                break
+            source, found.columns = _joined(branches)
+            if source is None:
+                found.levels = True
+                break
+            by_class = by_class and found.columns is None  # the columns are the last axis
+            found.source, found.by_class = source, by_class
+            found.selections += branches[0].selections
+            tensor = source
+            continue
         elif node.op == "Transpose":
             if node.attrs.get("perm") not in ([0, 2, 1], [1, 0]):
                 break
@@ -249,6 +277,36 @@ def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
     return found
 
 
+def _joined(branches: list[_Followed]) -> tuple[gs.Tensor | None, int | None]:
+    """The tensor from which all branches select rows, and the background's column, -1 for none, if each branch reads
+    another column; None if they select from several tensors."""
+    sources = [branch.source for branch in branches]
+    if all(source is sources[0] for source in sources):
+        return sources[0], None
+    columns = [maker(source, "Gather") for source in sources]
+    if any(node is None or node.attrs.get("axis", 0) == 0 for node in columns):
+        return None, None
+    whole, indices = columns[0].inputs[0], [number(node.inputs[1]) for node in columns]
+    first = indices[0]
+    if first not in (0, 1) or indices != [first + at for at in range(len(indices))]:
+        return None, None
+    return (whole, 0 if first else -1) if all(node.inputs[0] is whole for node in columns) else (None, None)
+
+
+def _stretch(reader: gs.Node) -> tuple[float, ...]:
+    """What each column of the picked boxes is multiplied with, where the model's own resizing is undone."""
+    split = next((node for tensor in reader.outputs for node in tensor.outputs if node.op == "Split"), None)
+    if split is None or len(split.outputs) != 4:
+        return ()
+    factors = []
+    for column in split.outputs:
+        while len(column.outputs) == 1 and column.outputs[0].op in _SAME_VALUES:
+            column = column.outputs[0].outputs[0]
+        multiplied = column.outputs[0] if len(column.outputs) == 1 and column.outputs[0].op == "Mul" else None
+        factors.append(None if multiplied is None else constant(multiplied, 1))
+    return tuple(factors) if all(factor is not None for factor in factors) and set(factors) != {1.0} else ()
+
+
 def _offset(boxes: gs.Tensor) -> bool:
     """Whether the class is hidden in an offset of boxes: a sum with numbers of classes."""
     while (node := maker(boxes, "Add", "Mul", "Div", "Slice", "Concat", *_SAME_VALUES, *_PICKS)) is not None:
@@ -259,16 +317,20 @@ def _offset(boxes: gs.Tensor) -> bool:
     return False
 
 
-def _picked_boxes(node: gs.Node) -> gs.Tensor | None:
-    """The boxes that the selected indices pick, which may be others than those that are compared."""
+def _picked_boxes(node: gs.Node) -> tuple[gs.Node | None, gs.Tensor | None]:
+    """The node with which the selected indices pick boxes, and these boxes, which may be others than those that are
+    compared."""
     for reader in _readers(node):
         if reader.op in _PICKS:
             data = reader.inputs[0]
+            # A flat index picks rows of the flattened boxes.
+            while (before := maker(data, *_SAME_VALUES)) is not None:
+                data = before.inputs[0]
             whole = isinstance(data, gs.Variable) and data.dtype not in (np.int64, np.int32)
             boxes = whole and depends(node.inputs[0], data) and not depends(node.inputs[1], data)
             if boxes and (data.shape is None or data.shape[-1] == 4 or isinstance(data.shape[-1], str)):
-                return data
-    return None
+                return reader, data
+    return None, None
 
 
 def _readers(node: gs.Node) -> Iterator[gs.Node]:
@@ -307,8 +369,9 @@ def _limit(tensor: gs.Tensor) -> float | None:
     if (value := number(tensor)) is not None:
         return value
     for node in _nearest(tensor):
-        if node.op in ("Min", "ReduceMin", "Where", "Concat"):
-            values = [number(source) for source in node.inputs]
+        if node.op in ("Min", "ReduceMin", "Where"):
+            joined = maker(node.inputs[0], "Concat") if node.op == "ReduceMin" else None
+            values = [number(source) for source in (node if joined is None else joined).inputs]
             known = [value for value in values if value is not None and value > 1]
             if known:
                 return min(known)

@@ -34,6 +34,10 @@ _TAKE_INFINITY = frozenset(
 )
 """Operators that choose or move values; an infinite input is a bound or a fill value."""
 
+_MOVE = frozenset(("Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Squeeze", "Transpose"))
+_SATURATED = "Add before Sigmoid"
+"""Reader of a constant that marks positions by infinity, where a sigmoid is 0 or 1: the anchors of RT-DETR."""
+
 _FLOATS = [
     onnx.TensorProto.DataType.Value(name)
     for name in (
@@ -149,9 +153,13 @@ def check(model: onnx.ModelProto) -> None:
 def _check_tensors(model: onnx.ModelProto) -> None:
     readers: dict[str, set[str]] = {}
     for graph in graphs(model.graph):
-        for node in graph.node:
+        saturated = set[str]()
+        for node in reversed(graph.node):
+            if node.op_type == "Sigmoid" or (node.op_type in _MOVE and not saturated.isdisjoint(node.output)):
+                saturated.add(node.input[0])
+            added = node.op_type == "Add" and not saturated.isdisjoint(node.output)
             for name in node.input:
-                readers.setdefault(name, set()).add(node.op_type)
+                readers.setdefault(name, set()).add(_SATURATED if added else node.op_type)
         for value in graph.output:
             readers.setdefault(value.name, set()).add("Identity")
     for graph in graphs(model.graph):
@@ -186,8 +194,8 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> Non
         return
     nan = int(np.isnan(values).sum())
     # A mask adds minus infinity to values that a softmax must ignore.
-    least = _TAKE_INFINITY | {"Add"} if not np.any(np.isposinf(values.astype(np.float64))) else _TAKE_INFINITY
-    if nan or not readers <= least:
+    mask = {"Add"} if not np.any(np.isposinf(values.astype(np.float64))) else set()
+    if nan or not readers <= _TAKE_INFINITY | {_SATURATED} | mask:
         infinite = int((~np.isfinite(values)).sum()) - nan
         raise ModelError(
             f"has a weight that is not finite: '{name}' holds {nan} NaN and {infinite} infinite of {values.size}",

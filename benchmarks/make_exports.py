@@ -1,0 +1,362 @@
+"""Writes the ONNX files of other frameworks with their own exporters, for ``benchmarks/exports.py``.
+
+    python benchmarks/make_exports.py --sources DIR --python PATH -o OUT [--emptied DIR] [NAME ...]
+
+``--sources`` holds check-outs of the frameworks' repositories, named ``OWNER+NAME``; ``--python`` is an interpreter with
+torch, torchvision, onnx and the packages that the exporters import. Weights are random, but their statistics are those
+of random pictures and their last layers are wide, so that something is detected. A file that is there is not written
+again. ``--emptied`` also writes the files without the weights of convolutions and matrix products, compressed, for tests.
+The exporters were written for torch's TorchScript exporter and for torch.load of whole models, which are the
+defaults for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+PRELUDE = """
+import functools, importlib.machinery, os, random, runpy, sys, types
+import numpy as np
+import torch, torch.onnx
+torch.manual_seed(0); np.random.seed(0); random.seed(0)
+for name, kind in {'int': int, 'float': float, 'bool': bool, 'object': object}.items():
+    if name not in np.__dict__:
+        setattr(np, name, kind)
+torch.load = functools.partial(torch.load, weights_only=False)
+torch.onnx.export = functools.partial(torch.onnx.export, dynamo=False)
+torch.onnx._export = torch.onnx.export
+
+def lively(model, size=320, last=(), gain=1.0, call=None):
+    '''Normalisation by random pictures, and wide last layers.'''
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    kept = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    model.train()
+    coarse = torch.rand(4, 3, size // 16, size // 16).repeat_interleave(16, 2).repeat_interleave(16, 3)
+    with torch.no_grad():
+        (call or model)((coarse + 0.05 * torch.randn(4, 3, size, size)).clamp(0, 1))
+    for norm, momentum in zip(norms, kept):
+        norm.momentum = momentum
+    for layer in last:
+        torch.nn.init.normal_(layer.weight, std=gain / layer.weight[0].numel() ** 0.5)
+        if layer.bias is not None:
+            torch.nn.init.normal_(layer.bias, -1.0, 1.0)
+    return model.eval()
+
+def run(script, *words):
+    sys.argv = [script, *map(str, words)]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    runpy.run_path(script, run_name='__main__')
+"""
+"""Runs before every recipe: the defaults that the exporters were written for, and random weights that detect."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a file is written: ``code`` runs in the folder ``source`` of the check-outs, with ``OUT`` the file's path."""
+
+    source: str
+    code: str
+
+
+def _yolov7(*words: str, config: str = "yolov7-tiny") -> Recipe:
+    return Recipe(
+        "WongKinYiu+yolov7",
+        f"""
+sys.path.insert(0, '.')
+from models.yolo import Model
+model = Model('cfg/training/{config}.yaml', ch=3, nc=80)
+model.names = [str(i) for i in range(80)]
+lively(model, last=model.model[-1].m, gain=2.0).requires_grad_(False)
+torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
+run('export.py', '--weights', OUT.replace('.onnx', '.pt'), '--img-size', '320', '320', {", ".join(map(repr, words))})
+""",
+    )
+
+
+def _yolov6(*words: str) -> Recipe:
+    return Recipe(
+        "meituan+YOLOv6",
+        f"""
+sys.path.insert(0, '.')
+from yolov6.utils.config import Config
+from yolov6.models.yolo import build_model
+config = Config.fromfile('configs/yolov6n.py')
+config.training_mode = 'repvgg'
+model = build_model(config, 80, torch.device('cpu'))
+lively(model)
+for layer in model.detect.cls_preds:
+    torch.nn.init.normal_(layer.weight, std=0.1)
+    torch.nn.init.normal_(layer.bias, -4.0, 1.0)
+for layer in model.detect.reg_preds:
+    torch.nn.init.normal_(layer.weight, std=0.03)
+    torch.nn.init.constant_(layer.bias, 3.0)
+torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
+run('deploy/ONNX/export_onnx.py', '--weights', OUT.replace('.onnx', '.pt'), '--img-size', '320', '--device', 'cpu',
+    {", ".join(map(repr, words))})
+""",
+    )
+
+
+def _gold_yolo(*words: str) -> Recipe:
+    return Recipe(
+        "huawei-noah+Efficient-Computing/Detection/Gold-YOLO",
+        f"""
+sys.path.insert(0, '.')
+from yolov6.utils.config import Config
+from gold_yolo.switch_tool import switch_to_deploy
+from yolov6.models.yolo import build_model
+config = Config.fromfile('configs/gold_yolo-n.py')
+config.training_mode = 'repvgg'
+model = build_model(config, 80, torch.device('cpu'))
+lively(model)
+for layer in model.detect.cls_preds:
+    torch.nn.init.normal_(layer.weight, std=0.1)
+    torch.nn.init.normal_(layer.bias, -4.0, 1.0)
+torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
+run('deploy/ONNX/export_onnx.py', '--weights', OUT.replace('.onnx', '.pt'), '--img-size', '320', '--device', 'cpu',
+    {", ".join(map(repr, words))})
+""",
+    )
+
+
+def _damo(end: str) -> Recipe:
+    return Recipe(
+        "tinyvision+DAMO-YOLO",
+        f"""
+sys.path.insert(0, '.')
+tensorrt = types.ModuleType('tensorrt')
+tensorrt.__version__, tensorrt.__spec__ = '8.6.0', importlib.machinery.ModuleSpec('tensorrt', None)
+sys.modules['tensorrt'] = tensorrt
+from damo.config.base import parse_config
+from damo.detectors.detector import build_local_model
+config = parse_config('configs/damoyolo_tinynasL20_N.py')
+model = build_local_model(config, torch.device('cpu'))
+lively(torch.nn.Sequential(model.backbone, model.neck))
+for layer in model.head.gfl_cls:
+    torch.nn.init.normal_(layer.weight, std=0.2)
+    torch.nn.init.normal_(layer.bias, -1.0, 1.0)
+for layer in model.head.gfl_reg:
+    torch.nn.init.normal_(layer.weight, std=0.2)
+torch.save(model.state_dict(), OUT.replace('.onnx', '.pth'))
+from damo.utils import model_utils
+model_utils.get_latency = lambda model, image, iters=1, warmup=0: (model(image), 1.0)  # not of 500 runs
+run('tools/converter.py', '-f', 'configs/damoyolo_tinynasL20_N.py', '-c', OUT.replace('.onnx', '.pth'),
+    '--batch_size', 1, '--img_size', 320, '--device', 'cpu', '-o', 13 {end})
+import shutil
+shutil.move('damoyolo_tinynasL20_N{"_end2end" if end else ""}.onnx', OUT)
+""",
+    )
+
+
+def _detr(source: str, script: str, config: str, update: str) -> Recipe:
+    return Recipe(
+        source,
+        f"""
+import shutil
+sys.path.insert(0, '.')
+kept = torch.onnx.export
+def export(model, data, path, **options):
+    return kept(model, data, OUT, **options)
+torch.onnx.export = export
+from {"src" if source.startswith("lyu") else "engine" if "DEIM" in source else "src"}.core import YAMLConfig
+{update}
+sys.argv = ['x']
+run('{script}', '-c', '{config}')
+""",
+    )
+
+
+_NO_WEIGHTS = """
+import yaml
+def plain(text):
+    return text.replace('pretrained: True', 'pretrained: False').replace('pretrained: true', 'pretrained: False')
+for folder, _, names in os.walk('configs'):
+    for name in names:
+        if name.endswith('.yml'):
+            path = os.path.join(folder, name)
+            old = open(path).read()
+            if plain(old) != old:
+                open(path, 'w').write(plain(old))
+"""
+
+_ULTRALYTICS = """
+from ultralytics import YOLO
+model = YOLO('{config}')
+inner = model.model
+head = inner.model[-1]
+lively(inner)
+for group in (head.cv3, getattr(head, 'one2one_cv3', None) or ()):
+    for branch in group:
+        layer = [m for m in branch.modules() if isinstance(m, torch.nn.Conv2d)][-1]
+        torch.nn.init.normal_(layer.weight, std=0.3)
+        torch.nn.init.normal_(layer.bias, -2.0, 1.0)
+os.chdir(os.path.dirname(OUT))
+path = model.export(format='onnx', imgsz=320, {options})
+os.replace(path, OUT)
+"""
+
+_TORCHVISION = """
+import torchvision
+model = torchvision.models.detection.{factory}(weights=None, weights_backbone=None, {options})
+lively(model.backbone, 320)
+for module in model.head.modules():
+    if isinstance(module, torch.nn.Conv2d):
+        torch.nn.init.normal_(module.weight, std=1.0 / module.weight[0].numel() ** 0.5)
+        if module.bias is not None:
+            torch.nn.init.normal_(module.bias, -1.0, 1.0)
+model.eval()
+torch.onnx.export(model, ([torch.rand(3, 320, 320)],), OUT, opset_version=17, input_names=['images'],
+                  output_names=['boxes', {names}])
+"""
+
+
+def _ultralytics(options: str, config: str = "yolov8n.yaml") -> Recipe:
+    return Recipe(".", _ULTRALYTICS.format(config=config, options=options))
+
+
+def _torchvision(factory: str, names: str, options: str = "") -> Recipe:
+    return Recipe(".", _TORCHVISION.format(factory=factory, names=names, options=options))
+
+
+RECIPES = {
+    "ultralytics-yolov8n-nms": _ultralytics("nms=True"),
+    "ultralytics-yolov8n-nms-agnostic": _ultralytics("nms=True, agnostic_nms=True, max_det=50"),
+    "ultralytics-yolov8n-nms-batch2": _ultralytics("nms=True, batch=2"),
+    "ultralytics-yolov8n-nms-dynamic": _ultralytics("nms=True, dynamic=True"),
+    "ultralytics-yolo11n": _ultralytics("dynamic=True", config="yolo11n.yaml"),
+    "ultralytics-yolo26n": _ultralytics("", config="yolo26n.yaml"),
+    "ultralytics-yolo26n-nms": _ultralytics("nms=True", config="yolo26n.yaml"),
+    "ultralytics-yolov10n": _ultralytics("", config="yolov10n.yaml"),
+    "yolov7-grid": _yolov7("--grid"),
+    "yolov7-raw-maps": _yolov7(),
+    "yolov7-end2end-ort": _yolov7("--grid", "--end2end", "--max-wh", "640", "--conf-thres", "0.1"),
+    "yolov7-end2end-trt": _yolov7("--grid", "--end2end", "--conf-thres", "0.1"),
+    "yolov6n": _yolov6(),
+    "yolov6n-end2end-ort": _yolov6("--end2end", "--ort", "--conf-thres", "0.3"),
+    "yolov6n-end2end-trt": _yolov6("--end2end", "--conf-thres", "0.3"),
+    "gold-yolo-n": _gold_yolo(),
+    "damo-yolo-n": _damo(""),
+    "damo-yolo-n-end2end-trt": _damo(", '--end2end'"),
+    "rtdetrv2-r18": _detr(
+        "lyuwenyu+RT-DETR/rtdetrv2_pytorch",
+        "tools/export_onnx.py",
+        "configs/rtdetrv2/rtdetrv2_r18vd_120e_coco.yml",
+        _NO_WEIGHTS,
+    ),
+    "dfine-n": _detr(
+        "Peterande+D-FINE", "tools/deployment/export_onnx.py", "configs/dfine/dfine_hgnetv2_n_coco.yml", _NO_WEIGHTS
+    ),
+    "deim-dfine-n": _detr(
+        "ShihuaHuang95+DEIM",
+        "tools/deployment/export_onnx.py",
+        "configs/deim_dfine/deim_hgnetv2_n_coco.yml",
+        _NO_WEIGHTS,
+    ),
+    "torchvision-ssdlite320": _torchvision(
+        "ssdlite320_mobilenet_v3_large", "'scores', 'labels'", "num_classes=21, score_thresh=0.2, topk_candidates=9999"
+    ),
+    "torchvision-ssd300-vgg16": _torchvision(
+        "ssd300_vgg16", "'scores', 'labels'", "num_classes=21, score_thresh=0.2, topk_candidates=9999"
+    ),
+    "torchvision-retinanet": _torchvision(
+        "retinanet_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320"
+    ),
+    "torchvision-fcos": _torchvision(
+        "fcos_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320"
+    ),
+    "rfdetr-nano": Recipe(
+        ".",
+        """
+from rfdetr import RFDETRNano
+model = RFDETRNano(pretrain_weights=None)
+os.chdir(os.path.dirname(OUT))
+model.export(output_dir='rfdetr-out')
+os.replace('rfdetr-out/rfdetr-nano.onnx', OUT)
+""",
+    ),
+    "yolo-nas-s-flat": Recipe(
+        "Deci-AI+super-gradients/src",
+        """
+sys.path.insert(0, '.')
+from super_gradients.training import models
+from super_gradients.conversion import ExportTargetBackend, DetectionOutputFormatMode
+model = models.get('yolo_nas_s', num_classes=80)
+lively(model)
+model.export(OUT, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.FLAT_FORMAT)
+""",
+    ),
+    "yolo-nas-s-batch": Recipe(
+        "Deci-AI+super-gradients/src",
+        """
+sys.path.insert(0, '.')
+from super_gradients.training import models
+from super_gradients.conversion import ExportTargetBackend, DetectionOutputFormatMode
+model = models.get('yolo_nas_s', num_classes=80)
+lively(model)
+model.export(OUT, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT)
+""",
+    ),
+}
+
+
+def write(name: str, recipe: Recipe, sources: Path, python: Path, out: Path) -> str:
+    """Runs a recipe; returns what went wrong, or an empty text."""
+    target = out / f"{name}.onnx"
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(f"{PRELUDE}\nOUT = {str(target)!r}\n{recipe.code}")
+        script.flush()
+        run = subprocess.run([python, script.name], cwd=sources / recipe.source, capture_output=True, text=True)
+    (out / f"{name}.log").write_text(run.stdout + run.stderr)
+    return "" if target.is_file() else (run.stderr.strip().splitlines() or ["no output"])[-1]
+
+
+def emptied(path: Path) -> bytes:
+    """The file without the values of weights, compressed: a few dozen kilobytes."""
+    model = onnx.load(str(path))
+    weights = {
+        node.input[1]
+        for node in model.graph.node
+        if node.op_type in ("Conv", "ConvTranspose", "MatMul", "Gemm") and len(node.input) > 1
+    }
+    for tensor in model.graph.initializer:
+        if tensor.name in weights and tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.raw_data) > 256:
+            tensor.ClearField("raw_data")
+    del model.graph.value_info[:]
+    for node in model.graph.node:
+        node.ClearField("doc_string")
+    return lzma.compress(model.SerializeToString(), preset=9 | lzma.PRESET_EXTREME)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of {', '.join(RECIPES)}")
+    parser.add_argument("--sources", type=Path, required=True, help="check-outs of the frameworks")
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter with torch")
+    parser.add_argument("--emptied", type=Path, help="folder of the files without weights")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the files")
+    options = parser.parse_args()
+    out = options.output.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name in options.names or RECIPES:
+        if not (out / f"{name}.onnx").is_file():
+            problem = write(name, RECIPES[name], sources=options.sources.resolve(), python=options.python, out=out)
+            failed += bool(problem)
+            print(f"{name}: {problem or 'written'}", flush=True)
+        if options.emptied is not None and (out / f"{name}.onnx").is_file():
+            (options.emptied / f"{name}.onnx.xz").write_bytes(emptied(out / f"{name}.onnx"))
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

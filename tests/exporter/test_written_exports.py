@@ -1,0 +1,61 @@
+"""Files that the exporters themselves wrote, without their weights, which are drawn anew: taken as they are.
+
+Written by ``benchmarks/make_exports.py --emptied tests/fixtures/exports``.
+"""
+
+import lzma
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from benchmark_exports import differing
+
+from trtdet.errors import TrtdetError
+from trtdet.evaluation.guessing import guess_config
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "exports"
+
+EXPORTS = {
+    "deim-dfine-n": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
+    "rtdetrv2-r18": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
+    "torchvision-ssdlite320": "an export of torchvision, 20 classes: its suppression is cut off",
+    "ultralytics-yolov8n-nms": "an export of Ultralytics, 80 classes: its suppression is cut off",
+    "yolov6n-end2end-ort": "an export of YOLO end to end, 80 classes: its suppression is cut off",
+    "yolov6n-end2end-trt": "an export of YOLO end to end, 80 classes: its suppression is cut off",
+    "yolov7-end2end-ort": "80 classes: its suppression is cut off",
+    "yolov7-end2end-trt": "an export of YOLO end to end, 80 classes: its suppression is cut off",
+}
+"""What is said of each file."""
+
+
+def filled(name: str, folder: Path) -> Path:
+    """The file with weights of the same spread in all layers, drawn by their names."""
+    model = onnx.load_from_string(lzma.decompress((FIXTURES / f"{name}.onnx.xz").read_bytes()))
+    for tensor in model.graph.initializer:
+        size = math.prod(tensor.dims)
+        if tensor.data_type == onnx.TensorProto.FLOAT and size and not (tensor.raw_data or tensor.float_data):
+            inputs = size // tensor.dims[0] if len(tensor.dims) == 4 else tensor.dims[0]
+            rng = np.random.default_rng(zlib.crc32(tensor.name.encode()))
+            tensor.raw_data = rng.normal(0, (1.85 / inputs) ** 0.5, size).astype("<f4").tobytes()
+    path = folder / f"{name}.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "rtdetrv2-r18" else []) for name in EXPORTS]
+)
+def test_detections_are_those_of_the_file(name, tmp_path):
+    path = filled(name, tmp_path)
+    guess = guess_config(path)
+    assert EXPORTS[name] in guess.note
+    total, wrong, _, _ = differing(path, guess.config, pictures=1)
+    assert (total > 0, wrong) == (True, 0)
+
+
+def test_raw_maps_of_anchors_are_named(tmp_path):
+    with pytest.raises(TrtdetError, match="raw maps of three anchors a cell, whose sizes the model does not hold"):
+        guess_config(filled("yolov7-raw-maps", tmp_path))
