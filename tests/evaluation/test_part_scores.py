@@ -9,8 +9,10 @@ from PIL import Image
 from scored import evaluation
 
 from trtdet.data import CocoDataset
+from trtdet.detection.masks import run_lengths
 from trtdet.detection.rotated import corners, polygon_iou
 from trtdet.errors import DataError
+from trtdet.evaluation.agreement import AgreementOptions, agree, agreeing_parts
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.parts import FoundParts, ImageOverlaps, dota_average_precision, keypoint_similarity
@@ -129,6 +131,16 @@ def test_detectors_are_compared_by_their_keypoints(posed):
     assert near.as_dict()["keypoints"]["map"] == near.keypoints.map and near.scored_parts == ("keypoints",)
 
 
+def test_detectors_agree_by_their_keypoints(posed):
+    same, near, far = (evaluation(poses_near(CocoMetric(posed, sigmas=SIGMAS), noise)) for noise in (2.0, 3.0, 12.0))
+    assert agreeing_parts(near, same) == ("keypoints",)
+    options = AgreementOptions(bootstrap=Bootstrap(100))
+    exact, high, low = (agree(one, same, options, of="keypoints") for one in (same, near, far))
+    # Only the 20 best of a class and image count.
+    assert exact.ap > 0.98 and exact.of == "keypoints" and set(exact.per_class) == {"cat", "dog"}
+    assert 1 > high.ap > low.ap and "agreement of keypoints: AP" in str(high)
+
+
 def test_another_number_of_keypoints_is_an_error(posed):
     metric = CocoMetric(posed, sigmas=(0.1, 0.1))
     metric.update(0, [[0, 0, 9, 9]], [1], [1], FoundParts(keypoints=np.zeros((1, 2, 3), np.float32)))
@@ -244,6 +256,29 @@ def test_exact_rotated_boxes_score_one_and_compare(turned):
     result = compare(exact, rough, Bootstrap(100), of="rotated_boxes")
     assert result.low > 0 and "rotated mAP" in str(result)
     assert result.difference == exact.rotated_boxes.map - rough.rotated_boxes.map
+
+
+def test_detectors_agree_by_their_rotated_boxes(turned):
+    exact, rough = (evaluation(boxes_near(CocoMetric(turned), noise)) for noise in (0.0, 6.0))
+    options = AgreementOptions(bootstrap=Bootstrap(100))
+    assert agree(exact, exact, options, of="rotated_boxes").ap == pytest.approx(1)
+    assert 0 < agree(rough, exact, options, of="rotated_boxes").ap < 0.9
+    assert agree(rough, exact, options).as_dict()["of"] == "boxes"
+
+
+def test_detectors_agree_by_their_masks(posed):
+    grids = np.zeros((2, 300, 400), bool)
+    grids[0, 10:60, 10:60], grids[1, 10:60, 10:50] = True, True
+    metrics = []
+    for mask in grids:
+        metric = CocoMetric(posed)
+        for image in posed.images:
+            metric.update(image.id, [[10, 10, 60, 60]], [0.9], [0], FoundParts(masks=[run_lengths(mask)]))
+        metrics.append(evaluation(metric))
+    options = AgreementOptions(bootstrap=Bootstrap(100))
+    assert agreeing_parts(*metrics) == ("masks",)
+    assert agree(metrics[0], metrics[0], options, of="masks").ap == pytest.approx(1)
+    assert agree(metrics[1], metrics[0], options, of="masks").ap == pytest.approx(0.7)
 
 
 def test_other_masks_are_no_corners(posed, tmp_path):

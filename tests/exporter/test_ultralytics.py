@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'trtdet[ex
 
 from trtdet.config import load_config  # noqa: E402
 from trtdet.demo.shapes import generate  # noqa: E402
+from trtdet.detection.heads import decode_all  # noqa: E402
 from trtdet.errors import ConfigError, ModelError  # noqa: E402
 from trtdet.exporter import ExportOptions, export, ultralytics_models  # noqa: E402
 
@@ -71,7 +72,7 @@ def test_a_description_of_modules_is_accepted(tasks):
         ({"head": [[-1, 1, "nn.init", []]]}, "the module 'nn.init'"),
         ({"head": [[-1, 1, "Detect", [{"a": 1}]]]}, "expected numbers, names and lists"),
         ({"head": [[-1, 10**6, "Detect", []]]}, "expected numbers, names and lists"),
-        ({"head": [[-1, 1, "Conv", []]]}, "ends in Conv, allowed are Detect and v10Detect"),
+        ({"head": [[-1, 1, "Conv", []]]}, "ends in Conv, allowed are Detect, v10Detect, Segment, "),
         ({"channels": 4}, "takes 4 channels, allowed is 3"),
     ],
 )
@@ -108,10 +109,12 @@ def test_the_head_is_chosen_for_ultralytics_alone(tmp_path):
 
 def _trained(name: str, path: Path) -> Any:
     """A network of the package with two classes, whose layers give numbers as after training."""
-    from ultralytics.nn.tasks import DetectionModel
+    from ultralytics.nn import tasks
 
     torch.manual_seed(0)
-    model = DetectionModel(f"{name}.yaml", nc=2, verbose=False)
+    kinds = {"seg": tasks.SegmentationModel, "pose": tasks.PoseModel, "obb": tasks.OBBModel}
+    kind = kinds.get(name.partition("-")[2], tasks.DetectionModel)
+    model = kind(f"{name}.yaml", nc=2, verbose=False)
     model.names = {0: "cat", 1: "dog"}
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -145,6 +148,45 @@ def test_a_network_of_the_package_is_exported(name, tmp_path):
         found = [np.concatenate(found, axis=2)]
     np.testing.assert_allclose(found[0], expected, atol=2e-3)
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
+
+
+@needs_the_package
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["seg", "pose", "obb"])
+@pytest.mark.parametrize("family", ["yolov8n", "yolo11n", "yolo26n"])
+def test_masks_keypoints_and_rotated_boxes_are_exported(family, task, tmp_path):
+    model = _trained(f"{family}-{task}", tmp_path / "c.pt")
+    images = generate(tmp_path / "shapes", "val", 2).images
+    report = export(f"ultralytics:{tmp_path / 'c.pt'}", tmp_path / "m.onnx", ExportOptions(images=images))
+    config = load_config(tmp_path / "m.yaml")
+    extra = {"seg": "mask_coefficients", "pose": "keypoints", "obb": "angles"}[task]
+    names = [output.name for output in report.outputs]
+    one_to_one = family == "yolo26n"
+    if one_to_one:
+        assert names == ["boxes", "scores", extra, *(["prototypes"] if task == "seg" else [])]
+    else:
+        assert names == ["output0", *(["output1"] if task == "seg" else [])]
+    x = torch.rand(1, 3, 96, 96)
+    found = run(tmp_path / "m.onnx", images=x.numpy())
+    _, scores, parts = decode_all(found, config)
+    head = model.half().float().model[-1]
+    if one_to_one:
+        head.end2end = True
+        head.postprocess = lambda decoded, *_: decoded
+    with torch.no_grad():
+        expected = model(x)[0]
+    rows = expected[0] if isinstance(expected, tuple) else expected
+    rows = rows.numpy() if one_to_one else rows.numpy().transpose(0, 2, 1)
+    np.testing.assert_allclose(scores, rows[..., 4:6], atol=1e-3)
+    if task == "seg":
+        np.testing.assert_allclose(parts.mask_coefficients, rows[..., 6:], atol=5e-3)
+        np.testing.assert_allclose(parts.prototypes, expected[1].numpy(), atol=5e-3)
+    elif task == "pose":
+        np.testing.assert_allclose(parts.keypoints.reshape(1, -1, 51), rows[..., 6:], atol=2e-2)
+    else:
+        np.testing.assert_allclose(parts.rotated_boxes[..., :4], rows[..., :4], atol=2e-2)
+        np.testing.assert_allclose(parts.rotated_boxes[..., 4], rows[..., 6], atol=1e-3)
+    assert config.head.has_parts and config.nms.suppresses != one_to_one
 
 
 @needs_the_package

@@ -136,7 +136,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Evaluates two detectors on the same images and prints their differences, in mAP if there are annotations."""
     from trtdet.data import ImageCache
-    from trtdet.evaluation.agreement import agree
+    from trtdet.evaluation.agreement import agree, agreeing_parts
     from trtdet.evaluation.comparison import compare
     from trtdet.evaluation.scoring import evaluate
     from trtdet.evaluation.shifted_scores import score_shift
@@ -153,12 +153,18 @@ def _compared(
     bootstrap = agreement.bootstrap
     shift = score_shift(evaluation, reference, bootstrap, progress=partial(show, "comparing scores"))
     figures = {"agreement": agreement_score.as_dict(), "score_shift": shift.as_dict()}
+    agreeing = [
+        agree(evaluation, reference, agreement, progress=partial(show, f"resampling {part.replace('_', ' ')}"), of=part)
+        for part in agreeing_parts(evaluation, reference)
+    ]
+    if agreeing:
+        figures["agreement_of_parts"] = {one.of: one.as_dict() for one in agreeing}
     console.say(f"\n{shift}\n")
     # The last line printed is the verdict on the difference.
     if options.annotations:
         comparison = compare(evaluation, reference, bootstrap, progress=partial(show, "resampling"))
         against: dict[str, Any] = comparison.as_dict()
-        console.say(f"{agreement_score}\n{comparison}")
+        console.say("\n".join(map(str, (agreement_score, *agreeing, comparison))))
         for part in evaluation.scored_parts if evaluation.scored_parts == reference.scored_parts else ():
             stage = f"resampling {part.replace('_', ' ')}"
             of_part = compare(evaluation, reference, bootstrap, progress=partial(show, stage), of=part)
@@ -166,7 +172,7 @@ def _compared(
             console.say(of_part)
     else:
         against = {"file": reference.file, "ran_on": str(reference.run_info), "nms": reference.nms}
-        console.say(f"against {reference.file}: {agreement_score}")
+        console.say("\n".join([*map(str, agreeing), f"against {reference.file}: {agreement_score}"]))
     return {**evaluation.as_dict(), "against": {**against, **figures}}
 
 

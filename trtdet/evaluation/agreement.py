@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,12 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.data import GroundTruth
+from trtdet.detection.rotated import corners
 from trtdet.errors import ConfigError, DataError
 from trtdet.evaluation.comparison import check_classes, check_pair, check_score, warn_of_thresholds
 from trtdet.evaluation.matching import IOU_THRESHOLDS, pooled
 from trtdet.evaluation.metrics import CocoMetric, Found
+from trtdet.evaluation.parts import NAMES, FoundParts, Of
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
+
+_SEEN = 0.5
+"""Lowest score of a keypoint of the reference that counts."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Agreement:
         images: number of images that both ran on.
         boxes: number of reference detections that were the boxes to find.
         problem: why there is no result; empty if there is one.
+        of: what is compared.
     """
 
     ap: float | None = None
@@ -66,14 +72,16 @@ class Agreement:
     boxes: int = 0
     options: AgreementOptions = AgreementOptions()
     problem: str = ""
+    of: Of = "boxes"
 
     def __str__(self) -> str:
         """One sentence, in points (hundredths)."""
+        name = "agreement" if self.of == "boxes" else f"agreement of {self.of.replace('_', ' ')}"
         if self.ap is None or self.low is None or self.high is None:
-            return f"agreement: {self.problem}"
+            return f"{name}: {self.problem}"
         bootstrap = self.options.bootstrap
         return (
-            f"agreement: AP {100 * self.ap:.2f} ({100 * bootstrap.confidence:g} % interval {100 * self.low:.2f} .. "
+            f"{name}: AP {100 * self.ap:.2f} ({100 * bootstrap.confidence:g} % interval {100 * self.low:.2f} .. "
             f"{100 * self.high:.2f}, bootstrap over {self.images} images) of the reference's {self.boxes} detections "
             f"with a score of at least {self.options.threshold:g}"
         )
@@ -90,6 +98,7 @@ def agree(
     reference: Evaluation,
     options: AgreementOptions = AgreementOptions(),
     progress: Callable[[int, int], None] = lambda done, total: None,
+    of: Of = "boxes",
 ) -> Agreement:
     """Agreement of two evaluations on the same images, see :func:`agreement_of`.
 
@@ -108,8 +117,15 @@ def agree(
             f"the reference suppresses scores up to {lowest:g}, so that not all of its detections with a score of at "
             f"least {options.threshold:g} are known; ask for those of at least {lowest:g}"
         )
-        return Agreement(images=len(evaluation.metric.image_ids), options=options, problem=problem)
-    return agreement_of(evaluation.metric, reference.metric, options, progress=progress)
+        return Agreement(images=len(evaluation.metric.image_ids), options=options, problem=problem, of=of)
+    return agreement_of(evaluation.metric, reference.metric, options, progress=progress, of=of)
+
+
+def agreeing_parts(evaluation: Evaluation, reference: Evaluation) -> tuple[Of, ...]:
+    """The parts beside boxes that both detected on all images, which can agree."""
+    both = (evaluation.metric, reference.metric)
+    found = [parts for metric in both for parts in metric.parts.values()]
+    return tuple(of for of in NAMES if of != "boxes" and found and all(parts.has(of) for parts in found))
 
 
 def agreement_of(
@@ -117,6 +133,7 @@ def agreement_of(
     reference: CocoMetric,
     options: AgreementOptions = AgreementOptions(),
     progress: Callable[[int, int], None] = lambda done, total: None,
+    of: Of = "boxes",
 ) -> Agreement:
     """Agreement of the detections ``found`` with those of a reference on the same images.
 
@@ -126,21 +143,26 @@ def agreement_of(
 
     Classes are pooled, as in the AP pool of Dave et al. 2021 (arXiv:2102.01066), because a mean over classes depends on
     the number of images: a class with few boxes is found completely or not at all. Boxes without an area are left out.
+    With ``of`` masks, keypoints or rotated boxes, these are compared, as in :func:`trtdet.compare`. The reference's
+    keypoints with a score under 0.5 do not count; the size of an object is that of its box.
     The interval is a bootstrap over the images, as in :func:`trtdet.compare`; ``progress`` gets the number of resamples
     scored and their total. Raises ConfigError if the classes differ; DataError if the images differ, or the installed
     evaluator matches differently from pycocotools.
     """
-    metric, _ = against_detections(found, reference, options.threshold)
+    metric, _ = against_detections(found, reference, options.threshold, of=of)
     images, boxes = len(metric.image_ids), len(metric.dataset.truth)
     if not boxes:
         problem = (
             f"the reference finds nothing with a score of at least {options.threshold:g} in {images} images, so there "
             "is nothing to agree with; ask for lower scores or give other images"
         )
-        return Agreement(images=images, options=options, problem=problem)
-    result, together = metric.compute(), pooled(metric.class_matches().values())
-    whole = np.ones((1, images), np.int32)
-    check_score("the agreement", metric.engine, result.map, got=mean_average_precision(metric.matches(), whole))
+        return Agreement(images=images, options=options, problem=problem, of=of)
+    whole, matches = np.ones((1, images), np.int32), metric.class_matches(of)
+    together, score = pooled(matches.values()), metric.map_of(of)
+    check_score("the agreement", metric.engine, score, got=mean_average_precision(metric.matches(of), whole))
+    per_class = {
+        name: float(mean_average_precision((one,), whole)[0]) for name, one in matches.items() if one.truths.any()
+    }
     low, high = options.bootstrap.interval_of(partial(mean_average_precision, (together,)), images, progress)
     points = []
     for level in range(len(IOU_THRESHOLDS)):
@@ -152,18 +174,20 @@ def agreement_of(
         ap75=points[5],
         low=low,
         high=high,
-        map=result.map,
-        per_class={name: value for name, value in result.per_class.items() if value >= 0},
+        map=score,
+        per_class=per_class,
         images=images,
         boxes=boxes,
         options=options,
+        of=of,
     )
 
 
 def against_detections(
-    found: CocoMetric, reference: CocoMetric, threshold: float
+    found: CocoMetric, reference: CocoMetric, threshold: float, of: Of = "boxes"
 ) -> tuple[CocoMetric, NDArray[np.float64]]:
-    """Makes a metric of ``found`` whose ground truth is the reference detections with at least the threshold's score.
+    """Makes a metric of ``found`` whose ground truth is the reference detections with at least the threshold's score,
+    and the part ``of`` them.
 
     Returns:
         The metric, and (M,) the reference's scores, 0..1, of its M ground-truth boxes, in their order.
@@ -175,8 +199,12 @@ def against_detections(
     if not found.image_ids:
         raise DataError("no image was given, so nothing can agree; call update for each image first")
     order = np.array([dataset.classes.index(name) for name in other.classes], np.int64)
-    certain = {image_id: _certain(detections, threshold) for image_id, detections in reference.detections.items()}
-    boxes, scores, labels = (np.concatenate(parts) for parts in zip(*certain.values(), strict=True))
+    rows = {image_id: _certain(detections, threshold) for image_id, detections in reference.detections.items()}
+    certain = {
+        image_id: tuple(values[rows[image_id]] for values in detections)
+        for image_id, detections in reference.detections.items()
+    }
+    boxes, scores, labels = (np.concatenate(values) for values in zip(*certain.values(), strict=True))
     ids = np.repeat(np.array(list(certain), np.int64), [len(detections[1]) for detections in certain.values()])
     sides = boxes[:, 2:] - boxes[:, :2]
     truth = GroundTruth(
@@ -185,15 +213,38 @@ def against_detections(
         boxes=np.concatenate([boxes[:, :2], sides], axis=1),
         areas=sides.prod(axis=1),
         crowd=np.zeros(len(ids), bool),
+        **_truth_of(of, [reference.parts[image_id].of(rows[image_id]) for image_id in certain]),
     )
-    metric = CocoMetric(replace(dataset, truth=truth), found.engine)
+    metric = CocoMetric(replace(dataset, truth=truth), found.engine, found.sigmas)
     for image_id, detections in found.detections.items():
-        metric.update(image_id, *_certain(detections, 0.0))
+        kept = _certain(detections, 0.0)
+        own_boxes, own_scores, own_labels = (values[kept] for values in detections)
+        parts = found.parts[image_id].of(kept)
+        metric.update(image_id, own_boxes, own_scores, classes=own_labels, parts=parts)
     return metric, scores
 
 
-def _certain(found: Found, threshold: float) -> Found:
-    """Detections with at least this score; those without an area cannot match and are left out."""
-    boxes, scores, classes = found
-    kept = (scores >= threshold) & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    return boxes[kept], scores[kept], classes[kept]
+def _truth_of(of: Of, parts: Sequence[FoundParts]) -> dict[str, Any]:
+    """The part of detections as annotations: fields of GroundTruth."""
+    if of == "keypoints":
+        points = [part.keypoints for part in parts if part.keypoints is not None]
+        truth = np.concatenate(points).astype(np.float64)
+        truth[..., 2] = np.where(truth[..., 2] >= _SEEN, 2, 0)
+        return {"keypoints": truth}
+    forms: list[Any] = []
+    for part in parts:
+        if of == "masks":
+            forms += part.masks or ()
+        elif of == "rotated_boxes" and part.rotated_boxes is not None:
+            forms += [[points.reshape(-1).tolist()] for points in corners(part.rotated_boxes.astype(np.float64))]
+    segmentations = np.empty(len(forms), object)
+    for row, form in enumerate(forms):
+        segmentations[row] = form
+    return {} if of == "boxes" else {"segmentations": segmentations}
+
+
+def _certain(found: Found, threshold: float) -> NDArray[np.bool_]:
+    """Which detections have at least this score; those without an area cannot match and are left out."""
+    boxes, scores, _ = found
+    kept: NDArray[np.bool_] = (scores >= threshold) & (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    return kept

@@ -1,4 +1,5 @@
-"""Checkpoints of the package ``ultralytics``: YOLOv5u, v8, v9, v10, 11, 12 and 26, for detection.
+"""Checkpoints of the package ``ultralytics``: YOLOv5u, v8, v9, v10, 11, 12 and 26, for detection, segmentation, poses
+and rotated boxes.
 
 The file pickles the whole network and is read as records. The installed package builds the network from the description
 in the file and loads the weights. Both networks are compared module by module, because another version of the package
@@ -23,7 +24,16 @@ from trtdet.exporter import ExportOptions, checkpoints
 from trtdet.exporter.checkpoints import Record
 from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
 
-_HEADS = ("Detect", "v10Detect")
+_HEADS = {
+    **dict.fromkeys(("Detect", "v10Detect"), "DetectionModel"),
+    **dict.fromkeys(("Segment", "Segment26"), "SegmentationModel"),
+    **dict.fromkeys(("Pose", "Pose26"), "PoseModel"),
+    **dict.fromkeys(("OBB", "OBB26"), "OBBModel"),
+}
+"""The package's model class by the module that a network ends in."""
+_FAMILIES = {"SegmentationModel": "yolov8-seg", "PoseModel": "yolov8-pose", "OBBModel": "yolov8-obb"}
+"""The shipped configurations that read their outputs."""
+_EXTRAS = {"SegmentationModel": "mask_coefficients", "PoseModel": "keypoints", "OBBModel": "angles"}
 _ARGUMENT = r"(?:\w+\s*=\s*)?[\w.+-]+"
 _ACTIVATION = re.compile(rf"(?:torch\.)?nn\.(\w+)\((?:{_ARGUMENT}(?:,\s*{_ARGUMENT})*(?:,\s*)?)?\)")
 """A comma precedes each argument but the first, so that matching takes at most quadratic time."""
@@ -46,19 +56,25 @@ def load(place: str, options: ExportOptions) -> SourceModel:
             model.model[-1].end2end = not options.one_to_many
         elif options.one_to_many:
             raise ModelError(f"checkpoint '{path}' has a single head, which is one-to-many; leave out --one-to-many")
-        reference, traced = _Raw(model), _Raw(copy.deepcopy(model).fuse(verbose=False))
+        extra = _EXTRAS.get(type(model).__name__, "")
+        reference, traced = _Raw(model, extra), _Raw(copy.deepcopy(model).fuse(verbose=False), extra)
     config = options.config or _configuration(path, network, content, end_to_end=reference.end_to_end)
     config = resized(config, options.size, 1 if options.config else int(model.stride.max()))
     return SourceModel(f"ultralytics:{place}", reference=reference.eval(), config=config, traced=traced.eval())
 
 
 class _Raw(nn.Module):
-    """Returns ``output0`` (B, 4 + C, N): centre, width and height in pixels, and probabilities.
-    A one-to-one head returns ``boxes`` (B, N, 4), corners in pixels, and ``scores`` (B, N, C), probabilities."""
+    """Returns ``output0`` (B, 4 + C, N): centre, width and height in pixels, and probabilities; behind them the rows of
+    ``extra``, and with masks ``output1``, the prototypes.
 
-    def __init__(self, model: Any) -> None:
+    A one-to-one head returns ``boxes`` (B, N, 4) in pixels, corners or, if rotated, centre and size, ``scores``
+    (B, N, C), probabilities, then the columns of ``extra`` and with masks ``prototypes``.
+    """
+
+    def __init__(self, model: Any, extra: str = "") -> None:
         super().__init__()
-        self.model = model
+        self.model, self.extra = model, extra
+        self.classes = int(model.model[-1].nc)
         head = model.model[-1]
         self.end_to_end = bool(head.end2end)
         head.export, head.dynamic, head.format, head.shape = True, False, "onnx", None
@@ -66,10 +82,15 @@ class _Raw(nn.Module):
         head.postprocess = lambda decoded, *_: decoded
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        decoded = self.model(x)
+        results = self.model(x)
+        decoded, *prototypes = results if isinstance(results, (tuple, list)) else (results,)
         if not self.end_to_end:
-            return {"output0": decoded}
-        return {"boxes": decoded[..., :4], "scores": decoded[..., 4:]}
+            return {f"output{index}": tensor for index, tensor in enumerate((decoded, *prototypes))}
+        last = 4 + self.classes
+        outputs = {"boxes": decoded[..., :4], "scores": decoded[..., 4:last]}
+        if self.extra:
+            outputs[self.extra] = decoded[..., last:]
+        return outputs | dict(zip(("prototypes",), prototypes, strict=False))
 
 
 def _built(path: Path, network: Record) -> Any:
@@ -87,7 +108,8 @@ def _built(path: Path, network: Record) -> Any:
     _check_description(path, description, tasks, package=package)
     try:
         with torch.random.fork_rng(devices=[]):
-            model = tasks.DetectionModel(copy.deepcopy(description), ch=3, verbose=False)
+            kind = getattr(tasks, _HEADS[description["head"][-1][2]])
+            model = kind(copy.deepcopy(description), ch=3, verbose=False)
     except Exception as error:  # the package may raise anything for a wrong description
         raise ModelError(
             f"{package} cannot build the network of checkpoint '{path}': {type(error).__name__}: "
@@ -131,8 +153,8 @@ def _check_description(path: Path, description: Any, tasks: Any, package: str) -
     head = description["head"][-1][2]
     if head not in _HEADS:
         raise ModelError(
-            f"checkpoint '{path}' ends in {one_line(head, 40)}, allowed are {' and '.join(_HEADS)}: models for "
-            "detection with fixed classes"
+            f"checkpoint '{path}' ends in {one_line(head, 40)}, allowed are {', '.join(_HEADS)}: detectors with fixed "
+            "classes"
         )
     channels = description.get("channels", description.get("ch", 3))
     if channels != 3:
@@ -151,9 +173,14 @@ def _configuration(path: Path, network: Record, content: dict[str, Any], end_to_
     head = inner[-1] if inner and isinstance(inner[-1], Record) else None
     count = head["nc"] if head is not None else None
     arguments = [content.get("train_args"), network["args"]]
-    settings = checkpoints.family_settings(path, "yolov8", network, count, arguments=arguments)
+    kind = _HEADS[network["yaml"]["head"][-1][2]]
+    family = _FAMILIES.get(kind, "yolov8")
+    settings = checkpoints.family_settings(path, family, network, count, arguments=arguments)
+    shape = head["kpt_shape"] if head is not None and kind == "PoseModel" else (17, 3)
+    if tuple(shape)[:1] != (17,):
+        settings["head"]["keypoints"] = {"names": [f"keypoint {index}" for index in range(int(shape[0]))]}
     if end_to_end:
-        settings["head"] |= {"decode": "boxes"}
+        settings["head"] |= {"decode": "boxes", "boxes": "cxcywh" if kind == "OBBModel" else "xyxy"}
         limit = head["max_det"] if head is not None else None
         settings["nms"] |= {"iou_threshold": 1.0} | ({"max_detections": limit} if isinstance(limit, int) else {})
     return Config.model_validate(settings)

@@ -50,12 +50,13 @@ def pictures_section(
     )
     if not largest:
         text = f"On {len(paths)} images '{target.name}' finds exactly what '{reference.name}' finds."
+    shown = [paths[place] for place in largest]
+    drawings = [_drawings(detector, shown) for detector in (pair[1], pair[0])]
     pictures = []
-    for place in largest:
-        sides = second[place], first[place]
-        caption = f"{paths[place].name}: {len(sides[0][1])} and {len(sides[1][1])} detections, difference"
-        jpeg = _side_by_side(paths[place], sides, pair[0].classes)
-        pictures.append(Picture(jpeg, f"{caption} {distances[place]:.2f}"))
+    for place, *sides in zip(largest, *drawings, strict=True):
+        counts = len(second[place][1]), len(first[place][1])
+        caption = f"{paths[place].name}: {counts[0]} and {counts[1]} detections, difference"
+        pictures.append(Picture(_side_by_side(sides), f"{caption} {distances[place]:.2f}"))
     return Section("Where the detections differ most", (Text((text,)), *pictures))
 
 
@@ -91,14 +92,29 @@ def _detections(detector: Detector, paths: Sequence[Path], progress: Progress) -
     return detections
 
 
-def _side_by_side(path: Path, sides: Sequence[Found], classes: Sequence[str]) -> bytes:
+def _drawings(detector: Detector, paths: Sequence[Path]) -> list[NDArray[np.uint8]]:
+    """The images with a detector's boxes, masks, keypoints and rotated boxes; a second run, as few are shown."""
+    drawings: list[NDArray[np.uint8]] = []
+    for batch in ImageStream(paths, detector.input, batch_size=detector.batch, on_bad="raise"):
+        output = detector(batch.images).over(_SCORE)
+        for row, (path, transform) in enumerate(zip(batch.paths, batch.transforms, strict=True)):
+            boxes, scores, classes = output.image(row)
+            inside = transform.to_image(boxes)
+            placed = detector.placed(output, row, boxes=inside, transform=transform)
+            overlays = placed.overlays(len(inside), detector.keypoints.skeleton if detector.keypoints else ())
+            image = read_image(path)
+            drawings.append(draw(image, inside, scores, classes=classes, names=detector.classes, overlays=overlays))
+    return drawings
+
+
+def _side_by_side(sides: Sequence[NDArray[np.uint8]]) -> bytes:
     """Both detectors' pictures as one JPEG file."""
-    image, halves = read_image(path), []
-    scale = min(_WIDE / max(image.shape[:2]), 2.0)
-    size = max(round(image.shape[1] * scale), 1), max(round(image.shape[0] * scale), 1)
-    for detections in sides:
+    shape, halves = sides[0].shape, []
+    scale = min(_WIDE / max(shape[:2]), 2.0)
+    size = max(round(shape[1] * scale), 1), max(round(shape[0] * scale), 1)
+    for drawing in sides:
         how = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
-        halves.append(np.asarray(cv2.resize(draw(image, *detections, classes), size, interpolation=how), np.uint8))
+        halves.append(np.asarray(cv2.resize(drawing, size, interpolation=how), np.uint8))
     gap = np.full((halves[0].shape[0], 6, 3), 128, np.uint8)
     joined = np.ascontiguousarray(np.hstack([halves[0], gap, halves[1]])[:, :, ::-1])
     encoded, data = cv2.imencode(".jpg", joined, [cv2.IMWRITE_JPEG_QUALITY, 80])
