@@ -94,8 +94,8 @@ def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
 
 
 def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """Outputs of a file on one image (1, 3, H, W), in the form of its inputs: by onnxruntime, and by the reference of the
-    plugin for a suppression by EfficientNMS_TRT."""
+    """Outputs of a file in onnxruntime on one image (1, 3, H, W), in the form of its inputs; EfficientNMS_TRT by the
+    reference of the plugin."""
     model = onnx.load(str(path))
     plugin = next((node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"), None)
     if plugin is not None:

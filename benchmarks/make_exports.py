@@ -2,11 +2,11 @@
 
     python benchmarks/make_exports.py --sources DIR --python PATH -o OUT [--emptied DIR] [NAME ...]
 
-``--sources`` holds check-outs of the frameworks' repositories, named ``OWNER+NAME``; ``--python`` is an interpreter with
-torch, torchvision, onnx and the packages that the exporters import. Weights are random, but their statistics are those
-of random pictures and their last layers are wide, so that something is detected. A file that is there is not written
-again. ``--emptied`` also writes the files without the weights of convolutions and matrix products, compressed, for tests.
-The exporters were written for torch's TorchScript exporter and for torch.load of whole models, which are the
+``--sources`` holds check-outs of the frameworks' repositories, named ``OWNER+NAME``; ``--python`` is an interpreter
+with torch, torchvision, onnx and the packages that the exporters import. Weights are random, but their statistics are
+those of random pictures and their last layers are wide, so that something is detected. A file that is there is not
+written again. ``--emptied`` also writes the files without the weights of convolutions and matrix products, compressed,
+for tests. The exporters were written for torch's TorchScript exporter and for torch.load of whole models, which are the
 defaults for them.
 """
 

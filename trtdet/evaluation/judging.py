@@ -76,58 +76,85 @@ def tally_of(pair: tuple[Found, Found] | None, config: InputConfig) -> Tally:
     """Compares the detections of an image with those of its other look."""
     if pair is None:
         return Tally(improbable=True)
-    (boxes, scores, classes), (others, other_scores, other_classes) = pair
+    boxes, scores, classes = pair[0]
     shift, ends = _shift(config.size), np.array([config.width, config.height] * 2, np.float64)
     mirrored = np.stack([config.width - boxes[:, 2], boxes[:, 1], config.width - boxes[:, 0], boxes[:, 3]], axis=1)
-    expected = np.clip(mirrored + shift, 0, ends)
-    # What is mostly shifted out of the image is not expected to be found.
-    kept = _areas(expected) > 0.6 * np.maximum(_areas(boxes), 1)
-    others = np.clip(others, 0, ends)
-    same = classes[:, None] == other_classes
-
-    def overlaps(places: NDArray[np.float64]) -> NDArray[np.float64]:
-        shares = iou(xywh(np.clip(places, 0, ends)), xywh(others), np.zeros(len(others), bool))
-        return np.where(same, shares, 0.0)
-
-    near, stayed = overlaps(expected), np.maximum(overlaps(boxes), overlaps(mirrored))
-    figure = agreed = total = moved = unmoved = 0.0
-    alone = float((other_scores**3).sum())
-    sure = scores > _CONFIDENT
-    for row, score in enumerate(scores):
-        best = int(near[row].argmax()) if len(others) else 0
-        overlap = float(near[row, best]) if len(others) else 0.0
-        if not kept[row]:
-            if overlap > 0:  # its rest may be found
-                alone -= float(other_scores[best] ** 3)
-                near[:, best] = 0
-            continue
-        if sure[row]:
-            total += score
-            still = float(stayed[row].max(initial=0.0))
-            moved += score**2 * (overlap > still + 1e-3)
-            unmoved += score**2 * (still > overlap + 1e-3)
-        if overlap < 0.5:
-            alone += float(score**3)
-            continue
-        less = float(min(score, other_scores[best]))
-        figure += less**3 * (2 * overlap - 1)
-        agreed += less * bool(sure[row])
-        alone -= float(other_scores[best] ** 3)
-        near[:, best] = 0
+    matches = _matched(pair, mirrored + shift, ends)
+    stayed = np.maximum(_overlaps(pair, boxes, ends), _overlaps(pair, mirrored, ends)).max(axis=1, initial=0.0)
+    sure, near = scores > _CONFIDENT, matches.overlaps
+    counted = sure & matches.kept
+    less = np.where(matches.paired, np.minimum(scores, matches.partners), 0.0)
     # Without area, or with a centre outside the network's input.
     size, centre = boxes[sure, 2:] - boxes[sure, :2], (boxes[sure, 2:] + boxes[sure, :2]) / 2
     misplaced = (size < 1) | (centre < 0) | (centre > ends[:2])
     return Tally(
-        figure=float(np.clip(figure - alone / 4, -_MOST_SURE, _MOST_SURE)),
-        score=total,
-        agreed=agreed,
+        figure=matches.figure,
+        score=float(scores[counted].sum()),
+        agreed=float(less[counted].sum()),
         confident=int(sure.sum()),
-        moved=moved,
-        stayed=unmoved,
+        moved=float((scores[counted & (near > stayed + 1e-3)] ** 2).sum()),
+        stayed=float((scores[counted & (stayed > near + 1e-3)] ** 2).sum()),
         saturated=int((scores > 0.9999).sum()),
         misplaced=int(misplaced.any(axis=1).sum()),
         classes=frozenset(classes[sure].tolist()),
     )
+
+
+def figure_of(pair: tuple[Found, Found], expected: NDArray[np.float64], size: tuple[int, int]) -> float:
+    """The figure of an image, whose boxes are at ``expected`` (N, 4) in its other look; of that look the height and
+    width are ``size``, in the units of the boxes."""
+    return _matched(pair, expected, np.array([size[1], size[0]] * 2, np.float64)).figure
+
+
+@dataclass(frozen=True, eq=False)
+class _Matches:
+    """N detections of an image, best first, and their partners in its other look.
+
+    Attributes:
+        kept: (N,) whether the detection is expected in the other look.
+        overlaps: (N,) IoU with the nearest detection there, 0..1.
+        partners: (N,) that one's score, 0 without a partner.
+        figure: of the image.
+    """
+
+    kept: NDArray[np.bool_]
+    overlaps: NDArray[np.float64]
+    partners: NDArray[np.float64]
+    figure: float
+
+    @property
+    def paired(self) -> NDArray[np.bool_]:
+        return self.partners > 0
+
+
+def _matched(pair: tuple[Found, Found], expected: NDArray[np.float64], ends: NDArray[np.float64]) -> _Matches:
+    """Pairs detections with those of the other look, ``ends`` wide and high, whose boxes are at ``expected`` there."""
+    (boxes, scores, _), (_, other_scores, _) = pair
+    # What is mostly shifted out of the image is not expected to be found.
+    kept = _areas(np.clip(expected, 0, ends)) > 0.6 * np.maximum(_areas(boxes), 1)
+    near = _overlaps(pair, expected, ends)
+    overlaps, partners = np.zeros(len(scores)), np.zeros(len(scores))
+    alone = np.ones(len(other_scores), bool)
+    for row in range(len(scores) if len(other_scores) else 0):
+        best = int(near[row].argmax())
+        overlaps[row] = near[row, best]
+        # Of what is shifted out, the rest may be found.
+        if overlaps[row] >= 0.5 or (overlaps[row] > 0 and not kept[row]):
+            partners[row] = other_scores[best] if kept[row] else 0.0
+            alone[best] = False
+            near[:, best] = 0
+    paired = partners > 0
+    less = np.minimum(scores, partners)[paired]
+    lost = float((scores[kept & ~paired] ** 3).sum() + (other_scores[alone] ** 3).sum())
+    figure = float((less**3 * (2 * overlaps[paired] - 1)).sum()) - lost / 4
+    return _Matches(kept, overlaps, partners, figure=float(np.clip(figure, -_MOST_SURE, _MOST_SURE)))
+
+
+def _overlaps(pair: tuple[Found, Found], places: NDArray[np.float64], ends: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64 (N, M): IoU of the places (N, 4) of detections with those of the same class in the other look."""
+    (_, _, classes), (others, _, other_classes) = pair
+    shares = iou(xywh(np.clip(places, 0, ends)), xywh(np.clip(others, 0, ends)), np.zeros(len(others), bool))
+    return np.where(classes[:, None] == other_classes, shares, 0.0)
 
 
 def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:

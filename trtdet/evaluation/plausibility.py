@@ -41,19 +41,21 @@ from trtdet.evaluation.judging import (
     other_look,
     tally_of,
 )
-from trtdet.evaluation.readings import QUESTIONS, Reading, head_readings, input_readings
+from trtdet.evaluation.placement import FEWEST_IMAGES as FEWEST_PLACED
+from trtdet.evaluation.placement import MOST_IMAGES as MOST_PLACED
+from trtdet.evaluation.placement import SURE, Placement
+from trtdet.evaluation.readings import QUESTIONS, RESIZE, Reading, head_readings, input_readings
 from trtdet.passes import Options, load_model, raw_outputs
 from trtdet.runtime.detector import Detector
 from trtdet.tables import counted
 
 MOST_IMAGES = 64
-"""Most images of a check. ``trtdet init`` may look at more."""
+"""Most images of a check, except for how they are placed; ``trtdet init`` may look at more."""
 
 _LOOKS = (4, 8, 16, 32, 64, 128, 256, 512)
 """Numbers of images after which readings are compared."""
 _BEHIND = {8: 0.0, 16: 0.8, 32: 1.8}
 """A check drops alternatives under this Student's t after this many images."""
-_SURE = 0.99
 _LIKELY = 0.75
 _FAR_MORE = 20
 _CHANCES = 5
@@ -203,7 +205,8 @@ class Settled:
 def examine_model(
     model: onnx.ModelProto, options: Options, paths: Sequence[Path], *, alternatives: bool = True
 ) -> Plausibility:
-    """Checks a float model's detections on at most 64 of the images, evenly spaced.
+    """Checks a float model's detections on at most 64 of the images, evenly spaced, and on up to 512 how images are
+    placed in the input, where another way may be better.
 
     ``alternatives`` False judges the given configuration alone, which takes a tenth of the time. An error is never
     raised but returned as ``obstacle``, because no other step depends on this check.
@@ -211,7 +214,7 @@ def examine_model(
 
     def work() -> Plausibility:
         subject = _of_model(model, options)
-        return _settled(subject, evenly(paths, MOST_IMAGES), alternatives=alternatives).first
+        return _checked(subject, paths, alternatives).first
 
     return _guarded(work)
 
@@ -225,7 +228,8 @@ def settle_model(model: onnx.ModelProto, options: Options, paths: Sequence[Path]
     found: list[Settled] = []
 
     def work() -> Plausibility:
-        found.append(_settled(_of_model(model, options), _scattered(paths), thorough=True))
+        scattered = _scattered(paths)
+        found.append(_settled(_of_model(model, options), scattered, thorough=True, many=scattered))
         return found[0].first
 
     first = _guarded(work)
@@ -237,7 +241,7 @@ def examine_detector(
 ) -> Plausibility:
     """Checks a detector, which decodes its head already: only its input keys can be varied."""
     subject = _Subject(detector.runner, config, detector.batch, detector=detector)
-    return _guarded(lambda: _settled(subject, evenly(paths, MOST_IMAGES), alternatives=alternatives).first)
+    return _guarded(lambda: _checked(subject, paths, alternatives).first)
 
 
 def examine_target(
@@ -276,6 +280,11 @@ def _of_model(model: onnx.ModelProto, options: Options) -> _Subject:
     cut, config = raw_outputs(model, options)
     runner = OnnxRunner(cut)
     return _Subject(runner, config, runner.batch or 1)
+
+
+def _checked(subject: _Subject, paths: Sequence[Path], alternatives: bool) -> Settled:
+    many = _scattered(evenly(paths, MOST_PLACED)) if alternatives else ()
+    return _settled(subject, evenly(paths, MOST_IMAGES), alternatives=alternatives, many=many)
 
 
 def _scattered(paths: Sequence[Path]) -> list[Path]:
@@ -320,6 +329,17 @@ class _Subject:
             for number in range(len(pairs))
         ]
 
+    def detected(self, images: Sequence[Float], reading: Reading) -> list[Found]:
+        """Detections of images float32 (3, H, W) by a reading, in pixels of the input."""
+        pairs = [(images[at], images[min(at + 1, len(images) - 1)]) for at in range(0, len(images), 2)]
+        results: list[Found] = []
+        for pair in self.outputs(pairs):
+            for outputs in pair:
+                detections = self.found(outputs, reading.config)
+                rows = 2 // len(pair)
+                results += [_NOTHING if detections is None else found_in(detections, row) for row in range(rows)]
+        return results[: len(images)]
+
     def found(self, outputs: Mapping[str, NDArray[Any]], config: Config) -> Detections | None:
         """Detections of the outputs; None if the scores cannot be probabilities."""
         if self.detector is not None:
@@ -336,6 +356,9 @@ class _Subject:
             if probabilities.shape[1] >= 100 and probabilities.max(axis=2).min() >= 0.2:
                 return None
         return non_max_suppression(boxes, scores, SUPPRESSION, logits=logits)
+
+
+_NOTHING: Found = (np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))
 
 
 def _key(reading: Reading) -> str:
@@ -383,7 +406,7 @@ class _Contest:
                 if winner is not None or (count >= 8 and not self._live and enough):
                     return winner
         # Where images are used up, the likelier reading is taken, and its answer says how sure that is.
-        return self._winner(_CLEARLY, 1e-9 if self._thorough else _SURE)
+        return self._winner(_CLEARLY, 1e-9 if self._thorough else SURE)
 
     def figures(self, reading: Reading) -> NDArray[np.float64]:
         return np.array([tally.figure for tally in self.tallies[id(reading)]])
@@ -413,12 +436,12 @@ class _Contest:
                 continue
             images, gain = len(self.tallies[id(other)]), self.gain(other)
             sure = self._sure(other, -1)
-            if sure >= _SURE and gain <= 1 / _CLEARLY:
+            if sure >= SURE and gain <= 1 / _CLEARLY:
                 found.append(Answer(sure, images))
             else:
                 likely = 1 - (1 - sure) / _CHANCES if sure else 0.5
                 rival = Reading(other.config, self.given.config, question)
-                found.append(Answer(min(likely, _SURE - 0.01), images, rival=rival, same=self._same(other)))
+                found.append(Answer(min(likely, SURE - 0.01), images, rival=rival, same=self._same(other)))
         return min(found, key=lambda one: (one.rival is None, one.same, one.sure), default=None)
 
     def _decided(self, other: Reading, count: int) -> bool:
@@ -427,7 +450,7 @@ class _Contest:
             return gain <= 0.8 if count == 4 else t <= _BEHIND.get(count, -math.inf)
         if count >= 32 and self._same(other):
             return True
-        return self._sure(other, -1) >= _SURE and gain <= 1 / _CLEARLY
+        return self._sure(other, -1) >= SURE and gain <= 1 / _CLEARLY
 
     def _same(self, other: Reading) -> bool:
         """Whether two readings differ by less than 4 %, with a standard error of under 2 %."""
@@ -466,7 +489,7 @@ class _Contest:
             looks += [found_in(detections, row) for row in range(2 // len(pair))]
         return tally_of((looks[0], looks[1]), reading.config.input)
 
-    def _winner(self, ratio: float, least: float = _SURE) -> Reading | None:
+    def _winner(self, ratio: float, least: float = SURE) -> Reading | None:
         count = len(self.figures(self.given))
         if count < FEWEST_IMAGES:
             return None
@@ -499,13 +522,17 @@ def _settled(
     thorough: bool = False,
     alternatives: bool = True,
     cache: dict[tuple[str, Path], Tally] | None = None,
+    many: Sequence[Path] = (),
 ) -> Settled:
-    """``cache`` holds the tallies of the subject by configuration and image, also those of earlier calls."""
+    """``cache`` holds the tallies of the subject by configuration and image, also those of earlier calls. How images
+    are placed is compared on ``many`` images, if there are enough; else with the other questions."""
     given = best = Reading(subject.config, subject.config)
     tallies = {} if cache is None else cache
+    apart = len(many) >= FEWEST_PLACED
 
     def contest_of(reading: Reading, others: Iterable[Reading]) -> _Contest:
-        return _Contest(subject, given=reading, others=others, cache=tallies, thorough=thorough)
+        asked = (other for other in others if not (apart and other.question == RESIZE))
+        return _Contest(subject, given=reading, others=asked, cache=tallies, thorough=thorough)
 
     singles = _singles(subject, given) if alternatives else []
     first = contest = contest_of(given, singles)
@@ -522,7 +549,12 @@ def _settled(
         gain, best = gain * contest.gain(winner), winner
         contest = contest_of(best, _singles(subject, best))
         winner = contest.run(paths)
-    if thorough and judged(contest.tallies[id(best)], best.config) == ((), ""):
+    works = judged(contest.tallies[id(best)], best.config) == ((), "")
+    placement, images = None, 0
+    if works and apart:
+        placement, ratio, images = _placed(subject, best, many, thorough)
+        gain, best = gain * ratio, placement.given
+    if thorough and works:
         # What changes little is asked last, of a detector that works.
         contest = contest_of(best, _singles(subject, best, fine=True))
         winner = contest.run(paths)
@@ -531,19 +563,52 @@ def _settled(
             contest = contest_of(best, _singles(subject, best, fine=True))
             contest.run(paths)
     looks = _plausibility(contest.tallies[id(contest.given)], best.config)
-    result = _plausibility(first.tallies[id(given)], subject.config, best=best, gain=gain)
+    result = _plausibility(first.tallies[id(given)], subject.config, best=best, gain=gain, images=images)
     answers: dict[str, Answer] = {}
     if thorough and looks.verdict == "working":
-        answers = {question: one for question in QUESTIONS if (one := contest.answer(question)) is not None}
+        said = {question: contest.answer(question) for question in QUESTIONS}
+        if placement is not None:
+            said[RESIZE] = _placed_answer(placement)
+        answers = {question: one for question, one in said.items() if one is not None}
     return Settled(best.config, first=result, looks=looks, answers=answers)
 
 
+def _placed(subject: _Subject, best: Reading, paths: Sequence[Path], thorough: bool) -> tuple[Placement, float, int]:
+    """The last contest on how images are placed, the gain of what it is given, and the number of images that decided on
+    another one than ``best``, 0 without another."""
+    cache: dict[tuple[str, Path], float] = {}
+
+    def contest_of(reading: Reading) -> Placement:
+        others = [other for other in input_readings(reading) if other.question == RESIZE]
+        return Placement(reading, others, subject.detected, thorough=thorough, cache=cache)
+
+    contest = contest_of(best)
+    winner = contest.run(paths)
+    if winner is None:
+        return contest, 1.0, 0
+    second = contest_of(winner)
+    if thorough:
+        second.run(paths)
+    return second, contest.gain(winner), contest.images
+
+
+def _placed_answer(placement: Placement) -> Answer:
+    """What the images say of the way of placing them."""
+    nearest = max(placement.others, key=placement.sure)
+    better, images = placement.sure(nearest), placement.compared(nearest)
+    if better <= -SURE:
+        return Answer(-better, images)
+    rival = Reading(nearest.config, placement.given.config, RESIZE)
+    return Answer(min(1 - better if better > 0 else -better, SURE - 0.01), images, rival=rival)
+
+
 def _plausibility(
-    tallies: Sequence[Tally], config: Config, best: Reading | None = None, gain: float = 1.0
+    tallies: Sequence[Tally], config: Config, best: Reading | None = None, gain: float = 1.0, images: int = 0
 ) -> Plausibility:
+    """``images`` is the number that spoke for ``best``, where more were looked at for that."""
     symptoms, unknown = judged(tallies, config)
     return Plausibility(
-        images=len(tallies),
+        images=max(images, len(tallies)),
         empty=sum(tally.confident == 0 for tally in tallies),
         boxes=float(np.mean([tally.confident for tally in tallies])) if tallies else 0.0,
         agreement=agreement_share(tallies)[0],

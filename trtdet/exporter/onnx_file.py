@@ -23,6 +23,7 @@ from trtdet.detection import expressions
 from trtdet.detection.heads import class_columns, match_outputs
 from trtdet.errors import ConfigError, ModelError, TrtdetError
 from trtdet.exporter import Confirm, ExportOptions, ParityComparison, trials
+from trtdet.exporter.flattened import before_flattening, map_heads
 from trtdet.exporter.forms import TASKS, form_of, no_detector
 from trtdet.exporter.trials import resized
 from trtdet.passes import CutOff, Options, batch, clean, cut_off, load_model, two_stage
@@ -116,7 +117,8 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
         raise ModelError(f"model '{path}' is not taken: {refusal[0]}", refusal[1])
     whole = WHOLE_PIXELS in said(model)
     cut = cut_off(model)
-    source = model if cut is None else cut.model
+    maps = before_flattening(model) if cut is None else None
+    source = maps or (model if cut is None else cut.model)
     names, input_name = [output.name for output in source.graph.output], inputs[0].name
     tries = trials.batches(InputConfig(size=size, scale=1 if whole else 1 / 255), replace(options, dynamic_batch=False))
     if dims[0] > 1:
@@ -145,6 +147,9 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
         if refusal is None:
             raise
         raise ModelError(f"model '{path}' is not taken: {refusal[0]}", refusal[1]) from error
+    if maps is not None:
+        head = config.head.model_copy(update={"outputs": tuple(names)})
+        config, note = config.model_copy(update={"head": head}), f"{note}; {_UNFLATTENED}"
     if whole:
         pixels = config.input.model_copy(update={"scale": 1.0, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
         config = config.model_copy(update={"input": pixels})
@@ -246,6 +251,8 @@ _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 _BINS = (8, 16, 17, 33)
 _MOST_ROWS = 1000
 """Limit for final detections; grids of cells have more rows."""
+
+_UNFLATTENED = "its output flattens maps without a transpose, so that the maps before it are read (head.outputs)"
 
 _UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
 
@@ -370,6 +377,8 @@ def _heads(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> H
         for strides in _STRIDES:
             if len(arrays) == 2 * len(strides):
                 yield from _levels(arrays, _cells(size, strides), strides, class_count=class_count)
+    for strides in _STRIDES:
+        yield from map_heads(outputs, size, strides, class_count=class_count)
     yield from computed
 
 
