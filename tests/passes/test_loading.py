@@ -291,7 +291,8 @@ def test_an_operator_that_is_not_text_is_an_error(conv, tmp_path):
 def test_an_attribute_of_a_plugin_may_be_a_list_of_one(net, reload):
     """YOLOv7's exporter writes ``background_class`` so."""
     text = "(float[1,9,4] b, float[1,9,2] s) => (int32[1,1] n, float[1,5,4] d, float[1,5] e, int32[1,5] c)"
-    attributes = 'background_class=[-1], box_coding=0, score_threshold=0.25, iou_threshold=0.5, max_output_boxes=5, score_activation=[0], plugin_version="1"'
+    attributes = "background_class=[-1], box_coding=0, score_threshold=0.25, iou_threshold=0.5, max_output_boxes=5"
+    attributes += ', score_activation=[0], plugin_version="1"'
     model = net(f"{text} {{n, d, e, c = EfficientNMS_TRT<{attributes}>(b, s)}}")
     (node,) = reload(model).graph.node
     assert {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT} == {

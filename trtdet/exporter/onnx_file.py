@@ -339,7 +339,8 @@ def guessed(
             of_classes = f" of {len(classes)} classes" if classes else ""
             raw = all(len(shape) == 5 and shape[1] == 3 for shape in shapes.values())
             anchors = (
-                ": raw maps of three anchors a cell, whose sizes the model does not hold (YOLOv7 decodes with --grid)"
+                ": raw maps of three anchors a cell, whose sizes the model does not hold (YOLOv7's exporter decodes "
+                "with its option grid)"
             )
             raise ModelError(
                 f"no head{of_classes} that is known has the outputs {listed} at an input of {size[0]}x{size[1]}"

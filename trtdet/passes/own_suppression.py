@@ -283,8 +283,8 @@ def _joined(branches: list[_Followed]) -> tuple[gs.Tensor | None, int | None]:
     sources = [branch.source for branch in branches]
     if all(source is sources[0] for source in sources):
         return sources[0], None
-    columns = [maker(source, "Gather") for source in sources]
-    if any(node is None or node.attrs.get("axis", 0) == 0 for node in columns):
+    columns = [node for source in sources if (node := maker(source, "Gather")) is not None]
+    if len(columns) < len(sources) or any(node.attrs.get("axis", 0) == 0 for node in columns):
         return None, None
     whole, indices = columns[0].inputs[0], [number(node.inputs[1]) for node in columns]
     first = indices[0]
@@ -298,13 +298,17 @@ def _stretch(reader: gs.Node) -> tuple[float, ...]:
     split = next((node for tensor in reader.outputs for node in tensor.outputs if node.op == "Split"), None)
     if split is None or len(split.outputs) != 4:
         return ()
-    factors = []
+    factors = list[float]()
     for column in split.outputs:
         while len(column.outputs) == 1 and column.outputs[0].op in _SAME_VALUES:
             column = column.outputs[0].outputs[0]
-        multiplied = column.outputs[0] if len(column.outputs) == 1 and column.outputs[0].op == "Mul" else None
-        factors.append(None if multiplied is None else constant(multiplied, 1))
-    return tuple(factors) if all(factor is not None for factor in factors) and set(factors) != {1.0} else ()
+        if len(column.outputs) != 1 or column.outputs[0].op != "Mul":
+            return ()
+        factor = constant(column.outputs[0], 1)
+        if factor is None:
+            return ()
+        factors.append(factor)
+    return () if set(factors) == {1.0} else tuple(factors)
 
 
 def _offset(boxes: gs.Tensor) -> bool:
