@@ -40,7 +40,15 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
     """
     arrays = {name: np.asarray(array, np.float64) for name, array in outputs.items()}
     values = list(arrays.values())
-    if {"dets", "labels"} <= arrays.keys():  # MMDeploy
+    if {"dets", "labels"} <= arrays.keys() and arrays["labels"].ndim == 3:  # RF-DETR and LW-DETR: shares, logits
+        height, width = config.input.size
+        boxes = _corners(arrays["dets"][0]) * [width, height, width, height]
+        columns = list(config.head.columns or range(arrays["labels"].shape[2]))
+        scores = 1 / (1 + np.exp(-arrays["labels"][0][:, columns]))
+        best = np.argsort(-scores, axis=None, kind="stable")[: config.nms.max_detections]
+        rows, classes = np.unravel_index(best, scores.shape)
+        table = np.concatenate([boxes[rows], scores[rows, classes][:, None], classes[:, None]], axis=1)
+    elif {"dets", "labels"} <= arrays.keys():  # MMDeploy
         table = np.concatenate([arrays["dets"][0], arrays["labels"][0][:, None]], axis=1)
     elif {"labels", "boxes", "scores"} == set(arrays) and arrays["boxes"].ndim == 2:  # torchvision, with background 0
         table = np.concatenate([arrays["boxes"], arrays["scores"][:, None], arrays["labels"][:, None] - 1], axis=1)
@@ -167,7 +175,7 @@ def row(path: Path, images: Path | None) -> list[str]:
         found = f"not run: {str(error).splitlines()[0][:150]}"
     built = ""
     if images is not None:
-        options = changed(BuildOptions(backend="onnxruntime"), precision="int8", images=images)
+        options = changed(BuildOptions(backend="onnxruntime"), precision="int8", images=images, effort="none")
         try:
             with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -328,8 +328,10 @@ def emptied(path: Path) -> bytes:
         for node in model.graph.node
         if node.op_type in ("Conv", "ConvTranspose", "MatMul", "Gemm") and len(node.input) > 1
     }
-    for tensor in model.graph.initializer:
-        if tensor.name in weights and tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.raw_data) > 256:
+    # Paddle2ONNX keeps weights in nodes.
+    constants = [(node.output[0], node.attribute[0].t) for node in model.graph.node if node.op_type == "Constant"]
+    for name, tensor in [*((tensor.name, tensor) for tensor in model.graph.initializer), *constants]:
+        if name in weights and tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.raw_data) > 256:
             tensor.ClearField("raw_data")
     del model.graph.value_info[:]
     for node in model.graph.node:

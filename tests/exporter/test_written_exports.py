@@ -1,6 +1,7 @@
 """Files that the exporters themselves wrote, without their weights, which are drawn anew: taken as they are.
 
-Written by ``benchmarks/make_exports.py --emptied tests/fixtures/exports``.
+Written by ``benchmarks/make_exports.py --emptied tests/fixtures/exports``; those of PaddleDetection 2.6 by its
+tools/export_model.py, and Paddle2ONNX 1.2.11.
 """
 
 import lzma
@@ -20,6 +21,8 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "exports"
 
 EXPORTS = {
     "deim-dfine-n": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
+    "paddle-picodet-xs": "an export of PaddleDetection, 80 classes: its suppression is cut off",
+    "paddle-yolov3": "an export of PaddleDetection, 80 classes: its suppression is cut off",
     "rtdetrv2-r18": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
     "torchvision-ssdlite320": "an export of torchvision, 20 classes: its suppression is cut off",
     "ultralytics-yolov8n-nms": "an export of Ultralytics, 80 classes: its suppression is cut off",
@@ -34,11 +37,12 @@ EXPORTS = {
 def filled(name: str, folder: Path) -> Path:
     """The file with weights of the same spread in all layers, drawn by their names."""
     model = onnx.load_from_string(lzma.decompress((FIXTURES / f"{name}.onnx.xz").read_bytes()))
-    for tensor in model.graph.initializer:
+    constants = [(node.output[0], node.attribute[0].t) for node in model.graph.node if node.op_type == "Constant"]
+    for key, tensor in [*((tensor.name, tensor) for tensor in model.graph.initializer), *constants]:
         size = math.prod(tensor.dims)
         if tensor.data_type == onnx.TensorProto.FLOAT and size and not (tensor.raw_data or tensor.float_data):
             inputs = size // tensor.dims[0] if len(tensor.dims) == 4 else tensor.dims[0]
-            rng = np.random.default_rng(zlib.crc32(tensor.name.encode()))
+            rng = np.random.default_rng(zlib.crc32(key.encode()))
             tensor.raw_data = rng.normal(0, (1.85 / inputs) ** 0.5, size).astype("<f4").tobytes()
     path = folder / f"{name}.onnx"
     path.write_bytes(model.SerializeToString())

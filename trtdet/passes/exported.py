@@ -110,7 +110,8 @@ def _fold_sizes(model: onnx.ModelProto) -> str:
         model.graph.input.remove(value)
     _put_first(model, nodes)
     names = " and ".join(f"'{value.name}'" for value in extra)
-    return f"input {names} is folded: boxes come in pixels of the network's input"
+    subject = f"inputs {names} are" if len(extra) > 1 else f"input {names} is"
+    return f"{subject} folded: boxes come in pixels of the network's input"
 
 
 def _to_float(model: onnx.ModelProto) -> str:

@@ -36,6 +36,8 @@ def to_model(graph: gs.Graph) -> onnx.ModelProto:
         model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     try:
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        for value in model.graph.output:
+            value.type.tensor_type.shape.SetInParent()  # the shape may depend on values
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the rewritten graph is not valid ONNX: {one_line(error)}") from None
