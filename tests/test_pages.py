@@ -13,7 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cards
 import pytest
+import task_models
 
 from trtdet.cli import main
 from trtdet.config import load_config
@@ -46,6 +48,12 @@ def workplace(once):
     def run_first_pages(folder: Path) -> None:
         shutil.copytree(ROOT / "calib", folder / "calib")
         shutil.copy(ROOT / "tests" / "fixtures" / "two_stage" / "faster_trace.onnx", folder / "rcnn.onnx")
+        for task in task_models.TASKS:
+            task_models.save(folder, task)
+        (folder / "cards").mkdir()
+        cards.generate(folder / "cards" / "val", first=20_000, count=30)
+        generated = cards.generate(folder / "cards" / "made", first=30_000, count=24)
+        shutil.copytree(generated, folder / "cards" / "calibration")
         for command in (*commands(ROOT / "README.md"), *commands(FIRST)):
             execute(command, folder)
 

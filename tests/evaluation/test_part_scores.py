@@ -136,8 +136,7 @@ def test_detectors_agree_by_their_keypoints(posed):
     assert agreeing_parts(near, same) == ("keypoints",)
     options = AgreementOptions(bootstrap=Bootstrap(100))
     exact, high, low = (agree(one, same, options, of="keypoints") for one in (same, near, far))
-    # Only the 20 best of a class and image count.
-    assert exact.ap > 0.98 and exact.of == "keypoints" and set(exact.per_class) == {"cat", "dog"}
+    assert exact.ap == pytest.approx(1) and exact.of == "keypoints" and set(exact.per_class) == {"cat", "dog"}
     assert 1 > high.ap > low.ap and "agreement of keypoints: AP" in str(high)
 
 

@@ -11,17 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.data import GroundTruth
+from trtdet.detection.masks import areas
 from trtdet.detection.rotated import corners
 from trtdet.errors import ConfigError, DataError
 from trtdet.evaluation.comparison import check_classes, check_pair, check_score, warn_of_thresholds
 from trtdet.evaluation.matching import IOU_THRESHOLDS, pooled
-from trtdet.evaluation.metrics import CocoMetric, Found
+from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.parts import NAMES, FoundParts, Of
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
 
 _SEEN = 0.5
 """Lowest score of a keypoint of the reference that counts."""
+_MOST_POSES = 100  # as for boxes; COCO's 20 would leave out what the reference finds
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def against_detections(
     if not found.image_ids:
         raise DataError("no image was given, so nothing can agree; call update for each image first")
     order = np.array([dataset.classes.index(name) for name in other.classes], np.int64)
-    rows = {image_id: _certain(detections, threshold) for image_id, detections in reference.detections.items()}
+    rows = {image_id: _certain(reference, image_id, threshold, of=of) for image_id in reference.detections}
     certain = {
         image_id: tuple(values[rows[image_id]] for values in detections)
         for image_id, detections in reference.detections.items()
@@ -215,9 +217,9 @@ def against_detections(
         crowd=np.zeros(len(ids), bool),
         **_truth_of(of, [reference.parts[image_id].of(rows[image_id]) for image_id in certain]),
     )
-    metric = CocoMetric(replace(dataset, truth=truth), found.engine, found.sigmas)
+    metric = CocoMetric(replace(dataset, truth=truth), found.engine, found.sigmas, most_poses=_MOST_POSES)
     for image_id, detections in found.detections.items():
-        kept = _certain(detections, 0.0)
+        kept = _certain(found, image_id, 0.0, of=of)
         own_boxes, own_scores, own_labels = (values[kept] for values in detections)
         parts = found.parts[image_id].of(kept)
         metric.update(image_id, own_boxes, own_scores, classes=own_labels, parts=parts)
@@ -243,8 +245,11 @@ def _truth_of(of: Of, parts: Sequence[FoundParts]) -> dict[str, Any]:
     return {} if of == "boxes" else {"segmentations": segmentations}
 
 
-def _certain(found: Found, threshold: float) -> NDArray[np.bool_]:
-    """Which detections have at least this score; those without an area cannot match and are left out."""
-    boxes, scores, _ = found
+def _certain(metric: CocoMetric, image_id: int, threshold: float, of: Of) -> NDArray[np.bool_]:
+    """Which detections have at least this score; boxes and masks without an area cannot match and are left out."""
+    boxes, scores, _ = metric.detections[image_id]
     kept: NDArray[np.bool_] = (scores >= threshold) & (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    masks = metric.parts[image_id].masks
+    if of == "masks" and masks is not None:
+        kept &= np.array(areas(masks)) > 0
     return kept

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -110,13 +110,19 @@ class CocoMetric:
 
     Only images given to ``update`` are scored, so give images without detections too, with empty arrays. The engine
     ``auto`` is faster-coco-eval if it is installed, else pycocotools; their results are equal. ``sigmas`` are the
-    tolerances of keypoints. Raises DataError if the engine is not installed.
+    tolerances of keypoints, of which the ``most_poses`` best detections of a class and image count. Raises DataError if
+    the engine is not installed.
     """
 
     def __init__(
-        self, dataset: CocoDataset, engine: Literal["auto"] | Engine = "auto", sigmas: Sequence[float] = ()
+        self,
+        dataset: CocoDataset,
+        engine: Literal["auto"] | Engine = "auto",
+        sigmas: Sequence[float] = (),
+        most_poses: int = BEST_OF_KEYPOINTS,
     ) -> None:
         self.dataset = dataset
+        self._most_poses = most_poses
         self.sigmas = tuple(sigmas)
         allowed = [name for name in _MODULES if engine in ("auto", name)]
         if not allowed:
@@ -283,7 +289,8 @@ class CocoMetric:
             low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
             flat = points.astype(np.float64).reshape(-1).tolist()
             detection |= {"keypoints": flat, "num_keypoints": len(points), "area": float((high - low).prod())}
-        evaluation = _evaluated(self.engine, truth, found, kind="keypoints", sigmas=self.sigmas)
+        poses = _Poses(self.sigmas, self._most_poses)
+        evaluation = _evaluated(self.engine, truth, found, kind="keypoints", poses=poses)
         with contextlib.redirect_stdout(io.StringIO()):
             evaluation.summarize()
         names = [field.name for field in fields(KeypointResult)][:10]  # in the evaluator's order
@@ -409,7 +416,7 @@ class CocoMetric:
         if of in self._matches:
             return self._matches[of]
         image_ids, truth = self._scored(), self.dataset.truth
-        best = {"best": BEST_OF_KEYPOINTS} if of == "keypoints" else {}
+        best = {"best": self._most_poses} if of == "keypoints" else {}
         matchers = [ClassMatcher(len(image_ids), **best) for _ in self.dataset.classes]
         unseen: NDArray[np.bool_] | None = None
         if of == "keypoints" and truth.keypoints is not None:
@@ -532,16 +539,22 @@ class CocoMetric:
         return self._header(image_ids) | {"annotations": annotations}
 
 
+class _Poses(NamedTuple):
+    """Settings of the evaluator for keypoints."""
+
+    sigmas: Sequence[float]
+    most: int
+
+
 def _evaluated(
     engine: Engine,
     truth: dict[str, Any],
     found: dict[str, Any],
     kind: _Kind,
     limits: Sequence[int] = (),
-    sigmas: Sequence[float] = (),
+    poses: _Poses | None = None,
 ) -> Any:
-    """Runs the evaluator; with limits, classes are ignored and each limit is a number of best detections per image.
-    ``sigmas`` are the tolerances of keypoints."""
+    """Runs the evaluator; with limits, classes are ignored and each limit is a number of best detections per image."""
     with contextlib.redirect_stdout(io.StringIO()):
         if engine == "faster-coco-eval":
             faster = importlib.import_module("faster_coco_eval")
@@ -554,8 +567,9 @@ def _evaluated(
                 part.dataset = data
                 part.createIndex()
             evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval(*pair, iouType=kind)
-        if sigmas:
-            evaluation.params.kpt_oks_sigmas = np.array(sigmas)
+        if poses is not None:
+            evaluation.params.kpt_oks_sigmas = np.array(poses.sigmas)
+            evaluation.params.maxDets = [poses.most]
         if limits:
             evaluation.params.useCats, evaluation.params.maxDets = 0, list(limits)
         evaluation.evaluate()
