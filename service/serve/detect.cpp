@@ -81,7 +81,8 @@ Wanted read_wanted(std::string_view query, const Manifest& manifest, const Servi
     Wanted wanted;
     wanted.score_threshold = std::max(options.score_threshold, manifest.nms.score_threshold);
     wanted.max_detections = manifest.nms.max_detections;
-    wanted.masks = manifest.masks.has_value();
+    const bool has_masks = manifest.masks || manifest.parts.masks;
+    wanted.masks = has_masks;
     if (options.max_detections > 0) {
         wanted.max_detections = std::min(options.max_detections, wanted.max_detections);
     }
@@ -106,8 +107,8 @@ Wanted read_wanted(std::string_view query, const Manifest& manifest, const Servi
             wanted.partial = flag(key, value);
         } else if (key == "masks") {
             wanted.masks = flag(key, value);
-            if (wanted.masks && !manifest.masks) {
-                throw BadQuery("masks is true, and the model gives boxes alone; leave it out");
+            if (wanted.masks && !has_masks) {
+                throw BadQuery("masks is true, and the model gives none; leave it out");
             }
         } else {
             throw BadQuery(
@@ -141,26 +142,42 @@ void append(
     }
     text += "\"width\":" + std::to_string(picture.width) + ",\"height\":" + std::to_string(picture.height) +
             ",\"detections\":[";
+    const auto list = [&](std::initializer_list<float> values) {
+        char before = '[';
+        for (const float value : values) {
+            text += before;
+            number(value);
+            before = ',';
+        }
+        text += "]";
+    };
     const std::size_t count = wanted.count(found);
+    const std::size_t keypoints = found.detections.empty() ? 0 : found.keypoints.size() / found.detections.size();
     for (std::size_t place = 0; place < count; ++place) {
         const auto& detection = found.detections[place];
-        text += place == 0 ? "{\"box\":[" : ",{\"box\":[";
-        number(detection.box.x1);
-        text += ",";
-        number(detection.box.y1);
-        text += ",";
-        number(detection.box.x2);
-        text += ",";
-        number(detection.box.y2);
-        text += "],\"score\":";
+        const auto& box = detection.box;
+        text += place == 0 ? "{\"box\":" : ",{\"box\":";
+        list({box.x1, box.y1, box.x2, box.y2});
+        text += ",\"score\":";
         number(detection.score);
         text += ",\"class\":" + std::to_string(detection.class_index) + ",\"name\":";
         const auto index = static_cast<std::size_t>(detection.class_index);
         text += index < classes.size() ? json_text(classes[index]) : "null";
         if (wanted.masks) {
             // The letters of a mask go from '0' to 'o', of which JSON writes one in another way.
-            text += ",\"mask\":{\"size\":[" + std::to_string(found.masks.height) + "," +
-                    std::to_string(found.masks.width) + "],\"counts\":\"" + picture.masks[place] + "\"}";
+            text += ",\"mask\":{\"size\":[" + std::to_string(picture.height) + "," + std::to_string(picture.width) +
+                    "],\"counts\":\"" + picture.masks[place] + "\"}";
+        }
+        for (std::size_t one = 0; one < keypoints; ++one) {
+            const Keypoint& keypoint = found.keypoints[place * keypoints + one];
+            text += one == 0 ? ",\"keypoints\":[" : ",";
+            list({keypoint.x, keypoint.y, keypoint.score});
+        }
+        text += keypoints > 0 ? "]" : "";
+        if (!found.rotated_boxes.empty()) {
+            const RotatedBox& rotated = found.rotated_boxes[place];
+            text += ",\"rotated_box\":";
+            list({rotated.x, rotated.y, rotated.width, rotated.height, rotated.angle});
         }
         text += "}";
     }

@@ -31,6 +31,7 @@ struct OutputTensor {
     std::string_view name;
     bool is_float;
     std::vector<std::size_t> shape;  // of one image
+    bool is_part = false;            // beside boxes, scores and classes
 
     std::size_t values() const {
         std::size_t count = 1;
@@ -47,7 +48,22 @@ std::vector<OutputTensor> outputs_of(const Manifest& manifest) {
         {"num_dets", false, {1}}, {"boxes", true, {room, 4}}, {"scores", true, {room}}, {"classes", false, {room}}};
     if (manifest.masks) {
         const auto side = static_cast<std::size_t>(manifest.masks->size);
-        outputs.push_back({"masks", true, {room, side, side}});
+        outputs.push_back({"masks", true, {room, side, side}, true});
+    }
+    if (const auto& masks = manifest.parts.masks) {
+        const auto count = static_cast<std::size_t>(masks->count);
+        outputs.push_back({"mask_coefficients", true, {room, count}, true});
+        outputs.push_back(
+            {"prototypes",
+             true,
+             {count, static_cast<std::size_t>(masks->height), static_cast<std::size_t>(masks->width)},
+             true});
+    }
+    if (const auto& keypoints = manifest.parts.keypoints) {
+        outputs.push_back({"keypoints", true, {room, keypoints->names.size(), 3}, true});
+    }
+    if (manifest.parts.rotated_boxes) {
+        outputs.push_back({"rotated_boxes", true, {room, 5}, true});
     }
     return outputs;
 }
@@ -69,26 +85,62 @@ class Values {
 public:
     explicit Values(bool binary) : binary_(binary) {}
 
-    void put(float number) { put(number, std::isfinite(number) ? shortest(number) : "null"); }
-    void put(std::int32_t number) { put(number, std::to_string(number)); }
+    void put(float number) {
+        if (binary_) {
+            put_bytes(number);
+        } else {
+            put_text(std::isfinite(number) ? shortest(number) : "null");
+        }
+    }
+
+    void put(std::int32_t number) {
+        if (binary_) {
+            put_bytes(number);
+        } else {
+            put_text(std::to_string(number));
+        }
+    }
 
     std::string take() { return std::move(text_); }
 
 private:
     template <typename Number>
-    void put(Number number, const std::string& as_text) {
-        if (binary_) {
-            char raw[sizeof number];
-            std::memcpy(raw, &number, sizeof number);
-            text_.append(raw, sizeof number);
-        } else {
-            text_ += (text_.empty() ? "" : ",") + as_text;
-        }
+    void put_bytes(Number number) {
+        char raw[sizeof number];
+        std::memcpy(raw, &number, sizeof number);
+        text_.append(raw, sizeof number);
     }
+
+    void put_text(const std::string& text) { text_ += (text_.empty() ? "" : ",") + text; }
 
     const bool binary_;
     std::string text_;
 };
+
+// What the network gives for the detections beside boxes, scores and classes.
+std::vector<float> part_of(const Found& found, std::string_view name) {
+    std::vector<float> values;
+    if (name == "masks") {
+        return found.masks.probabilities;
+    }
+    if (name == "mask_coefficients") {
+        return found.prototype_masks.coefficients;
+    }
+    if (name == "prototypes") {
+        return found.prototype_masks.prototypes;
+    }
+    if (name == "keypoints") {
+        for (const Keypoint& one : found.keypoints) {
+            values.insert(values.end(), {one.x, one.y, one.score});
+        }
+    }
+    if (name == "rotated_boxes") {
+        for (const RotatedBox& one : found.rotated_boxes) {
+            values.insert(values.end(), {one.x, one.y, one.width, one.height, one.angle});
+        }
+    }
+    return values;
+}
 
 // The values of an output, zeros after the last detection of each image.
 template <typename Fill>
@@ -97,10 +149,10 @@ std::string tensor(const OutputTensor& output, bool binary, std::size_t images, 
     for (std::size_t i = 0; i < images; ++i) {
         const Found& found = found_in(i);
         const auto& detections = found.detections;
-        if (output.name == "masks") {
-            const auto& masks = found.masks.probabilities;
+        if (output.is_part) {
+            const auto part = part_of(found, output.name);
             for (std::size_t place = 0; place < output.values(); ++place) {
-                values.put(place < masks.size() ? masks[place] : 0.0F);
+                values.put(place < part.size() ? part[place] : 0.0F);
             }
             continue;
         }

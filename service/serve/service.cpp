@@ -30,10 +30,24 @@ Response readiness(const Context& context) {
     return context.trouble().value_or(json_response({{"status", "ready"}, {"runs_on", runs_on}}));
 }
 
+Json masks_of(const Manifest& manifest) {
+    if (const auto& masks = manifest.masks) {
+        return {{"size", masks->size}, {"threshold", Json::parse(shortest(masks->threshold))}};
+    }
+    if (const auto& masks = manifest.parts.masks) {
+        return {{"prototypes", {masks->count, masks->height, masks->width}}, {"threshold", masks->threshold}};
+    }
+    return nullptr;
+}
+
+Json keypoints_of(const Manifest& manifest) {
+    const auto& keypoints = manifest.parts.keypoints;
+    return keypoints ? Json{{"names", keypoints->names}, {"skeleton", keypoints->skeleton}} : Json(nullptr);
+}
+
 Json model_facts(const Served& model) {
     const auto detector = model.current();
     const auto& manifest = detector->manifest();
-    const auto& masks = manifest.masks;
     return {
         {"name", manifest.model_name},
         {"served_as", model.name},
@@ -48,8 +62,9 @@ Json model_facts(const Served& model) {
         {"score_threshold", Json::parse(shortest(manifest.nms.score_threshold))},
         {"iou_threshold", Json::parse(shortest(manifest.nms.iou_threshold))},
         {"max_detections", manifest.nms.max_detections},
-        {"masks",
-         masks ? Json{{"size", masks->size}, {"threshold", Json::parse(shortest(masks->threshold))}} : Json(nullptr)},
+        {"masks", masks_of(manifest)},
+        {"keypoints", keypoints_of(manifest)},
+        {"rotated_boxes", manifest.parts.rotated_boxes.has_value()},
         {"classes", manifest.classes}};
 }
 

@@ -20,7 +20,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int schema = 1;
+constexpr int plain_schema = 1;
+constexpr int parts_schema = 2;  // with key 'parts'
 constexpr const char* manifest_file = "manifest.json";
 
 // Of a manifest in bytes: a hundred times what 'trtdet build' writes.
@@ -31,6 +32,10 @@ constexpr int largest_side = 1 << 16;
 
 // Of a mask, in values on each side; those that there are have 28 or 56.
 constexpr int largest_mask = 1024;
+
+// Of an object's mask coefficients, and of its keypoints.
+constexpr int most_prototypes = 4096;
+constexpr int most_keypoints = 4096;
 
 // A place in the manifest, which knows its key path.
 class Value {
@@ -50,6 +55,21 @@ public:
             Value(json_, below).refuse("is missing");
         }
         return Value(*found, below);
+    }
+
+    // Refuses keys beside these.
+    void only(std::initializer_list<const char*> allowed) const {
+        for (const auto& [key, value] : object().items()) {
+            std::string names;
+            bool known = false;
+            for (const char* const one : allowed) {
+                known = known || key == one;
+                names += (names.empty() ? "" : ", ") + std::string(one);
+            }
+            if (!known) {
+                refuse("has the key " + in_quotes(key) + ", and this libtrtdet reads " + names);
+            }
+        }
     }
 
     std::optional<Value> find(const char* key) const {
@@ -280,6 +300,21 @@ Nms nms_at(const Value& value) {
     return found;
 }
 
+// The shape of an output float32 of so many dimensions that a key names.
+const std::vector<std::int64_t>& shape_of_named(
+    const Value& at, const Manifest& manifest, std::size_t rank, const std::string& expected) {
+    const std::string name = at.text();
+    const auto output = std::find_if(
+        manifest.outputs.begin(), manifest.outputs.end(), [&](const OutputSpec& one) { return one.name == name; });
+    if (output == manifest.outputs.end()) {
+        at.refuse("names " + in_quotes(name) + ", which 'outputs' does not have");
+    }
+    if (output->dtype != DType::float32 || output->shape.size() != rank) {
+        at.refuse("names " + in_quotes(name) + ", which is not float32 " + expected);
+    }
+    return output->shape;
+}
+
 // The output of masks must be what boxes are read with: a row for each detection that is left.
 MaskSpec masks_at(const Value& value, const Manifest& manifest) {
     MaskSpec found;
@@ -289,17 +324,95 @@ MaskSpec masks_at(const Value& value, const Manifest& manifest) {
     if (manifest.nms.where == Suppression::host) {
         value.refuse("stands beside 'nms.where', which is host: masks are those of detections, not of candidates");
     }
-    const auto output = std::find_if(manifest.outputs.begin(), manifest.outputs.end(), [&](const OutputSpec& one) {
-        return one.name == found.output;
-    });
-    if (output == manifest.outputs.end()) {
-        value["output"].refuse("names " + in_quotes(found.output) + ", which 'outputs' does not have");
+    const std::string expected =
+        "(batch, detections, " + std::to_string(found.size) + ", " + std::to_string(found.size) + ")";
+    const auto& shape = shape_of_named(value["output"], manifest, 4, expected);
+    if (shape[2] != found.size || shape[3] != found.size) {
+        value["output"].refuse("names " + in_quotes(found.output) + ", which is not float32 " + expected);
     }
-    const auto& shape = output->shape;
-    if (output->dtype != DType::float32 || shape.size() != 4 || shape[2] != found.size || shape[3] != found.size) {
-        value["output"].refuse(
-            "names " + in_quotes(found.output) + ", which is not float32 (batch, detections, " +
-            std::to_string(found.size) + ", " + std::to_string(found.size) + ")");
+    return found;
+}
+
+PrototypeSpec prototypes_at(const Value& value, const Manifest& manifest) {
+    value.only({"coefficients", "prototypes", "threshold"});
+    PrototypeSpec found;
+    found.coefficients = value["coefficients"].text();
+    found.prototypes = value["prototypes"].text();
+    found.threshold = value["threshold"].number(0, 1);
+    if (found.threshold <= 0 || found.threshold >= 1) {
+        value["threshold"].refuse("is " + format_number(found.threshold) + ", expected a number between 0 and 1");
+    }
+    const auto& rows = shape_of_named(value["coefficients"], manifest, 3, "(batch, rows, coefficients)");
+    const auto& cells = shape_of_named(value["prototypes"], manifest, 4, "(batch, coefficients, height, width)");
+    if (rows[2] != cells[1] || rows[2] > most_prototypes || std::max(cells[2], cells[3]) > largest_side) {
+        value.refuse(
+            "names outputs of " + std::to_string(rows[2]) + " coefficients and " + std::to_string(cells[1]) +
+            " prototypes of " + std::to_string(cells[2]) + " x " + std::to_string(cells[3]) +
+            " cells, expected as many of both, at most " + std::to_string(most_prototypes) + ", of sides up to " +
+            std::to_string(largest_side));
+    }
+    found.count = static_cast<int>(cells[1]);
+    found.height = static_cast<int>(cells[2]);
+    found.width = static_cast<int>(cells[3]);
+    return found;
+}
+
+KeypointSpec keypoints_at(const Value& value, const Manifest& manifest) {
+    value.only({"output", "names", "sigmas", "skeleton"});
+    KeypointSpec found;
+    found.output = value["output"].text();
+    for (const Value& name : value["names"].list()) {
+        found.names.push_back(name.text());
+    }
+    const std::size_t count = found.names.size();
+    if (count < 1 || count > most_keypoints) {
+        value["names"].refuse(
+            "has " + std::to_string(count) + " entries, expected 1 to " + std::to_string(most_keypoints));
+    }
+    for (const Value& sigma : value["sigmas"].list(count)) {
+        found.sigmas.push_back(sigma.positive());
+    }
+    const auto skeleton = value.find("skeleton");
+    for (const Value& pair : skeleton ? skeleton->list() : std::vector<Value>()) {
+        const auto ends = pair.list(2);
+        const int last = static_cast<int>(count) - 1;
+        found.skeleton.emplace_back(ends[0].integer(0, last), ends[1].integer(0, last));
+    }
+    const std::string expected = "(batch, rows, " + std::to_string(count) + ", 3)";
+    const auto& shape = shape_of_named(value["output"], manifest, 4, expected);
+    if (shape[2] != static_cast<std::int64_t>(count) || shape[3] != 3) {
+        value["output"].refuse("names " + in_quotes(found.output) + ", which is not float32 " + expected);
+    }
+    return found;
+}
+
+RotatedBoxSpec rotated_boxes_at(const Value& value, const Manifest& manifest) {
+    value.only({"output"});
+    RotatedBoxSpec found;
+    found.output = value["output"].text();
+    if (shape_of_named(value["output"], manifest, 3, "(batch, rows, 5)")[2] != 5) {
+        value["output"].refuse("names " + in_quotes(found.output) + ", which is not float32 (batch, rows, 5)");
+    }
+    return found;
+}
+
+PartSpecs parts_at(const Value& value, const Manifest& manifest) {
+    value.only({"masks", "keypoints", "rotated_boxes"});
+    PartSpecs found;
+    if (const auto masks = value.find("masks"); masks && !masks->is_null()) {
+        found.masks = prototypes_at(*masks, manifest);
+    }
+    if (const auto keypoints = value.find("keypoints"); keypoints && !keypoints->is_null()) {
+        found.keypoints = keypoints_at(*keypoints, manifest);
+    }
+    if (const auto rotated = value.find("rotated_boxes"); rotated && !rotated->is_null()) {
+        found.rotated_boxes = rotated_boxes_at(*rotated, manifest);
+    }
+    if (!found.masks && !found.keypoints && !found.rotated_boxes) {
+        value.refuse("has none of masks, keypoints and rotated_boxes");
+    }
+    if (manifest.masks) {
+        value.refuse("stands beside 'masks': those are of two-stage detectors, parts of one-stage detectors");
     }
     return found;
 }
@@ -402,8 +515,9 @@ Manifest parse_manifest(std::string_view json) {
     if (data.is_discarded()) {
         root.refuse("is not JSON");
     }
-    if (root["schema"].integer(std::numeric_limits<int>::min(), std::numeric_limits<int>::max()) != schema) {
-        root["schema"].refuse("is " + data["schema"].dump() + ", and this libtrtdet reads " + std::to_string(schema));
+    const int schema = root["schema"].integer(std::numeric_limits<int>::min(), std::numeric_limits<int>::max());
+    if (schema != plain_schema && schema != parts_schema) {
+        root["schema"].refuse("is " + std::to_string(schema) + ", and this libtrtdet reads 1 and 2");
     }
     Manifest found;
     found.trtdet_version = root["trtdet_version"].text();
@@ -419,6 +533,11 @@ Manifest parse_manifest(std::string_view json) {
     found.nms = nms_at(root["nms"]);
     if (const auto masks = root.find("masks"); masks && !masks->is_null()) {
         found.masks = masks_at(*masks, found);
+    }
+    if (schema == parts_schema) {
+        found.parts = parts_at(root["parts"], found);
+    } else if (const auto parts = root.find("parts"); parts && !parts->is_null()) {
+        parts->refuse("belongs to schema 2, and 'schema' is 1");
     }
     for (const auto& [name, hash] : root["files"].texts()) {
         found.files[checked_name(root["files"], name)] = checked_hash(root["files"], hash);

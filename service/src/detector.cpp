@@ -32,6 +32,10 @@ struct Layout {
     std::size_t rows = 0;     // boxes of an image: candidates with host, else the room for detections
     std::size_t columns = 0;  // classes of an image's scores, with host
     std::optional<std::size_t> masks;
+    std::optional<std::size_t> coefficients;  // and prototypes
+    std::size_t prototypes = 0;
+    std::optional<std::size_t> keypoints;
+    std::optional<std::size_t> rotated_boxes;
 };
 
 // The place of an output that is as it has to be.
@@ -56,12 +60,29 @@ std::size_t place_of(
     return static_cast<std::size_t>(found - outputs.begin());
 }
 
+// What a one-stage detector gives beside boxes, in the rows of those.
+void find_parts(Layout& found, const Manifest& manifest, const Engine& engine, std::int64_t rows) {
+    if (const auto& masks = manifest.parts.masks) {
+        found.coefficients = place_of(engine, masks->coefficients, DType::float32, {-1, rows, masks->count});
+        found.prototypes =
+            place_of(engine, masks->prototypes, DType::float32, {-1, masks->count, masks->height, masks->width});
+    }
+    if (const auto& keypoints = manifest.parts.keypoints) {
+        const auto count = static_cast<std::int64_t>(keypoints->names.size());
+        found.keypoints = place_of(engine, keypoints->output, DType::float32, {-1, rows, count, 3});
+    }
+    if (const auto& rotated_boxes = manifest.parts.rotated_boxes) {
+        found.rotated_boxes = place_of(engine, rotated_boxes->output, DType::float32, {-1, rows, 5});
+    }
+}
+
 Layout layout_of(const Manifest& manifest, const Engine& engine) {
     Layout found;
     found.host = manifest.nms.where == Suppression::host;
     found.boxes = place_of(engine, "boxes", DType::float32, {-1, 0, 4});
     const std::int64_t rows = engine.outputs()[found.boxes].shape[1];
     found.rows = static_cast<std::size_t>(rows);
+    find_parts(found, manifest, engine, rows);
     if (found.host) {
         found.columns = manifest.classes.size();
         found.scores = place_of(engine, "scores", DType::float32, {-1, rows, static_cast<std::int64_t>(found.columns)});
@@ -339,8 +360,11 @@ private:
                 Outcome outcome;
                 try {
                     const auto* const resized = std::get_if<Resized>(&job.input);
-                    outcome.found = {read(lane, index, resized), count, start - job.arrived, ran, {}};
-                    outcome.found.masks = read_masks(lane, index, outcome.found.detections.size(), resized);
+                    outcome.found.detections = read(lane, index, resized);
+                    outcome.found.batch = count;
+                    outcome.found.queued = start - job.arrived;
+                    outcome.found.ran = ran;
+                    read_parts(lane, index, resized, outcome.found);
                 } catch (...) {
                     outcome.error = std::current_exception();
                 }
@@ -360,8 +384,11 @@ private:
         const auto* const scores = lane.output(layout_.scores).as<float>().data();
         std::vector<Detection> found;
         if (layout_.host) {
+            const float* const rotated =
+                layout_.rotated_boxes ? rows_of(lane, *layout_.rotated_boxes, image, 5) : nullptr;
             found = non_max_suppression(
-                boxes, scores + image * layout_.rows * layout_.columns, layout_.rows, layout_.columns, manifest_.nms);
+                boxes, scores + image * layout_.rows * layout_.columns, layout_.rows, layout_.columns, manifest_.nms,
+                rotated);
         } else {
             const int count = lane.output(layout_.counts).as<std::int32_t>()[image];
             const auto* const classes = lane.output(layout_.classes).as<std::int32_t>().data() + image * layout_.rows;
@@ -378,7 +405,7 @@ private:
                 }
                 const float* const box = boxes + 4 * index;
                 found.push_back(
-                    {{box[0], box[1], box[2], box[3]}, scores[image * layout_.rows + index], classes[index]});
+                    {{box[0], box[1], box[2], box[3]}, scores[image * layout_.rows + index], classes[index], index});
             }
         }
         if (resized != nullptr) {
@@ -387,6 +414,64 @@ private:
             }
         }
         return found;
+    }
+
+    // The rows of an output with so many values in each.
+    const float* rows_of(const Lane& lane, std::size_t output, std::size_t image, std::size_t values) const {
+        return lane.output(output).as<float>().data() + image * layout_.rows * values;
+    }
+
+    // What belongs to the detections of an image.
+    void read_parts(const Lane& lane, std::size_t image, const Resized* resized, Found& found) const {
+        const auto& all = found.detections;
+        found.masks = read_masks(lane, image, all.size(), resized);
+        if (layout_.coefficients) {
+            read_prototypes(lane, image, resized, found);
+        }
+        if (layout_.keypoints) {
+            const std::size_t count = manifest_.parts.keypoints->names.size();
+            const float* const rows = rows_of(lane, *layout_.keypoints, image, 3 * count);
+            found.keypoints.reserve(all.size() * count);
+            for (const Detection& detection : all) {
+                const float* values = rows + detection.row * 3 * count;
+                for (std::size_t index = 0; index < count; ++index, values += 3) {
+                    const Keypoint keypoint{values[0], values[1], values[2]};
+                    found.keypoints.push_back(
+                        resized != nullptr ? resized->placement.keypoint_to_image(keypoint) : keypoint);
+                }
+            }
+        }
+        if (layout_.rotated_boxes) {
+            const float* const rows = rows_of(lane, *layout_.rotated_boxes, image, 5);
+            found.rotated_boxes.reserve(all.size());
+            for (const Detection& detection : all) {
+                const float* const values = rows + detection.row * 5;
+                const RotatedBox box{values[0], values[1], values[2], values[3], values[4]};
+                found.rotated_boxes.push_back(resized != nullptr ? resized->placement.rotated_to_image(box) : box);
+            }
+        }
+    }
+
+    void read_prototypes(const Lane& lane, std::size_t image, const Resized* resized, Found& found) const {
+        const PrototypeSpec& spec = *manifest_.parts.masks;
+        const Preprocess& input = manifest_.input.preprocess;
+        PrototypeMasks& masks = found.prototype_masks;
+        masks.count = spec.count;
+        masks.height = spec.height;
+        masks.width = spec.width;
+        masks.threshold = spec.threshold;
+        masks.input_height = input.height;
+        masks.input_width = input.width;
+        masks.placement = resized != nullptr ? resized->placement : Placement{1, 1, 0, 0, input.width, input.height};
+        const auto count = static_cast<std::size_t>(spec.count);
+        const float* const rows = rows_of(lane, *layout_.coefficients, image, count);
+        for (const Detection& detection : found.detections) {
+            masks.coefficients.insert(
+                masks.coefficients.end(), rows + detection.row * count, rows + (detection.row + 1) * count);
+        }
+        const std::size_t values = count * static_cast<std::size_t>(spec.height) * static_cast<std::size_t>(spec.width);
+        const auto all = lane.output(layout_.prototypes).as<float>().part(image * values, values);
+        masks.prototypes.assign(all.begin(), all.end());
     }
 
     Masks read_masks(const Lane& lane, std::size_t image, std::size_t count, const Resized* resized) const {
@@ -430,11 +515,15 @@ private:
 };
 
 RunLengths Found::mask(std::size_t index) const {
-    if (masks.side < 1 || index >= detections.size()) {
+    const bool none = masks.side < 1 && prototype_masks.count < 1;
+    if (none || index >= detections.size()) {
         throw EngineError(
-            masks.side < 1 ? "the bundle has no masks; build it from a model that gives them"
-                           : "there are " + std::to_string(detections.size()) + " detections and no mask of number " +
-                                 std::to_string(index) + ", from 0");
+            none ? "the bundle has no masks; build it from a model that gives them"
+                 : "there are " + std::to_string(detections.size()) + " detections and no mask of number " +
+                       std::to_string(index) + ", from 0");
+    }
+    if (prototype_masks.count > 0) {
+        return prototype_mask(prototype_masks, index, detections[index].box);
     }
     return paste_mask(masks[index], detections[index].box, masks.width, masks.height, masks.threshold);
 }

@@ -108,9 +108,10 @@ std::vector<float> bordered(Span<const float> values, std::size_t side) {
 // The rows of an image that a mask covers, in stretches between the same two values of a column.
 class Rows {
 public:
-    explicit Rows(const Axis& axis) {
-        for (int row = axis.begin; row < axis.end; ++row) {
-            places_.push_back(axis.at(row));
+    template <typename At>
+    Rows(int begin, int end, const At& at) {
+        for (int row = begin; row < end; ++row) {
+            places_.push_back(at(row));
             if (starts_.empty() || places_.back().before != places_[starts_.back()].before) {
                 starts_.push_back(places_.size() - 1);
             }
@@ -118,13 +119,15 @@ public:
         starts_.push_back(places_.size());
     }
 
-    // Adds a column. Within a stretch values rise or fall throughout, so that they cross the threshold once at most.
-    void add(Runs& runs, const float* values, float threshold) const {
+    // Adds a column, of which value(Between) is a row's. Within a stretch values rise or fall throughout, so that they
+    // cross the threshold once at most.
+    template <typename Value>
+    void add(Runs& runs, const Value& value, float threshold) const {
         for (std::size_t stretch = 0; stretch + 1 < starts_.size(); ++stretch) {
             const std::size_t begin = starts_[stretch];
             const std::size_t end = starts_[stretch + 1];
-            const bool first = places_[begin].of(values) > threshold;
-            const bool last = places_[end - 1].of(values) > threshold;
+            const bool first = value(places_[begin]) > threshold;
+            const bool last = value(places_[end - 1]) > threshold;
             if (first == last) {
                 runs.add(first, end - begin);
                 continue;
@@ -132,7 +135,7 @@ public:
             const auto crossing = std::partition_point(
                 places_.begin() + static_cast<std::ptrdiff_t>(begin),
                 places_.begin() + static_cast<std::ptrdiff_t>(end),
-                [&](const Between& place) { return (place.of(values) > threshold) == first; });
+                [&](const Between& place) { return (value(place) > threshold) == first; });
             const auto at = static_cast<std::size_t>(crossing - places_.begin());
             runs.add(first, at - begin);
             runs.add(last, end - at);
@@ -143,6 +146,90 @@ private:
     std::vector<Between> places_;
     std::vector<std::size_t> starts_;  // the first row of each stretch, and the end of the last
 };
+
+// One axis of prototypes over the input of a network, in which an image lies.
+struct CellAxis {
+    double scale;       // of the image in the input
+    double pad;         // before the image
+    double length;      // of the image, in pixels
+    double input;       // of the input
+    std::size_t count;  // of cells
+
+    // Where a pixel of the image lies. Cells beyond the image, which see the border alone, have no say.
+    Between at(int pixel) const {
+        const double ratio = static_cast<double>(count) / input;
+        double place = ((pixel + 0.5) * scale + pad) * ratio - 0.5;
+        place = std::max(std::min(place, (pad + scale * length) * ratio - 1), pad * ratio);
+        Between found;
+        found.before = std::min(static_cast<std::size_t>(place), count - 1);
+        found.after = std::min(found.before + 1, count - 1);
+        found.weight_after = static_cast<float>(place - static_cast<double>(found.before));
+        found.weight_before = 1 - found.weight_after;
+        return found;
+    }
+};
+
+// The cells of the prototypes that a box needs, weighted and summed: columns one after the other.
+class Cells {
+public:
+    Cells(const PrototypeMasks& masks, Span<const float> coefficients, Between rows, Between columns)
+        : top_(rows.before), left_(columns.before), height_(rows.after + 1 - rows.before) {
+        const auto stride = static_cast<std::size_t>(masks.width);
+        const std::size_t plane = static_cast<std::size_t>(masks.height) * stride;
+        const std::size_t width = columns.after + 1 - columns.before;
+        std::vector<float> sums(height_ * width);
+        for (std::size_t one = 0; one < coefficients.size(); ++one) {
+            const float* const cells = masks.prototypes.data() + one * plane + top_ * stride + left_;
+            for (std::size_t row = 0; row < height_; ++row) {
+                add(coefficients[one], cells + row * stride, sums.data() + row * width, width);
+            }
+        }
+        values_.resize(sums.size());
+        for (std::size_t row = 0; row < height_; ++row) {
+            for (std::size_t column = 0; column < width; ++column) {
+                values_[column * height_ + row] = sums[row * width + column];
+            }
+        }
+    }
+
+    const float* column(std::size_t index) const { return values_.data() + (index - left_) * height_; }
+
+    // A place on the axis of rows, among those that there are.
+    Between within(Between place) const {
+        place.before -= top_;
+        place.after -= top_;
+        return place;
+    }
+
+private:
+    static void add(float weight, const float* cells, float* sums, std::size_t count) {
+        for (std::size_t index = 0; index < count; ++index) {
+            sums[index] += weight * cells[index];
+        }
+    }
+
+    std::size_t top_;
+    std::size_t left_;
+    std::size_t height_;
+    std::vector<float> values_;
+};
+
+void check_pixels(int width, int height) {
+    if (width < 1 || height < 1 || std::int64_t{width} * height > std::int64_t{0xffffffff}) {
+        throw ImageError(
+            "a mask cannot be pasted into an image of " + std::to_string(width) + " x " + std::to_string(height) +
+            " pixels; it must have 1 to 2^32 - 1");
+    }
+}
+
+// A mask that covers no pixel.
+RunLengths none_of(int width, int height) {
+    return {width, height, {static_cast<std::uint32_t>(std::int64_t{width} * height)}};
+}
+
+bool is_finite(const Box& box) {
+    return std::isfinite(box.x1) && std::isfinite(box.y1) && std::isfinite(box.x2) && std::isfinite(box.y2);
+}
 
 std::size_t side_of(std::size_t values) {
     const auto side = static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(values))));
@@ -202,25 +289,18 @@ std::string RunLengths::counts() const {
 
 RunLengths paste_mask(Span<const float> probabilities, const Box& box, int width, int height, float threshold) {
     const std::size_t side = side_of(probabilities.size());
-    if (width < 1 || height < 1 || std::int64_t{width} * height > std::int64_t{0xffffffff}) {
-        throw ImageError(
-            "a mask cannot be pasted into an image of " + std::to_string(width) + " x " + std::to_string(height) +
-            " pixels; it must have 1 to 2^32 - 1");
-    }
+    check_pixels(width, height);
     RunLengths found{width, height, {}};
     Runs runs;
     const auto rows_of_image = static_cast<std::uint64_t>(height);
-    const bool finite =
-        std::isfinite(box.x1) && std::isfinite(box.y1) && std::isfinite(box.x2) && std::isfinite(box.y2);
+    const bool finite = is_finite(box);
     const Axis across(side + 2, finite ? box.x1 : 0, finite ? box.x2 : 0, finite ? width : 0);
     const Axis down(side + 2, finite ? box.y1 : 0, finite ? box.y2 : 0, finite ? height : 0);
     if (across.begin == across.end || down.begin == down.end) {
-        runs.add(false, static_cast<std::uint64_t>(width) * rows_of_image);
-        found.runs = runs.take();
-        return found;
+        return none_of(width, height);
     }
     const std::vector<float> values = bordered(probabilities, side);
-    const Rows rows(down);
+    const Rows rows(down.begin, down.end, [&down](int row) { return down.at(row); });
     std::vector<float> column(side + 2);
     runs.add(false, static_cast<std::uint64_t>(across.begin) * rows_of_image);
     for (int x = across.begin; x < across.end; ++x) {
@@ -230,12 +310,75 @@ RunLengths paste_mask(Span<const float> probabilities, const Box& box, int width
                           values[place.after * column.size() + row] * place.weight_after;
         }
         runs.add(false, static_cast<std::uint64_t>(down.begin));
-        rows.add(runs, column.data(), threshold);
+        rows.add(runs, [&column](const Between& row) { return row.of(column.data()); }, threshold);
         runs.add(false, rows_of_image - static_cast<std::uint64_t>(down.end));
     }
     runs.add(false, static_cast<std::uint64_t>(width - across.end) * rows_of_image);
     found.runs = runs.take();
     return found;
+}
+
+RunLengths prototype_mask(const PrototypeMasks& masks, std::size_t index, const Box& box) {
+    const int width = masks.placement.width;
+    const int height = masks.placement.height;
+    check_pixels(width, height);
+    const auto count = static_cast<std::size_t>(std::max(masks.count, 0));
+    const auto rows_of_cells = static_cast<std::size_t>(std::max(masks.height, 0));
+    const auto columns_of_cells = static_cast<std::size_t>(std::max(masks.width, 0));
+    if (masks.prototypes.empty() || masks.prototypes.size() != count * rows_of_cells * columns_of_cells ||
+        index >= masks.coefficients.size() / count || masks.input_width < 1 || masks.input_height < 1) {
+        throw EngineError(
+            "mask " + std::to_string(index) + " of " + std::to_string(masks.coefficients.size()) +
+            " coefficients and " + std::to_string(masks.prototypes.size()) +
+            " values of prototypes was wanted, expected " + std::to_string(count) + " coefficients for each mask and " +
+            std::to_string(count) + " x " + std::to_string(rows_of_cells) + " x " + std::to_string(columns_of_cells) +
+            " values; build the bundle again");
+    }
+    if (!is_finite(box)) {
+        return none_of(width, height);
+    }
+    const auto pixel = [](float side, int size) {
+        return static_cast<int>(std::clamp(std::ceil(side), 0.0F, static_cast<float>(size)));
+    };
+    const int left = pixel(box.x1, width);
+    const int right = pixel(box.x2, width);
+    const int top = pixel(box.y1, height);
+    const int bottom = pixel(box.y2, height);
+    if (left >= right || top >= bottom) {
+        return none_of(width, height);
+    }
+    const Placement& placed = masks.placement;
+    const CellAxis across{
+        placed.scale_x, double{placed.pad_x}, double(width), double(masks.input_width), columns_of_cells};
+    const CellAxis down{
+        placed.scale_y, double{placed.pad_y}, double(height), double(masks.input_height), rows_of_cells};
+    const auto range = [](const CellAxis& axis, int begin, int end) {
+        Between cells;
+        cells.before = axis.at(begin).before;
+        cells.after = axis.at(end - 1).after;
+        return cells;
+    };
+    const Cells cells(masks, masks[index], range(down, top, bottom), range(across, left, right));
+    const Rows rows(top, bottom, [&](int row) { return cells.within(down.at(row)); });
+    const auto threshold = static_cast<float>(std::log(masks.threshold / (1 - masks.threshold)));
+    Runs runs;
+    const auto rows_of_image = static_cast<std::uint64_t>(height);
+    runs.add(false, static_cast<std::uint64_t>(left) * rows_of_image);
+    for (int x = left; x < right; ++x) {
+        const Between place = across.at(x);
+        const float* const before = cells.column(place.before);
+        const float* const after = cells.column(place.after);
+        runs.add(false, static_cast<std::uint64_t>(top));
+        rows.add(
+            runs,
+            [&](const Between& row) {
+                return row.of(before) * place.weight_before + row.of(after) * place.weight_after;
+            },
+            threshold);
+        runs.add(false, rows_of_image - static_cast<std::uint64_t>(bottom));
+    }
+    runs.add(false, static_cast<std::uint64_t>(width - right) * rows_of_image);
+    return {width, height, runs.take()};
 }
 
 }  // namespace trtdet

@@ -138,15 +138,35 @@ cv::Mat matrix_of(const ImageView& image) {
 
 }  // namespace
 
+// In float32, as in Python.
 Box Placement::to_image(const Box& box) const {
+    const Keypoint first = keypoint_to_image(Keypoint{box.x1, box.y1, 0});
+    const Keypoint second = keypoint_to_image(Keypoint{box.x2, box.y2, 0});
+    return {first.x, first.y, second.x, second.y};
+}
+
+Keypoint Placement::keypoint_to_image(const Keypoint& keypoint) const {
     const auto clipped = [](float value, int size) {
         return std::min(std::max(value, 0.0f), static_cast<float>(size));
     };
     return {
-        clipped((box.x1 - pad_x) / scale_x, width),
-        clipped((box.y1 - pad_y) / scale_y, height),
-        clipped((box.x2 - pad_x) / scale_x, width),
-        clipped((box.y2 - pad_y) / scale_y, height),
+        clipped((keypoint.x - pad_x) / static_cast<float>(scale_x), width),
+        clipped((keypoint.y - pad_y) / static_cast<float>(scale_y), height),
+        keypoint.score,
+    };
+}
+
+RotatedBox Placement::rotated_to_image(const RotatedBox& box) const {
+    const auto across = static_cast<float>(scale_x);
+    const auto down = static_cast<float>(scale_y);
+    const float cosine = std::cos(box.angle);
+    const float sine = std::sin(box.angle);
+    return {
+        (box.x - pad_x) / across,
+        (box.y - pad_y) / down,
+        box.width * std::hypot(cosine / across, sine / down),
+        box.height * std::hypot(sine / across, cosine / down),
+        std::atan2(sine / down, cosine / across),
     };
 }
 
@@ -176,8 +196,8 @@ Resized resize(const ImageView& image, const Preprocess& to) {
     }
     made.bgr = image.format == PixelFormat::bgr;
     made.placement = {
-        static_cast<float>(double(made.width) / image.width),
-        static_cast<float>(double(made.height) / image.height),
+        double(made.width) / image.width,
+        double(made.height) / image.height,
         static_cast<float>(made.x),
         static_cast<float>(made.y),
         image.width,

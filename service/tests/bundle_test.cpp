@@ -80,7 +80,7 @@ TEST_CASE("what a manifest cannot be is named by its key") {
     CHECK_THAT(refusal("{"), Contains("manifest.json is not JSON"));
     CHECK_THAT(refusal("[]"), Contains("is a array, expected an object"));
     CHECK_THAT(refusal(without("", "schema")), Contains("'schema' is missing"));
-    CHECK_THAT(refusal(with("/schema", 2)), Contains("'schema' is 2, and this libtrtdet reads 1"));
+    CHECK_THAT(refusal(with("/schema", 3)), Contains("'schema' is 3, and this libtrtdet reads 1 and 2"));
     CHECK_THAT(refusal(with("/schema", 4294967297)), Contains("'schema' is 4294967297"));
     CHECK_THAT(refusal(with("/schema", 1e300)), Contains("'schema' is 1e+300"));
     CHECK_THAT(refusal(without("/input", "shape")), Contains("'input.shape' is missing"));
@@ -131,6 +131,82 @@ TEST_CASE("masks are those of detections, in an output that there is") {
     CHECK_THAT(refused("/outputs/4/shape", {"b", 3, 2}), Contains("is not float32"));
     CHECK_THAT(refused("/outputs/4/dtype", "float16"), Contains("is not float32"));
     CHECK_THAT(refused("/nms/where", "host"), Contains("'masks' stands beside 'nms.where', which is host"));
+}
+
+TEST_CASE("what a one-stage detector gives beside boxes") {
+    const Json json = parts_manifest_json();
+    const PartSpecs parts = parse_manifest(json.dump()).parts;
+    REQUIRE(parts.masks);
+    CHECK(parts.masks->coefficients == "mask_coefficients");
+    CHECK(parts.masks->prototypes == "prototypes");
+    CHECK(parts.masks->count == 2);
+    CHECK(parts.masks->height == 2);
+    CHECK(parts.masks->width == 4);
+    CHECK(parts.masks->threshold == 0.5);
+    REQUIRE(parts.keypoints);
+    CHECK(parts.keypoints->output == "keypoints");
+    CHECK(parts.keypoints->names == std::vector<std::string>{"head", "tail"});
+    CHECK(parts.keypoints->sigmas == std::vector<double>{0.5, 0.25});
+    CHECK(parts.keypoints->skeleton == std::vector<std::pair<int, int>>{{0, 1}});
+    REQUIRE(parts.rotated_boxes);
+    CHECK(parts.rotated_boxes->output == "rotated_boxes");
+    CHECK_FALSE(parse_manifest(manifest_json().dump()).parts.masks);
+
+    // One of them is enough, and what is absent may be null.
+    Json some = json;
+    some["parts"].erase("masks");
+    some["parts"]["rotated_boxes"] = nullptr;
+    some["parts"]["keypoints"].erase("skeleton");
+    const PartSpecs fewer = parse_manifest(some.dump()).parts;
+    CHECK_FALSE(fewer.masks);
+    CHECK_FALSE(fewer.rotated_boxes);
+    REQUIRE(fewer.keypoints);
+    CHECK(fewer.keypoints->skeleton.empty());
+}
+
+TEST_CASE("parts that cannot be read are named by their key") {
+    const auto refused = [](const std::string& pointer, const Json& value) {
+        Json changed = parts_manifest_json();
+        changed[Json::json_pointer(pointer)] = value;
+        return refusal(changed.dump());
+    };
+    CHECK_THAT(refused("/schema", 1), Contains("'parts' belongs to schema 2, and 'schema' is 1"));
+    CHECK_THAT(refusal(with("/schema", 2)), Contains("'parts' is missing"));
+    CHECK_THAT(
+        refused("/parts/depth", Json::object()),
+        Contains("'parts' has the key 'depth', and this libtrtdet reads masks, keypoints, rotated_boxes"));
+    CHECK_THAT(
+        refused("/parts/masks/scale", 2),
+        Contains("'parts.masks' has the key 'scale', and this libtrtdet reads coefficients, prototypes, threshold"));
+    CHECK_THAT(refused("/parts/keypoints/units", "pixels"), Contains("'parts.keypoints' has the key 'units'"));
+    CHECK_THAT(refused("/parts/rotated_boxes/angle", "degrees"), Contains("'parts.rotated_boxes' has the key 'angle'"));
+    CHECK_THAT(refused("/parts", Json::object()), Contains("has none of masks, keypoints and rotated_boxes"));
+    CHECK_THAT(refused("/parts", 3), Contains("'parts' is a number, expected an object"));
+    CHECK_THAT(
+        refused("/parts/masks/prototypes", "cells"),
+        Contains("'parts.masks.prototypes' names 'cells', which 'outputs'"));
+    CHECK_THAT(
+        refused("/parts/masks/coefficients", "keypoints"), Contains("is not float32 (batch, rows, coefficients)"));
+    CHECK_THAT(refused("/outputs/3/shape", {"b", 3, 2, 4}), Contains("2 coefficients and 3 prototypes of 2 x 4 cells"));
+    CHECK_THAT(
+        refused("/parts/masks/threshold", 1), Contains("'parts.masks.threshold' is 1, expected a number between"));
+    CHECK_THAT(
+        refused("/parts/masks/threshold", 0), Contains("'parts.masks.threshold' is 0, expected a number between"));
+    CHECK_THAT(refused("/parts/keypoints/names", Json::array()), Contains("'parts.keypoints.names' has 0 entries"));
+    CHECK_THAT(
+        refused("/parts/keypoints/sigmas", {0.5}), Contains("'parts.keypoints.sigmas' has 1 entries, expected 2"));
+    CHECK_THAT(refused("/parts/keypoints/sigmas/0", 0), Contains("'parts.keypoints.sigmas.0' is 0"));
+    CHECK_THAT(
+        refused("/parts/keypoints/skeleton/0/1", 2),
+        Contains("'parts.keypoints.skeleton.0.1' is 2, expected an integer from 0 to 1"));
+    CHECK_THAT(refused("/outputs/4/shape", {"b", 3, 3, 3}), Contains("is not float32 (batch, rows, 2, 3)"));
+    CHECK_THAT(refused("/outputs/4/dtype", "int32"), Contains("is not float32 (batch, rows, 2, 3)"));
+    CHECK_THAT(refused("/outputs/5/shape", {"b", 3, 4}), Contains("is not float32 (batch, rows, 5)"));
+    Json both = parts_manifest_json();
+    both["nms"]["where"] = "native";
+    both["outputs"].push_back({{"name", "masks"}, {"dtype", "float32"}, {"shape", {"b", 3, 2, 2}}});
+    both["masks"] = {{"output", "masks"}, {"size", 2}, {"threshold", 0.5}};
+    CHECK_THAT(refusal(both.dump()), Contains("'parts' stands beside 'masks'"));
 }
 
 TEST_CASE("a manifest does not reach out of its folder") {

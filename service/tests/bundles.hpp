@@ -64,6 +64,26 @@ inline Json masks_manifest_json() {
     return manifest;
 }
 
+// The same as manifest_json() with everything that a one-stage detector may give beside boxes: two prototypes of 2 x 4
+// cells, two keypoints and rotated boxes.
+inline Json parts_manifest_json() {
+    Json manifest = manifest_json();
+    manifest["schema"] = 2;
+    for (const auto& [name, shape] : std::initializer_list<std::pair<const char*, Json>>{
+             {"mask_coefficients", {"batch", 3, 2}},
+             {"prototypes", {"batch", 2, 2, 4}},
+             {"keypoints", {"batch", 3, 2, 3}},
+             {"rotated_boxes", {"batch", 3, 5}}}) {
+        manifest["outputs"].push_back({{"name", name}, {"dtype", "float32"}, {"shape", shape}});
+    }
+    manifest["parts"] = Json::parse(R"({
+        "masks": {"coefficients": "mask_coefficients", "prototypes": "prototypes", "threshold": 0.5},
+        "keypoints": {"output": "keypoints", "names": ["head", "tail"], "sigmas": [0.5, 0.25], "skeleton": [[0, 1]]},
+        "rotated_boxes": {"output": "rotated_boxes"}
+    })");
+    return manifest;
+}
+
 // A folder that goes with the object.
 class Folder {
 public:

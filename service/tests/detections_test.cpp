@@ -4,6 +4,8 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
+#include <utility>
+#include <vector>
 
 using namespace trtdet;
 
@@ -49,6 +51,42 @@ TEST_CASE("with an overlap of 1 as the threshold nothing is suppressed") {
     const auto found = suppress({here, here, nearby}, {0.5f, 0.9f, 0.7f}, nms);
     REQUIRE(found.size() == 3);
     CHECK(found[1].score == 0.7f);
+}
+
+TEST_CASE("rotated boxes are compared by their probabilistic IoU") {
+    constexpr float quarter = 1.57079633F;
+    const RotatedBox first{10, 10, 20, 4, 0.3F};
+    // What trtdet.detection.rotated gives for each with the first.
+    const std::vector<std::pair<RotatedBox, float>> others{
+        {{11, 10, 20, 4, 0.5F}, 0.66756386F},      {{10, 10, 20, 4, 0.3F - quarter}, 0.2155354F},
+        {{10, 10, 20, 4, 0.785398F}, 0.42215931F}, {{10, 10, 20, 4, -0.785398F}, 0.24247932F},
+        {{10, 10, 20, 4, 0.3F}, 0.99960047F},
+    };
+    // The boxes have no say: they are all the same.
+    const std::vector<Box> hulls{here, here};
+    const std::vector<float> scores{0.9F, 0.8F};
+    for (const auto& [other, iou] : others) {
+        const std::vector<RotatedBox> rotated{first, other};
+        for (const float margin : {-2e-4F, 2e-4F}) {
+            Nms nms = rules();
+            nms.iou_threshold = iou + margin;
+            const auto found = non_max_suppression(&hulls[0].x1, scores.data(), 2, 1, nms, &rotated[0].x);
+            CHECK(found.size() == (margin < 0 ? 1 : 2));
+        }
+    }
+    for (const float odd : {not_a_number, std::numeric_limits<float>::infinity()}) {
+        const std::vector<RotatedBox> rotated{first, {odd, 10, 20, 4, odd}};
+        CHECK(non_max_suppression(&hulls[0].x1, scores.data(), 2, 1, rules(), &rotated[0].x).size() == 2);
+    }
+}
+
+TEST_CASE("a detection names the row of its box") {
+    const std::vector<float> scores{0.3F, 0.2F, 0, 0.9F, 0.7F, 0.6F};
+    const auto found = suppress({here, away, nearby}, scores, rules());
+    REQUIRE(found.size() == 3);
+    CHECK((found[0].row == 1 && found[0].class_index == 1));
+    CHECK((found[1].row == 2 && found[1].class_index == 0));
+    CHECK((found[2].row == 2 && found[2].class_index == 1));
 }
 
 TEST_CASE("a score of just the threshold is none, nor is NaN") {

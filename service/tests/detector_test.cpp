@@ -1,5 +1,6 @@
 #include "trtdet/detector.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <thread>
@@ -441,6 +442,101 @@ TEST_CASE("masks lie in the image's own pixels") {
     const Manifest of_fewer = parse_manifest(fewer.dump());
     const auto engine = open_recording(folder.write("s", recording_of(fewer, {short_one})), of_fewer);
     CHECK_THROWS_WITH(Detector(of_fewer, engine), Contains("'masks' has shape Bx2x2x2"));
+}
+
+TEST_CASE("what belongs to a box follows it into the image's own pixels") {
+    // The second candidate is suppressed by the third, which is better.
+    const std::vector<float> boxes{0, 0, 4, 4, 8, 2, 14, 6, 8, 2, 14, 6};
+    const std::vector<float> scores{0.5F, 0, 0, 0.7F, 0, 0.8F};
+    const std::vector<float> coefficients{1, 0, 9, 9, 0, 1};
+    const std::vector<float> prototypes{1, 1, 1, 1, 1, 1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1};
+    const std::vector<float> keypoints{1, 2, 0.5F, 3, 4, 0.25F, 9, 9, 9, 9, 9, 9, 10, 3, 0.75F, 40, -7, 1};
+    const std::vector<float> rotated{2, 2, 4, 4, 0, 11, 4, 6, 4, 0.5F, 11, 4, 6, 4, 0.5F};
+    const Recorded one{
+        0,
+        {bytes_of(boxes), bytes_of(scores), bytes_of(coefficients), bytes_of(prototypes), bytes_of(keypoints),
+         bytes_of(rotated)}};
+    const Folder folder;
+    const auto detector_of = [&](const Json& json, const Recorded& outputs) {
+        const Manifest read = parse_manifest(json.dump());
+        return std::make_unique<Detector>(read, open_recording(folder.write("r", recording_of(json, {outputs})), read));
+    };
+    const auto check = [&](Detector& detector) {
+        // Twice as large in each direction as the network's input.
+        const Found found = detector.detect(image(0, 32, 16)).get();
+        REQUIRE(found.detections.size() == 2);
+        CHECK(found.detections[0].class_index == 1);
+        CHECK(found.detections[0].box.x1 == 16);
+        REQUIRE(found.keypoints.size() == 4);
+        CHECK((found.keypoints[0].x == 20 && found.keypoints[0].y == 6 && found.keypoints[0].score == 0.75F));
+        // Within the image.
+        CHECK((found.keypoints[1].x == 32 && found.keypoints[1].y == 0 && found.keypoints[1].score == 1));
+        CHECK((found.keypoints[3].x == 6 && found.keypoints[3].y == 8 && found.keypoints[3].score == 0.25F));
+        REQUIRE(found.rotated_boxes.size() == 2);
+        CHECK((found.rotated_boxes[0].x == 22 && found.rotated_boxes[0].y == 8));
+        CHECK(found.rotated_boxes[0].width == Approx(12));
+        CHECK(found.rotated_boxes[0].height == Approx(8));
+        CHECK(found.rotated_boxes[0].angle == Approx(0.5));
+        CHECK(found.rotated_boxes[1].width == Approx(8));
+        CHECK(found.prototype_masks.coefficients == std::vector<float>{0, 1, 1, 0});
+        CHECK(found.prototype_masks.prototypes == prototypes);
+        // The box is 16 4 28 12, and all of the right half belongs to the second prototype.
+        const auto mask = found.mask(0);
+        CHECK((mask.width == 32 && mask.height == 16));
+        CHECK(mask.area() == 12 * 8);
+        CHECK(found.mask(1).area() == 8 * 8);
+        CHECK_THROWS_WITH(found.mask(2), Contains("2 detections and no mask of number 2"));
+
+        // As the network takes it: in pixels of its input, not clipped to it.
+        std::promise<Found> promise;
+        detector.detect_input(std::vector<float>(3 * 8 * 16), Clock::time_point::max(), [&](Outcome outcome) {
+            promise.set_value(std::move(outcome.found));
+        });
+        const Found placed = promise.get_future().get();
+        REQUIRE(placed.detections.size() == 2);
+        CHECK(placed.mask(0).area() == 6 * 4);
+        CHECK((placed.keypoints[1].x == 40 && placed.keypoints[1].y == -7));
+        CHECK((placed.rotated_boxes[0].x == 11 && placed.rotated_boxes[0].angle == 0.5F));
+    };
+    const Json json = parts_manifest_json();
+    check(*detector_of(json, one));
+
+    // The same where the network has suppressed: the rows are those of the detections.
+    Json native = json;
+    native["nms"]["where"] = "native";
+    native["outputs"][1]["shape"] = {"batch", 3};
+    native["outputs"].push_back({{"name", "num_dets"}, {"dtype", "int32"}, {"shape", {"batch", 1}}});
+    native["outputs"].push_back({{"name", "classes"}, {"dtype", "int32"}, {"shape", {"batch", 3}}});
+    const auto swapped = [](std::vector<float> rows) {
+        const auto width = static_cast<std::ptrdiff_t>(rows.size() / 3);
+        std::rotate(rows.begin(), rows.begin() + 2 * width, rows.end());
+        return bytes_of(rows);
+    };
+    const Recorded suppressed{
+        0,
+        {swapped(boxes), bytes_of(std::vector<float>{0.8F, 0.5F, 0}), swapped(coefficients), bytes_of(prototypes),
+         swapped(keypoints), swapped(rotated), bytes_of(std::vector<std::int32_t>{2}),
+         bytes_of(std::vector<std::int32_t>{1, 0, 0})}};
+    check(*detector_of(native, suppressed));
+
+    // The engine must give them as the manifest says.
+    const auto refused = [&](std::size_t index, const Json& shape, std::size_t values) {
+        Json other = json;
+        other["outputs"][index]["shape"] = shape;
+        Recorded outputs = one;
+        outputs.outputs[index].resize(values * sizeof(float));
+        try {
+            const Manifest wrong = parse_manifest(other.dump());
+            const auto engine = open_recording(folder.write("w", recording_of(other, {outputs})), wrong);
+            Detector(wrong, engine);
+        } catch (const EngineError& error) {
+            return std::string(error.what());
+        }
+        return std::string("it was taken");
+    };
+    CHECK_THAT(refused(2, {"b", 2, 2}, 4), Contains("'mask_coefficients' has shape Bx2x2"));
+    CHECK_THAT(refused(4, {"b", 2, 2, 3}, 12), Contains("'keypoints' has shape Bx2x2x3"));
+    CHECK_THAT(refused(5, {"b", 2, 5}, 10), Contains("'rotated_boxes' has shape Bx2x5"));
 }
 
 TEST_CASE("outputs that are not the manifest's are refused before anything runs") {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <tuple>
 
 #include "trtdet/errors.hpp"
 
@@ -126,6 +127,120 @@ TEST_CASE("masks are what each of their pixels is by itself", "[masks]") {
         CHECK(different == 0);
         CHECK(inside == found.area());
     }
+}
+
+TEST_CASE("masks of prototypes are what each of their pixels is by itself", "[masks]") {
+    std::mt19937 random(3);
+    const auto between = [&](float least, float most) {
+        return std::uniform_real_distribution<float>(least, most)(random);
+    };
+    for (int round = 0; round < 200; ++round) {
+        PrototypeMasks masks;
+        masks.count = 1 + round % 3;
+        masks.height = 1 + static_cast<int>(between(0, 9));
+        masks.width = 1 + static_cast<int>(between(0, 9));
+        masks.threshold = between(0.1F, 0.9F);
+        masks.input_height = 4 * masks.height;
+        masks.input_width = 4 * masks.width;
+        const int width = 1 + static_cast<int>(between(0, 90));
+        const int height = 1 + static_cast<int>(between(0, 90));
+        // A letterbox in the centre.
+        const double ratio = std::min(double(masks.input_height) / height, double(masks.input_width) / width);
+        const int placed_width = std::max(1, static_cast<int>(std::nearbyint(width * ratio)));
+        const int placed_height = std::max(1, static_cast<int>(std::nearbyint(height * ratio)));
+        masks.placement = {
+            double(placed_width) / width,
+            double(placed_height) / height,
+            static_cast<float>((masks.input_width - placed_width) / 2),
+            static_cast<float>((masks.input_height - placed_height) / 2),
+            width,
+            height};
+        masks.prototypes.resize(static_cast<std::size_t>(masks.count * masks.height * masks.width));
+        for (float& value : masks.prototypes) {
+            value = between(-1, 1);
+        }
+        masks.coefficients.resize(static_cast<std::size_t>(2 * masks.count));
+        for (float& value : masks.coefficients) {
+            value = between(-1, 1);
+        }
+        const float left = between(0, float(width));
+        const float top = between(0, float(height));
+        const Box box{left, top, between(left, float(width)), between(top, float(height))};
+        const auto cell = [&](std::size_t row, std::size_t column) {
+            float sum = 0;
+            for (std::size_t one = 0; one < masks[1].size(); ++one) {
+                const std::size_t line = one * static_cast<std::size_t>(masks.height) + row;
+                sum += masks[1][one] * masks.prototypes[line * static_cast<std::size_t>(masks.width) + column];
+            }
+            return sum;
+        };
+        // The cells before and after a pixel on an axis, and the share of the second.
+        const auto place = [](int pixel, double scale, double pad, double length, double input, int count) {
+            const double cells = count / input;
+            double at = ((pixel + 0.5) * scale + pad) * cells - 0.5;
+            at = std::max(std::min(at, (pad + scale * length) * cells - 1), pad * cells);
+            const auto first = static_cast<std::size_t>(at);
+            const auto second = std::min(first + 1, static_cast<std::size_t>(count - 1));
+            return std::tuple(first, second, static_cast<float>(at - static_cast<double>(first)));
+        };
+        const auto logit = static_cast<float>(std::log(masks.threshold / (1 - masks.threshold)));
+        const Placement& where = masks.placement;
+        const auto found = prototype_mask(masks, 1, box);
+        check_form(found, width, height);
+        const auto pixels = found.pixels();
+        int different = 0;
+        for (int y = 0; y < height; ++y) {
+            for (int x = 0; x < width; ++x) {
+                const auto [x0, x1, across] =
+                    place(x, where.scale_x, where.pad_x, width, masks.input_width, masks.width);
+                const auto [y0, y1, down] =
+                    place(y, where.scale_y, where.pad_y, height, masks.input_height, masks.height);
+                const float before = cell(y0, x0) * (1 - down) + cell(y1, x0) * down;
+                const float after = cell(y0, x1) * (1 - down) + cell(y1, x1) * down;
+                const bool within =
+                    static_cast<float>(x) >= std::ceil(box.x1) && static_cast<float>(x) < std::ceil(box.x2) &&
+                    static_cast<float>(y) >= std::ceil(box.y1) && static_cast<float>(y) < std::ceil(box.y2);
+                const bool expected = within && before * (1 - across) + after * across > logit;
+                different += (pixels[static_cast<std::size_t>(y * width + x)] != 0) != expected ? 1 : 0;
+            }
+        }
+        CHECK(different == 0);
+    }
+}
+
+TEST_CASE("a mask of prototypes that are none covers nothing, or is refused", "[masks]") {
+    PrototypeMasks masks;
+    CHECK_THROWS_WITH(prototype_mask(masks, 0, {}), Contains("image of 0 x 0 pixels"));
+    masks.placement.width = 30;
+    masks.placement.height = 20;
+    CHECK_THROWS_WITH(
+        prototype_mask(masks, 0, {}), Contains("mask 0 of 0 coefficients and 0 values of prototypes was wanted"));
+    masks.count = 2;
+    masks.height = 5;
+    masks.width = 8;
+    masks.input_height = 20;
+    masks.input_width = 32;
+    masks.prototypes.assign(80, 1.0F);
+    masks.coefficients = {1, 1, not_a_number, 1, infinite, 1};
+    CHECK(prototype_mask(masks, 0, {2, 3, 12, 9}).area() == 60);
+    CHECK(prototype_mask(masks, 2, {2, 3, 12, 9}).area() <= 60);
+    CHECK(prototype_mask(masks, 0, {-1e30F, -1e30F, 1e30F, 1e30F}).area() == 600);
+    // Not a number exceeds nothing.
+    CHECK(prototype_mask(masks, 1, {2, 3, 12, 9}).area() == 0);
+    CHECK(prototype_mask(masks, 0, {12, 9, 2, 3}).area() == 0);
+    CHECK(prototype_mask(masks, 0, {40, 3, 50, 9}).area() == 0);
+    for (const float bad : {not_a_number, infinite, -infinite}) {
+        for (int side = 0; side < 4; ++side) {
+            float sides[] = {1, 1, 5, 5};
+            sides[side] = bad;
+            const auto found = prototype_mask(masks, 0, {sides[0], sides[1], sides[2], sides[3]});
+            check_form(found, 30, 20);
+            CHECK(found.area() == 0);
+        }
+    }
+    CHECK_THROWS_AS(prototype_mask(masks, 3, {2, 3, 12, 9}), EngineError);
+    masks.prototypes.pop_back();
+    CHECK_THROWS_WITH(prototype_mask(masks, 0, {2, 3, 12, 9}), Contains("79 values") && Contains("2 x 5 x 8 values"));
 }
 
 TEST_CASE("runs are written as COCO writes them", "[masks]") {

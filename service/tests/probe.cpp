@@ -50,7 +50,7 @@ void preprocess(const char* manifest, const char* file) {
     const Preprocess rule = parse_manifest(contents(manifest)).input.preprocess;
     std::vector<float> input(rule.values());
     const Placement placement = trtdet::preprocess(decode_image(contents(file)), rule, input.data());
-    std::printf("%.9g %.9g %.9g %.9g\n", placement.scale_x, placement.scale_y, placement.pad_x, placement.pad_y);
+    std::printf("%.17g %.17g %.9g %.9g\n", placement.scale_x, placement.scale_y, placement.pad_x, placement.pad_y);
     write(input);
 }
 

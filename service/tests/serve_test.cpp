@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <future>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -67,12 +68,11 @@ private:
             if (name == "num_dets" || name == "classes") {
                 return Span<const std::int32_t>(name == "classes" ? classes_ : counts_);
             }
-            const bool suppressed = engine_.outputs_.size() > 2;
-            return Span<const float>(
-                name == "boxes"   ? boxes_
-                : name == "masks" ? masks_
-                : suppressed      ? scores_of_detections_
-                                  : scores_);
+            const bool suppressed = engine_.outputs_[0].name == "num_dets";
+            if (const auto part = parts_.find(name); part != parts_.end()) {
+                return Span<const float>(part->second);
+            }
+            return Span<const float>(name == "boxes" ? boxes_ : suppressed ? scores_of_detections_ : scores_);
         }
 
     private:
@@ -83,7 +83,14 @@ private:
         std::vector<float> scores_of_detections_{0.9F, 0.1234567F, 0};
         std::vector<std::int32_t> counts_{2};
         std::vector<std::int32_t> classes_{0, 1, 0};
-        std::vector<float> masks_{1, 0.75F, 1, 0, 1, 1, 1, 1, 0.5F, 0.5F, 0.5F, 0.5F};
+        // In the order of boxes.
+        std::map<std::string, std::vector<float>> parts_{
+            {"masks", {1, 0.75F, 1, 0, 1, 1, 1, 1, 0.5F, 0.5F, 0.5F, 0.5F}},
+            {"mask_coefficients", {1, 0, 0, 1, 9, 9}},
+            {"prototypes", {1, 1, 1, 1, 1, 1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1}},
+            {"keypoints", {1, 2, 0.5F, 3, 4, 0.25F, 10, 3, 0.75F, 40, -7, 1, 9, 9, 9, 9, 9, 9}},
+            {"rotated_boxes", {2, 2, 4, 4, 0, 12, 5, 7, 5, 0.5F, 9, 9, 9, 9, 9}},
+        };
     };
 
     std::vector<OutputSpec> outputs_;
@@ -286,7 +293,7 @@ TEST_CASE("a query narrows what is answered", "[service]") {
         {"?max_detections=1.0", "allowed is 1 to 3"},
         {"?treshold=0.5", "the key \"treshold\"; allowed are score_threshold, max_detections, masks and partial"},
         {"?partial=1", "partial is \"1\", allowed is true or false"},
-        {"?masks=true", "masks is true, and the model gives boxes alone"},
+        {"?masks=true", "masks is true, and the model gives none"},
         {"?max_detections=1&max_detections=2", "twice"},
         {"?%ff%0a=1", "the key \"\\ufffd\\n\""},
         {"?a=%", "hexadecimal"},
@@ -342,6 +349,47 @@ TEST_CASE("masks are given with their detections, unless they are not wanted", "
     CHECK(output["shape"] == Json({1, 3, 2, 2}));
     CHECK(output["data"] == Json({1.0, 0.75, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0}));
     CHECK(Json::parse(tensors(R"(,"outputs":[{"name":"scores"}])").body)["outputs"].size() == 1);
+}
+
+TEST_CASE("masks, keypoints and rotated boxes are given with their detections", "[service]") {
+    Serving serving({}, {}, parts_manifest_json());
+    const auto image = [&](const std::string& query) {
+        const auto response = serving.detect(png(32, 16, 0), query);
+        REQUIRE(response.status == 200);
+        return Json::parse(response.body)["images"][0];
+    };
+    const auto all = image("");
+    REQUIRE(all["detections"].size() == 2);
+    const auto& first = all["detections"][0];
+    CHECK(first["box"] == Json({0.0, 0.0, 8.0, 8.0}));
+    CHECK(first["keypoints"] == Json({{2.0, 4.0, 0.5}, {6.0, 8.0, 0.25}}));
+    CHECK(first["rotated_box"] == Json({4.0, 4.0, 8.0, 8.0, 0.0}));
+    CHECK(
+        first["mask"] ==
+        Json(
+            {{"size", {16, 32}},
+             {"counts", RunLengths{32, 16, {0, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 392}}.counts()}}));
+    const auto& second = all["detections"][1];
+    CHECK(second["keypoints"] == Json({{20.0, 6.0, 0.75}, {32.0, 0.0, 1.0}}));
+    CHECK(second["rotated_box"][4].get<double>() == Approx(0.5));
+    CHECK(image("?max_detections=1")["detections"][0] == first);
+    const auto without = image("?masks=false");
+    CHECK_FALSE(without["detections"][0].contains("mask"));
+    CHECK(without["detections"][0]["keypoints"] == first["keypoints"]);
+
+    const auto facts = Json::parse(serving.get("/v1/model").body);
+    CHECK(facts["masks"] == Json({{"prototypes", {2, 2, 4}}, {"threshold", 0.5}}));
+    CHECK(facts["keypoints"] == Json({{"names", {"head", "tail"}}, {"skeleton", {{0, 1}}}}));
+    CHECK(facts["rotated_boxes"] == true);
+    const auto plain = Json::parse(Serving().get("/v1/model").body);
+    CHECK((plain["keypoints"].is_null() && plain["rotated_boxes"] == false));
+
+    const auto outputs = Json::parse(serving.get("/v2/models/small").body)["outputs"];
+    REQUIRE(outputs.size() == 8);
+    CHECK(outputs[4] == Json({{"name", "mask_coefficients"}, {"datatype", "FP32"}, {"shape", {-1, 3, 2}}}));
+    CHECK(outputs[5] == Json({{"name", "prototypes"}, {"datatype", "FP32"}, {"shape", {-1, 2, 2, 4}}}));
+    CHECK(outputs[6] == Json({{"name", "keypoints"}, {"datatype", "FP32"}, {"shape", {-1, 3, 2, 3}}}));
+    CHECK(outputs[7] == Json({{"name", "rotated_boxes"}, {"datatype", "FP32"}, {"shape", {-1, 3, 5}}}));
 }
 
 TEST_CASE("masks that would make an answer too large are refused, and say what helps", "[service]") {

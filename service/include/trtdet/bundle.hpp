@@ -1,7 +1,8 @@
 // A bundle: the folder that 'trtdet build' makes, with an engine and everything that is known about it.
 //
-// manifest.json is the contract between trtdet in Python and this library. Keys are added within schema 1, never
-// removed or given another meaning, so unknown keys are left alone and missing ones are an error.
+// manifest.json is the contract between trtdet in Python and this library. Keys are added within a schema, never
+// removed or given another meaning, so unknown keys are left alone and missing ones are an error. Schema 2 is schema 1
+// with the key `parts`, of which no key may be unknown: it would be something that the network gives for each object.
 #pragma once
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "trtdet/errors.hpp"
@@ -74,11 +76,42 @@ struct InputSpec {
     Preprocess preprocess;
 };
 
-// Masks of the detections, which are pasted into the image outside of the network: masks.hpp.
+// Masks of a two-stage detector, which are pasted into the image outside of the network: masks.hpp.
 struct MaskSpec {
     std::string output;      // float32 (batch, detections, size, size), 0 to 1, rows as those of the boxes
     int size = 0;            // of a mask, in values on each side
     float threshold = 0.5F;  // a pixel's probability must exceed it, 0 to 1
+};
+
+// Masks of a one-stage detector: one logit for each cell of the input is the sum of the prototypes, weighted by an
+// object's coefficients. masks.hpp pastes them.
+struct PrototypeSpec {
+    std::string coefficients;  // output float32 (batch, rows, count), rows as those of the boxes
+    std::string prototypes;    // output float32 (batch, count, height, width), over the whole input
+    int count = 0;
+    int height = 0;  // of the prototypes, in cells
+    int width = 0;
+    double threshold = 0.5;  // a pixel's probability must exceed it, between 0 and 1
+};
+
+// Keypoints of each object.
+struct KeypointSpec {
+    std::string output;  // float32 (batch, rows, names, 3): x and y in pixels of the input, and a score of 0 to 1
+    std::vector<std::string> names;
+    std::vector<double> sigmas;                 // tolerances in COCO's keypoint AP, one for each name
+    std::vector<std::pair<int, int>> skeleton;  // which of them a picture joins by a line, by index
+};
+
+// Rotated boxes; the `boxes` beside them are their upright hulls.
+struct RotatedBoxSpec {
+    std::string output;  // float32 (batch, rows, 5), see RotatedBox
+};
+
+// What a one-stage detector gives beside boxes.
+struct PartSpecs {
+    std::optional<PrototypeSpec> masks;
+    std::optional<KeypointSpec> keypoints;
+    std::optional<RotatedBoxSpec> rotated_boxes;
 };
 
 // A library with TensorRT plugins.
@@ -107,7 +140,8 @@ struct Manifest {
     InputSpec input;
     std::vector<OutputSpec> outputs;
     Nms nms;
-    std::optional<MaskSpec> masks;  // nothing where the network gives boxes alone
+    std::optional<MaskSpec> masks;  // of a two-stage detector
+    PartSpecs parts;                // of a one-stage detector, schema 2
     BackendSpec backend;
     std::string portable;                      // the file that onnxruntime runs as it is; empty where there is none
     bool implicit = false;                     // INT8 is in the engine alone
@@ -117,8 +151,9 @@ struct Manifest {
 
 // Reads a manifest.
 //
-// Throws BundleError: it is not JSON, has another schema, lacks a key, or a value is of the wrong type or out of range;
-// the message names the key path. A file name that leaves the bundle's folder is out of range.
+// Throws BundleError: it is not JSON, has another schema, lacks a key, has one in `parts` that is not known, or a value
+// is of the wrong type or out of range; the message names the key path. A file name that leaves the bundle's folder is
+// out of range.
 TRTDET_API Manifest parse_manifest(std::string_view json);
 
 // A bundle on the disk, read and verified. Copies share nothing that changes: any thread may use any copy.

@@ -27,7 +27,14 @@ struct Found {
     int batch = 0;                      // how many images were run together
     Clock::duration queued{};           // from submission to the start of the run
     Clock::duration ran{};              // the run of the whole batch
-    Masks masks;                        // of the detections; of side 0 where the bundle has none
+    Masks masks;                        // of a two-stage detector; of side 0 where the bundle has none
+    PrototypeMasks prototype_masks;     // of a one-stage detector; of count 0 where the bundle has none
+
+    // (detections, keypoints of the manifest), in pixels of the image, within it; empty where the bundle has none.
+    std::vector<Keypoint> keypoints;
+
+    // One for each detection, in pixels of the image, not clipped to it; empty where the bundle has none.
+    std::vector<RotatedBox> rotated_boxes;
 
     // Pastes the mask of a detection into the image, by whoever asks: it is not done beforehand.
     //
@@ -85,8 +92,8 @@ public:
     std::vector<std::future<Found>> detect(
         Span<const ImageView> images, Clock::time_point deadline = Clock::time_point::max());
 
-    // The same for what the network takes: float32 (3, H, W) as preprocess() makes it. Boxes are in pixels of the
-    // network's input and are not clipped to it.
+    // The same for what the network takes: float32 (3, H, W) as preprocess() makes it. Boxes and what belongs to them
+    // are in pixels of the network's input and are not clipped to it.
     //
     // Throws ImageError: it has another number of values. OverloadedError, StoppedError: as above.
     void detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done);

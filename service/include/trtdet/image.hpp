@@ -92,8 +92,8 @@ TRTDET_API Image upright(Image image, int orientation);
 // Where an image lies in the network's input: network = image * scale + pad on each axis, in pixels. The scale is the
 // one the pixels really underwent, resized size / original size.
 struct Placement {
-    float scale_x = 1;
-    float scale_y = 1;
+    double scale_x = 1;
+    double scale_y = 1;
     float pad_x = 0;
     float pad_y = 0;
     int width = 0;  // of the original image, in pixels
@@ -101,6 +101,13 @@ struct Placement {
 
     // Maps a box from pixels of the network's input to pixels of the original image, clipped to it.
     TRTDET_API Box to_image(const Box& box) const;
+
+    // The same of a keypoint, whose score stays.
+    TRTDET_API Keypoint keypoint_to_image(const Keypoint& keypoint) const;
+
+    // The same of a rotated box, which is not clipped. Its sides are divided by the scale of each axis; where scales
+    // differ, as with Resize::stretch, the sides of the result are as long as those, and the width has its direction.
+    TRTDET_API RotatedBox rotated_to_image(const RotatedBox& box) const;
 };
 
 // Makes the network's input of an image.

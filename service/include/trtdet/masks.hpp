@@ -8,11 +8,12 @@
 
 #include "trtdet/detections.hpp"
 #include "trtdet/export.hpp"
+#include "trtdet/image.hpp"
 #include "trtdet/span.hpp"
 
 namespace trtdet {
 
-// What the network gives for the detections of an image.
+// What a two-stage detector gives for the detections of an image.
 struct Masks {
     int side = 0;            // of a mask, in values; 0 where the bundle has no masks
     float threshold = 0.5F;  // a pixel's probability must exceed it, 0 to 1
@@ -24,6 +25,26 @@ struct Masks {
     Span<const float> operator[](std::size_t index) const {
         const auto values = static_cast<std::size_t>(side) * static_cast<std::size_t>(side);
         return {probabilities.data() + index * values, values};
+    }
+};
+
+// What a one-stage detector gives: a mask's logits are the sum of the prototypes, weighted by its coefficients (YOLACT,
+// arXiv:1904.02689).
+struct PrototypeMasks {
+    int count = 0;   // of prototypes; 0 where the bundle has none
+    int height = 0;  // of a prototype, in cells over the whole input
+    int width = 0;
+    double threshold = 0.5;  // a pixel's probability must exceed it, between 0 and 1
+    Placement placement;     // of the image that the boxes lie in, in the input
+    int input_height = 0;    // in pixels
+    int input_width = 0;
+    std::vector<float> prototypes;    // (count, height, width)
+    std::vector<float> coefficients;  // (detections, count)
+
+    // Those of a detection, which must exist.
+    Span<const float> operator[](std::size_t index) const {
+        const auto values = static_cast<std::size_t>(count);
+        return {coefficients.data() + index * values, values};
     }
 };
 
@@ -61,5 +82,20 @@ struct RunLengths {
 // Throws ImageError: the image has no pixels, or too many. EngineError: the probabilities are not those of a square.
 TRTDET_API RunLengths
 paste_mask(Span<const float> probabilities, const Box& box, int width, int height, float threshold = 0.5F);
+
+// Pastes the mask of a detection of a one-stage detector into its image, masks.placement.width x height pixels, as
+// prototype_mask() of trtdet.detection.placing in Python: a pixel's logit is bilinear between the cells around its
+// place in the input, and must exceed the threshold's; the border of the input has no say. What lies outside of the box
+// is cut off: pixel u is within where ceil(x1) <= u < ceil(x2). Equal to Python's but for pixels whose logit is within
+// a rounding of the threshold.
+//
+// Cells are weighed within the box alone, and columns are searched for where they cross the threshold: time grows with
+// the cells of the box, their number of prototypes, and the width of the box in pixels.
+//
+// index: of the detection, below masks.coefficients.size() / masks.count.
+// box: in pixels of the image; one whose sides are no finite numbers covers nothing.
+//
+// Throws ImageError: as paste_mask(). EngineError: the sizes of `masks` do not belong together.
+TRTDET_API RunLengths prototype_mask(const PrototypeMasks& masks, std::size_t index, const Box& box);
 
 }  // namespace trtdet
