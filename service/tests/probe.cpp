@@ -54,28 +54,31 @@ void preprocess(const char* manifest, const char* file) {
     write(input);
 }
 
-// Each case: a line "count classes score_threshold iou_threshold max_detections pre_nms_topk agnostic best logits",
-// then float32 boxes and scores. Each answer: a line with the number of detections, and one "x1 y1 x2 y2 score class"
-// for each.
+// Each case: a line "count classes score_threshold iou_threshold max_detections pre_nms_topk agnostic best logits
+// rotated", then float32 boxes, scores and, with rotated, rotated boxes. Each answer: a line with the number of
+// detections, and one "x1 y1 x2 y2 score class row" for each.
 void nms() {
     std::size_t count = 0;
     std::size_t classes = 0;
+    bool is_rotated = false;
     Nms rule;
     while (std::cin >> count >> classes >> rule.score_threshold >> rule.iou_threshold >> rule.max_detections >>
-           rule.pre_nms_topk >> rule.class_agnostic >> rule.best_class >> rule.logits) {
+           rule.pre_nms_topk >> rule.class_agnostic >> rule.best_class >> rule.logits >> is_rotated) {
         std::cin.ignore(1);
         std::vector<float> boxes(count * 4);
         std::vector<float> scores(count * classes);
-        for (auto* const values : {&boxes, &scores}) {
+        std::vector<float> rotated(is_rotated ? count * 5 : 0);
+        for (auto* const values : {&boxes, &scores, &rotated}) {
             std::cin.read(
                 reinterpret_cast<char*>(values->data()), static_cast<std::streamsize>(values->size() * sizeof(float)));
         }
-        const auto found = non_max_suppression(boxes.data(), scores.data(), count, classes, rule);
+        const auto found = non_max_suppression(
+            boxes.data(), scores.data(), count, classes, rule, is_rotated ? rotated.data() : nullptr);
         std::printf("%zu\n", found.size());
         for (const Detection& one : found) {
             std::printf(
-                "%.9g %.9g %.9g %.9g %.9g %d\n", one.box.x1, one.box.y1, one.box.x2, one.box.y2, one.score,
-                one.class_index);
+                "%.9g %.9g %.9g %.9g %.9g %d %zu\n", one.box.x1, one.box.y1, one.box.x2, one.box.y2, one.score,
+                one.class_index, one.row);
         }
     }
 }
