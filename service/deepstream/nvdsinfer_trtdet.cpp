@@ -1,9 +1,10 @@
 // Bounding-box parser for DeepStream's Gst-nvinfer: trtdet's outputs to NvDsInferObjectDetectionInfo.
 //
 // A network that suppresses gives, per frame, num_dets INT32 (1), boxes FLOAT (K, 4), scores FLOAT (K) and classes
-// INT32 (K). One that leaves suppression to its reader gives boxes FLOAT (N, 4) and scores FLOAT (N, C); libtrtdet's
-// suppression does it, with the rules of nvdsinfer_trtdet_config.h, so cluster-mode must be 4 (none). Boxes are
-// x1 y1 x2 y2 in pixels of the network's input, which is what nvinfer maps back to the frame.
+// INT32 (K). One that leaves suppression to its reader gives boxes FLOAT (N, 4), scores FLOAT (N, C) and, where those
+// are to be compared, rotated_boxes FLOAT (N, 5); libtrtdet's suppression does it, with the rules of
+// nvdsinfer_trtdet_config.h, so cluster-mode must be 4 (none). Boxes are x1 y1 x2 y2 in pixels of the network's input,
+// which is what nvinfer maps back to the frame; those of rotated boxes are their hulls.
 //
 // The plugin itself drops what is under pre-cluster-threshold; raising that never changes which of the others are kept,
 // as no box is suppressed by one with a lower score.
@@ -122,8 +123,18 @@ bool parse_raw(
             "boxes " + shape_of(boxes) + " and scores " + shape_of(scores) + " with num-detected-classes=" +
             std::to_string(params.numClassesConfigured) + ", expected (N, 4) and (N, num-detected-classes)");
     }
-    for (const Detection& one :
-         non_max_suppression(boxes.data<float>(), scores.data<float>(), count, classes, rules())) {
+    Tensor rotated{};
+    const bool is_rotated = find(layers, "rotated_boxes") != nullptr;
+    if (is_rotated && !take(layers, "rotated_boxes", FLOAT, 2, rotated)) {
+        return false;
+    }
+    if (is_rotated && (rotated.size(0) != count || rotated.size(1) != 5)) {
+        return said("rotated_boxes " + shape_of(rotated) + " with boxes " + shape_of(boxes) + ", expected (N, 5)");
+    }
+    const std::vector<Detection> found = non_max_suppression(
+        boxes.data<float>(), scores.data<float>(), count, classes, rules(),
+        is_rotated ? rotated.data<float>() : nullptr);
+    for (const Detection& one : found) {
         add(one.box, static_cast<std::size_t>(one.class_index), one.score, network, objects);
     }
     return true;

@@ -1,8 +1,8 @@
 """A model repository of Triton Inference Server.
 
 It has four models. ``NAME_preprocess`` (python backend) makes the network's input from image files or pixels.
-``NAME_engine`` is the engine. ``NAME_postprocess`` (python backend) runs NMS where the engine does not, and maps boxes
-back to the image. ``NAME`` is the ensemble of the three, which clients call.
+``NAME_engine`` is the engine. ``NAME_postprocess`` (python backend) runs NMS where the engine does not, and maps boxes,
+keypoints and rotated boxes back to the image. ``NAME`` is the ensemble of the three, which clients call.
 
 Why an ensemble, and not one python model that calls the engine (business logic scripting): images of different sizes
 cannot be stacked, so batches form only after pre-processing. An ensemble schedules each step by itself: requests are
@@ -61,14 +61,15 @@ def repository(bundle: Bundle, name: str, options: TritonOptions) -> tuple[dict[
 def _warnings(bundle: Bundle) -> list[str]:
     """Differences of serving from trtdet, as sentences without full stops."""
     manifest, batch, warnings = bundle.manifest, Batch(bundle.manifest), []
-    beside = ["masks"] if manifest.masks is not None else []
-    if manifest.parts is not None:
-        beside += [name.replace("_", " ") for name in manifest.parts.model_dump()]
-    if beside:
-        listed = " and ".join(beside)
+    if manifest.masks is not None:
         warnings.append(
-            f"{listed} are left out: the answer has boxes, scores and classes alone; trtdet-serve and libtrtdet "
-            f"give the {listed} of this bundle"
+            "masks are left out: the answer has boxes, scores and classes alone; trtdet-serve and libtrtdet give the "
+            "masks of this bundle"
+        )
+    if manifest.parts is not None and manifest.parts.masks is not None:
+        warnings.append(
+            "masks are given as coefficients and prototypes; the client pastes them, in Python with "
+            "trtdet.detection.placing.place, or ask trtdet-serve, whose answers have run lengths"
         )
     if not batch.shared:
         takes = f"{batch.most}" if batch.least == batch.most else f"{batch.least} to {batch.most}"

@@ -13,7 +13,6 @@ from trtdet.bundle import Manifest
 from trtdet.errors import BundleError, ConfigError
 
 _TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32", "int64": "TYPE_INT64"}
-_OUTPUTS = ("num_dets", "boxes", "scores", "classes")
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,24 @@ def detections_per_image(manifest: Manifest) -> int:
     return size if isinstance(size, int) else -1
 
 
+def part_shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Shapes for an image of what the detector gives beside boxes, by the names of the engine's outputs; -1 is a
+    dynamic size."""
+    parts = manifest.parts
+    if parts is None:
+        return {}
+    rows = [
+        *([parts.masks.coefficients] if parts.masks is not None else []),
+        *([parts.keypoints.output] if parts.keypoints is not None else []),
+        *([parts.rotated_boxes.output] if parts.rotated_boxes is not None else []),
+    ]
+    sizes = {part.name: [size if isinstance(size, int) else -1 for size in part.shape] for part in manifest.outputs}
+    shapes = {name: (detections_per_image(manifest), *sizes[name][2:]) for name in rows}
+    if parts.masks is not None:
+        shapes[parts.masks.prototypes] = tuple(sizes[parts.masks.prototypes][1:])
+    return shapes
+
+
 class ModelConfigs:
     """The configurations of a bundle's four models; ``name`` is the ensemble's. Raises BundleError: Triton has no
     backend for the bundle, or a tensor has a type that cannot be served."""
@@ -86,6 +103,7 @@ class ModelConfigs:
             self._of_client("boxes", "FP32", room, 4),
             self._of_client("scores", "FP32", room),
             self._of_client("classes", "INT32", room),
+            *(self._of_client(name, "FP32", *sizes) for name, sizes in part_shapes(manifest).items()),
         ]
 
     def texts(self) -> dict[str, bytes]:
@@ -169,10 +187,11 @@ class ModelConfigs:
         """The configuration of the ensemble."""
         manifest = self._manifest
         raw = {f"network_{part.name}": part.name for part in manifest.outputs}
+        outputs = [tensor["name"] for tensor in self._detections]
         steps = (
             ("preprocess", {"image": "image"}, {"network_input": "network_input", "placement": "placement"}),
             ("engine", {manifest.input.name: "network_input"}, {part: tensor for tensor, part in raw.items()}),
-            ("postprocess", {**{key: key for key in raw}, "placement": "placement"}, {key: key for key in _OUTPUTS}),
+            ("postprocess", {**{key: key for key in raw}, "placement": "placement"}, {key: key for key in outputs}),
         )
         labels = json.dumps(manifest.model.classes, ensure_ascii=False)
         return {

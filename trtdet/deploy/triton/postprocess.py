@@ -2,7 +2,9 @@
 
 Inputs: the engine's outputs, named ``network_NAME``, with at least n rows, and ``placement`` float64 (n, 6) of the
 pre-processing. Outputs: ``num_dets`` int32 (n, 1), ``boxes`` float32 (n, K, 4), ``scores`` float32 (n, K), ``classes``
-int32 (n, K); rows from ``num_dets`` on are zero.
+int32 (n, K); and, of a detector that has them, ``keypoints`` float32 (n, K, P, 3) and ``rotated_boxes`` float32
+(n, K, 5) in pixels of the image, ``mask_coefficients`` float32 (n, K, M) and ``prototypes`` float32 (n, M, h, w). Rows
+from ``num_dets`` on are zero.
 """
 
 from __future__ import annotations
@@ -16,10 +18,14 @@ from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
 from trtdet.data.images import ImageTransform
-from trtdet.detection.parts import Parts
+from trtdet.detection.parts import KEYPOINTS, MASK_GRIDS, PROTOTYPES, ROTATED_BOXES, Parts
+from trtdet.detection.placing import place_keypoints, place_rotated
 from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import ModelError
+
+_PLACED = {KEYPOINTS: place_keypoints, ROTATED_BOXES: place_rotated}
+"""Maps parts to pixels of the image."""
 
 
 class TritonPythonModel:
@@ -42,15 +48,15 @@ class TritonPythonModel:
             name: pb_utils.get_input_tensor_by_name(request, f"network_{name}").as_numpy()[: len(placements)]
             for name in self._names
         }
+        parts = Parts.of(raw)
         try:
             if self._host:
-                parts = Parts.of(raw)  # rotated boxes decide about overlaps
                 detections = non_max_suppression(
                     raw["boxes"], raw["scores"], self._nms, logits=self._logits, parts=parts
                 )
             else:
                 detections = Detections(
-                    raw["num_dets"], boxes=raw["boxes"], scores=raw["scores"], classes=raw["classes"]
+                    raw["num_dets"], boxes=raw["boxes"], scores=raw["scores"], classes=raw["classes"], parts=parts
                 )
         except ModelError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
@@ -59,13 +65,15 @@ class TritonPythonModel:
 
 
 def _in_images(detections: Detections, placements: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-    """The four outputs, with boxes in pixels of each image."""
+    """The outputs, with boxes, keypoints and rotated boxes in pixels of each image."""
     count, room = detections.scores.shape
+    parts = {name: value for name, value in detections.parts.items().items() if name != MASK_GRIDS}
     outputs: dict[str, NDArray[Any]] = {
         "num_dets": np.zeros((count, 1), np.int32),
         "boxes": np.zeros((count, room, 4), np.float32),
         "scores": np.zeros((count, room), np.float32),
         "classes": np.zeros((count, room), np.int32),
+        **{name: np.zeros_like(value) for name, value in parts.items()},
     }
     for i, (scale_x, scale_y, pad_x, pad_y, width, height) in enumerate(placements.tolist()):
         boxes, scores, classes = detections.image(i)
@@ -79,4 +87,10 @@ def _in_images(detections: Detections, placements: NDArray[np.float64]) -> dict[
         outputs["boxes"][i, :number] = where.to_image(boxes[real])
         outputs["scores"][i, :number] = scores[real]
         outputs["classes"][i, :number] = classes[real]
+        for name, value in parts.items():
+            if name == PROTOTYPES:
+                outputs[name][i] = value[i]
+                continue
+            rows = value[i, : len(scores)][real]
+            outputs[name][i, :number] = _PLACED[name](rows, where) if name in _PLACED else rows
     return outputs

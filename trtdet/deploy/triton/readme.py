@@ -6,7 +6,7 @@ import shlex
 
 from trtdet import __version__
 from trtdet.bundle import Bundle
-from trtdet.deploy.triton.model_configs import Batch, TritonOptions, detections_per_image
+from trtdet.deploy.triton.model_configs import Batch, TritonOptions, detections_per_image, part_shapes
 
 _SENT = {
     "encoded": 'images = np.array([[open("street.jpg", "rb").read()]], dtype=object)\n'
@@ -48,8 +48,8 @@ Made by trtdet {__version__}. Serve this folder; nothing in it has to be edited.
 
 In: {shapes[options.input]}, n from 1 to {batch.most}.
 Out: `num_dets` INT32 (n, 1); `boxes` FP32 (n, {room}, 4), x1 y1 x2 y2 in pixels of the image that was sent; `scores`
-FP32 (n, {room}); `classes` INT32 (n, {room}). Entries at or past `num_dets` are zero. Class names: `{name}/labels.txt`,
-and the parameter `classes` of `GET /v2/models/{name}/config`.
+FP32 (n, {room}); `classes` INT32 (n, {room}). {_parts(bundle)}Entries at or past `num_dets` are zero.
+Class names: `{name}/labels.txt`, and the parameter `classes` of `GET /v2/models/{name}/config`.
 
 ## To know before
 
@@ -76,6 +76,21 @@ count = found.as_numpy("num_dets")[0, 0]
 print(found.as_numpy("boxes")[0, :count], found.as_numpy("scores")[0, :count], found.as_numpy("classes")[0, :count])
 ```
 """
+
+
+_PART_UNITS = {
+    "keypoints": ", x y score, in pixels of the image",
+    "rotated_boxes": ", centre, width and height in pixels of the image, angle in radians",
+}
+
+
+def _parts(bundle: Bundle) -> str:
+    """A sentence about the outputs beside boxes, scores and classes; empty for plain boxes."""
+    listed = [
+        f"`{name}` FP32 ({', '.join(map(str, ('n', *sizes)))}){_PART_UNITS.get(name, '')}"
+        for name, sizes in part_shapes(bundle.manifest).items()
+    ]
+    return f"\nBeside them {'; '.join(listed)}.\n" if listed else ""
 
 
 def _engine_line(bundle: Bundle) -> str:
