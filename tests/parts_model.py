@@ -17,6 +17,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "obb": {"rotated": True, "boxes": "cxcywh"},
 }
 HEADS["all"] = {key: value for head in HEADS.values() for key, value in head.items()}
+HEADS["boxes"] = {}
 WIDTHS = {"mask_coefficients": MASKS, "keypoints": 3 * POINTS, "angles": 1}
 """Columns of each raw output."""
 
