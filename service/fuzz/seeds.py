@@ -34,9 +34,23 @@ def manifests() -> dict[str, bytes]:
             name, digest = next(iter(manifest["files"].items()))
             manifest["backend"]["plugins"] = [{"file": name, "sha256": digest}]
             found[nms] = json.dumps(manifest).encode()
-    manifest["outputs"].append({"name": "masks", "dtype": "float32", "shape": [1, 100, 28, 28]})
-    manifest["masks"] = {"output": "masks", "size": 28, "threshold": 0.5}
-    found["masks"] = json.dumps(manifest).encode()
+    masks = {"output": "masks", "size": 28, "threshold": 0.5}
+    output = {"name": "masks", "dtype": "float32", "shape": [1, 100, 28, 28]}
+    found["masks"] = json.dumps(manifest | {"masks": masks, "outputs": [*manifest["outputs"], output]}).encode()
+    shapes = {
+        "mask_coefficients": [1, 100, 32],
+        "prototypes": [1, 32, 64, 64],
+        "keypoints": [1, 100, 2, 3],
+        "rotated_boxes": [1, 100, 5],
+    }
+    manifest["outputs"] += [{"name": name, "dtype": "float32", "shape": shape} for name, shape in shapes.items()]
+    manifest["schema"] = 2
+    manifest["parts"] = {
+        "masks": {"coefficients": "mask_coefficients", "prototypes": "prototypes", "threshold": 0.5},
+        "keypoints": {"output": "keypoints", "names": ["a", "b"], "sigmas": [0.5, 0.5], "skeleton": [[0, 1]]},
+        "rotated_boxes": {"output": "rotated_boxes"},
+    }
+    found["parts"] = json.dumps(manifest).encode()
     return found
 
 
