@@ -289,10 +289,14 @@ os.replace('rfdetr-out/rfdetr-nano.onnx', OUT)
         """
 sys.path.insert(0, '.')
 from super_gradients.training import models
-from super_gradients.conversion import ExportTargetBackend, DetectionOutputFormatMode
+from super_gradients.conversion import DetectionOutputFormatMode
 model = models.get('yolo_nas_s', num_classes=80)
 lively(model)
-model.export(OUT, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.FLAT_FORMAT)
+for name, layer in model.named_modules():
+    if name.endswith('cls_pred'):
+        torch.nn.init.normal_(layer.weight, std=0.1)
+        torch.nn.init.normal_(layer.bias, -2.0, 1.0)
+model.export(OUT, preprocessing=False, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.FLAT_FORMAT)
 """,
     ),
     "yolo-nas-s-batch": Recipe(
@@ -300,10 +304,14 @@ model.export(OUT, input_image_shape=(320, 320), output_predictions_format=Detect
         """
 sys.path.insert(0, '.')
 from super_gradients.training import models
-from super_gradients.conversion import ExportTargetBackend, DetectionOutputFormatMode
+from super_gradients.conversion import DetectionOutputFormatMode
 model = models.get('yolo_nas_s', num_classes=80)
 lively(model)
-model.export(OUT, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT)
+for name, layer in model.named_modules():
+    if name.endswith('cls_pred'):
+        torch.nn.init.normal_(layer.weight, std=0.1)
+        torch.nn.init.normal_(layer.bias, -2.0, 1.0)
+model.export(OUT, preprocessing=False, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT)
 """,
     ),
 }
