@@ -294,8 +294,8 @@ model = models.get('yolo_nas_s', num_classes=80)
 lively(model)
 for name, layer in model.named_modules():
     if name.endswith('cls_pred'):
-        torch.nn.init.normal_(layer.weight, std=0.1)
-        torch.nn.init.normal_(layer.bias, -2.0, 1.0)
+        torch.nn.init.normal_(layer.weight, std=0.05)
+        torch.nn.init.normal_(layer.bias, -4.0, 1.0)
 model.export(OUT, preprocessing=False, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.FLAT_FORMAT)
 """,
     ),
@@ -309,8 +309,8 @@ model = models.get('yolo_nas_s', num_classes=80)
 lively(model)
 for name, layer in model.named_modules():
     if name.endswith('cls_pred'):
-        torch.nn.init.normal_(layer.weight, std=0.1)
-        torch.nn.init.normal_(layer.bias, -2.0, 1.0)
+        torch.nn.init.normal_(layer.weight, std=0.05)
+        torch.nn.init.normal_(layer.bias, -4.0, 1.0)
 model.export(OUT, preprocessing=False, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT)
 """,
     ),

@@ -36,6 +36,8 @@ FORMS = (
     Form("MMYOLO or YOLO end to end", "yolov8", outputs=frozenset(("num_dets", "boxes", "scores", "labels"))),
     Form("YOLO end to end", "yolov8", outputs=frozenset(("num_dets", "det_boxes", "det_scores", "det_classes"))),
     Form("YOLO-NAS", "yolov8", outputs=frozenset(("num_detections", "pred_boxes", "pred_scores", "pred_classes"))),
+    Form("YOLO-NAS", "yolov8", outputs=frozenset(("graph2_num_predictions", "graph2_pred_boxes"))),
+    Form("YOLO-NAS", "yolov8", outputs=frozenset(("graph2_flat_predictions",))),
     Form("torchvision", "dfine", outputs=frozenset(("boxes", "scores", "labels"))),
 )
 """All forms; the first that fits counts."""
