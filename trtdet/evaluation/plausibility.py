@@ -552,7 +552,7 @@ def _settled(
     works = judged(contest.tallies[id(best)], best.config) == ((), "")
     placement, images = None, 0
     if works and apart:
-        placement, ratio, images = _placed(subject, best, many, thorough)
+        placement, ratio, images = _placed(subject, best, paths=many, thorough=thorough)
         gain, best = gain * ratio, placement.given
     if thorough and works:
         # What changes little is asked last, of a detector that works.
