@@ -160,8 +160,10 @@ struct CellAxis {
         const double ratio = static_cast<double>(count) / input;
         double place = ((pixel + 0.5) * scale + pad) * ratio - 0.5;
         place = std::max(std::min(place, (pad + scale * length) * ratio - 1), pad * ratio);
+        // Whatever the placement is, within the cells.
+        place = place > 0 ? std::min(place, static_cast<double>(count - 1)) : 0;
         Between found;
-        found.before = std::min(static_cast<std::size_t>(place), count - 1);
+        found.before = static_cast<std::size_t>(place);
         found.after = std::min(found.before + 1, count - 1);
         found.weight_after = static_cast<float>(place - static_cast<double>(found.before));
         found.weight_before = 1 - found.weight_after;

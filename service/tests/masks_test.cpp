@@ -238,6 +238,12 @@ TEST_CASE("a mask of prototypes that are none covers nothing, or is refused", "[
             CHECK(found.area() == 0);
         }
     }
+    // A placement that is none.
+    PrototypeMasks odd = masks;
+    for (const float pad : {-100.0F, 1e9F, not_a_number}) {
+        odd.placement.pad_x = odd.placement.pad_y = pad;
+        CHECK(prototype_mask(odd, 0, {2, 3, 12, 9}).area() == 60);
+    }
     CHECK_THROWS_AS(prototype_mask(masks, 3, {2, 3, 12, 9}), EngineError);
     masks.prototypes.pop_back();
     CHECK_THROWS_WITH(prototype_mask(masks, 0, {2, 3, 12, 9}), Contains("79 values") && Contains("2 x 5 x 8 values"));
