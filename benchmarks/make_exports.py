@@ -296,7 +296,8 @@ for name, layer in model.named_modules():
     if name.endswith('cls_pred'):
         torch.nn.init.normal_(layer.weight, std=0.05)
         torch.nn.init.normal_(layer.bias, -4.0, 1.0)
-model.export(OUT, preprocessing=False, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.FLAT_FORMAT)
+model.export(OUT, preprocessing=False, input_image_shape=(320, 320),
+             output_predictions_format=DetectionOutputFormatMode.FLAT_FORMAT)
 """,
     ),
     "yolo-nas-s-batch": Recipe(
@@ -311,7 +312,8 @@ for name, layer in model.named_modules():
     if name.endswith('cls_pred'):
         torch.nn.init.normal_(layer.weight, std=0.05)
         torch.nn.init.normal_(layer.bias, -4.0, 1.0)
-model.export(OUT, preprocessing=False, input_image_shape=(320, 320), output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT)
+model.export(OUT, preprocessing=False, input_image_shape=(320, 320),
+             output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT)
 """,
     ),
 }
