@@ -66,6 +66,9 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
         table = values[0][values[0][:, 0] == 0][:, [1, 2, 3, 4, 6, 5]]
     elif values[0].shape[1] == 6:  # PaddleDetection: class, score, box
         table = values[0][:, [2, 3, 4, 5, 1, 0]]
+    elif len(values) == 1 and values[0].ndim == 3 and values[0].shape[1] < values[0].shape[2]:  # YOLOv8: no objectness
+        rows = values[0][0].T
+        return _suppressed(_corners(rows[:, :4]), rows[:, 4:], config)
     elif len(values) == 1 and values[0].ndim == 3:  # YOLOv5, YOLOv6, YOLOv7: centre, size, objectness, classes
         rows = values[0][0]
         return _suppressed(_corners(rows[:, :4]), rows[:, 4:5] * rows[:, 5:], config)
@@ -147,12 +150,13 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
         mine = np.concatenate([boxes, scores[:, None], classes[:, None]], axis=1).astype(np.float64)
         theirs = rows_of(original(path, image), config)
         total += len(theirs)
-        wrong += abs(len(mine) - len(theirs))
+        wrong += max(0, len(mine) - len(theirs))
         for row in theirs:
             # Rows of equal scores stand in any order.
             gaps = np.abs(mine - row)
             fits = np.where(mine[:, 5] == row[5], gaps[:, :4].max(axis=1) + gaps[:, 4], np.inf)
-            if not len(mine) or not np.isfinite(fits.min()):
+            if not np.isfinite(fits.min(initial=np.inf)):
+                wrong += 1
                 continue
             best = int(fits.argmin())
             wrong += bool(gaps[best, :4].max() > 0.01 or gaps[best, 4] > 1e-4)
