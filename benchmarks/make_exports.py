@@ -83,14 +83,16 @@ run('export.py', '--weights', OUT.replace('.onnx', '.pt'), '--img-size', '320', 
     )
 
 
-def _yolov6(*words: str) -> Recipe:
+def _yolov6(*words: str, source: str = "meituan+YOLOv6", config: str = "yolov6n", needs: str = "") -> Recipe:
+    """YOLOv6, and Gold-YOLO, which keeps its exporter; ``needs`` is imported first."""
     return Recipe(
-        "meituan+YOLOv6",
+        source,
         f"""
 sys.path.insert(0, '.')
+{needs}
 from yolov6.utils.config import Config
 from yolov6.models.yolo import build_model
-config = Config.fromfile('configs/yolov6n.py')
+config = Config.fromfile('configs/{config}.py')
 config.training_mode = 'repvgg'
 model = build_model(config, 80, torch.device('cpu'))
 lively(model)
@@ -100,28 +102,6 @@ for layer in model.detect.cls_preds:
 for layer in model.detect.reg_preds:
     torch.nn.init.normal_(layer.weight, std=0.03)
     torch.nn.init.constant_(layer.bias, 3.0)
-torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
-run('deploy/ONNX/export_onnx.py', '--weights', OUT.replace('.onnx', '.pt'), '--img-size', '320', '--device', 'cpu',
-    {", ".join(map(repr, words))})
-""",
-    )
-
-
-def _gold_yolo(*words: str) -> Recipe:
-    return Recipe(
-        "huawei-noah+Efficient-Computing/Detection/Gold-YOLO",
-        f"""
-sys.path.insert(0, '.')
-from yolov6.utils.config import Config
-from gold_yolo.switch_tool import switch_to_deploy
-from yolov6.models.yolo import build_model
-config = Config.fromfile('configs/gold_yolo-n.py')
-config.training_mode = 'repvgg'
-model = build_model(config, 80, torch.device('cpu'))
-lively(model)
-for layer in model.detect.cls_preds:
-    torch.nn.init.normal_(layer.weight, std=0.1)
-    torch.nn.init.normal_(layer.bias, -4.0, 1.0)
 torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
 run('deploy/ONNX/export_onnx.py', '--weights', OUT.replace('.onnx', '.pt'), '--img-size', '320', '--device', 'cpu',
     {", ".join(map(repr, words))})
@@ -244,7 +224,11 @@ RECIPES = {
     "yolov6n": _yolov6(),
     "yolov6n-end2end-ort": _yolov6("--end2end", "--ort", "--conf-thres", "0.3"),
     "yolov6n-end2end-trt": _yolov6("--end2end", "--conf-thres", "0.3"),
-    "gold-yolo-n": _gold_yolo(),
+    "gold-yolo-n": _yolov6(
+        source="huawei-noah+Efficient-Computing/Detection/Gold-YOLO",
+        config="gold_yolo-n",
+        needs="from gold_yolo.switch_tool import switch_to_deploy",
+    ),
     "damo-yolo-n": _damo(""),
     "damo-yolo-n-end2end-trt": _damo(", '--end2end'"),
     "rtdetrv2-r18": _detr(

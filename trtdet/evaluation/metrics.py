@@ -23,6 +23,7 @@ from trtdet.errors import DataError, one_line
 from trtdet.evaluation.matching import ClassMatcher, ClassMatches, ImageTruth, xywh
 from trtdet.evaluation.parts import (
     BEST_OF_KEYPOINTS,
+    Figures,
     FoundParts,
     ImageOverlaps,
     KeypointResult,
@@ -62,7 +63,7 @@ _MODULES: dict[Engine, str] = {"faster-coco-eval": "faster_coco_eval", "pycocoto
 
 
 @dataclass(frozen=True)
-class CocoResult:
+class CocoResult(Figures):
     """COCO's scores of boxes or of masks, 0..1; -1, as in pycocotools, without objects of that size or class."""
 
     map: float
@@ -94,15 +95,6 @@ class CocoResult:
             f" Average {title} @[ IoU={iou:<9} | area={area:>6s} | maxDets={limit:>3d} ] = {getattr(self, name):0.3f}"
             for name, (title, iou, area, limit) in _STATS.items()
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a score of -1 becomes None."""
-
-        def written(values: Mapping[str, float]) -> dict[str, float | None]:
-            return {name: None if value < 0 else value for name, value in values.items()}
-
-        figures = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "per_class"}
-        return {**written(figures), "per_class": written(self.per_class)}
 
 
 class CocoMetric:

@@ -56,7 +56,26 @@ class FoundParts:
 
 
 @dataclass(frozen=True)
-class KeypointResult:
+class Figures:
+    """Figures of an evaluation, 0..1; -1 where there is none."""
+
+    def __str__(self) -> str:
+        shown = [field.name for field in fields(self) if field.name not in ("images", "detections", "per_class")]
+        return "\n".join(f" {name:<10} = {getattr(self, name):0.3f}" for name in shown)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a score of -1 becomes None."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return None if value < 0 else value
+
+
+@dataclass(frozen=True)
+class KeypointResult(Figures):
     """COCO's scores of keypoints by object keypoint similarity (OKS), 0..1; -1 without objects of that size or class.
 
     As in COCO, only the 20 best detections of an image and class count, and objects without an annotated keypoint need
@@ -78,16 +97,9 @@ class KeypointResult:
     detections: int
     per_class: Mapping[str, float]
 
-    def __str__(self) -> str:
-        return _lines(self)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a score of -1 becomes None."""
-        return _plain(self)
-
 
 @dataclass(frozen=True)
-class RotatedResult:
+class RotatedResult(Figures):
     """Scores of rotated boxes, 0..1; -1 without objects.
 
     ``map``, ``map50`` and ``map75`` are COCO's average precision (101 recall points, COCO's matching) with the IoU of
@@ -104,24 +116,6 @@ class RotatedResult:
     images: int
     detections: int
     per_class: Mapping[str, float]
-
-    def __str__(self) -> str:
-        return _lines(self)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a score of -1 becomes None."""
-        return _plain(self)
-
-
-def _plain(result: KeypointResult | RotatedResult) -> dict[str, Any]:
-    figures = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "per_class"}
-    named = {name: None if value < 0 else value for name, value in figures.items()}
-    return {**named, "per_class": {name: None if value < 0 else value for name, value in result.per_class.items()}}
-
-
-def _lines(result: KeypointResult | RotatedResult) -> str:
-    shown = [field.name for field in fields(result) if field.name not in ("images", "detections", "per_class")]
-    return "\n".join(f" {name:<10} = {getattr(result, name):0.3f}" for name in shown)
 
 
 def keypoint_similarity(
