@@ -60,7 +60,7 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
         table = np.concatenate([boxes, scores[:, None], labels[:, None]], axis=1)
     elif values[0].ndim == 3 and values[0].shape[2] == 6:  # Ultralytics
         table = values[0][0]
-    elif values[0].shape[1] == 7 and next(iter(arrays)).startswith("flat"):  # YOLO-NAS: image, box, score, class
+    elif values[0].shape[1] == 7 and "flat" in next(iter(arrays)):  # YOLO-NAS: image, box, score, class
         table = values[0][values[0][:, 0] == 0][:, 1:]
     elif values[0].shape[1] == 7:  # YOLOv7: image, box, class, score
         table = values[0][values[0][:, 0] == 0][:, [1, 2, 3, 4, 6, 5]]
@@ -99,7 +99,7 @@ def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
         kept.append(best)
         sides = np.minimum(best[2:4], table[:, 2:4]) - np.maximum(best[:2], table[:, :2])
         shared = np.maximum(sides, 0).prod(axis=1)
-        areas = (table[:, 2:4] - table[:, :2]).prod(axis=1) + (best[2:4] - best[:2]).prod()
+        areas = np.maximum(table[:, 2:4] - table[:, :2], 0).prod(axis=1) + np.maximum(best[2:4] - best[:2], 0).prod()
         table = table[(shared <= config.nms.iou_threshold * (areas - shared)) | (table[:, 5] != best[5])]
     return np.array(kept).reshape(-1, 6)
 

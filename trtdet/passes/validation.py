@@ -156,7 +156,7 @@ def _check_tensors(model: onnx.ModelProto) -> None:
         saturated = set[str]()
         for node in reversed(graph.node):
             if node.op_type == "Sigmoid" or (node.op_type in _MOVE and not saturated.isdisjoint(node.output)):
-                saturated.add(node.input[0])
+                saturated.update(node.input[:1])
             added = node.op_type == "Add" and not saturated.isdisjoint(node.output)
             for name in node.input:
                 readers.setdefault(name, set()).add(_SATURATED if added else node.op_type)
