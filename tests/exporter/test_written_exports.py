@@ -33,6 +33,9 @@ EXPORTS = {
 }
 """What is said of each file."""
 
+HEAVY = ("paddle-yolov3", "rtdetrv2-r18")
+"""Networks that take a while."""
+
 
 def filled(name: str, folder: Path) -> Path:
     """The file with weights of the same spread in all layers, drawn by their names."""
@@ -50,7 +53,7 @@ def filled(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "rtdetrv2-r18" else []) for name in EXPORTS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in HEAVY else []) for name in EXPORTS]
 )
 def test_detections_are_those_of_the_file(name, tmp_path):
     path = filled(name, tmp_path)
