@@ -25,7 +25,6 @@ EXPORTS = {
     "paddle-yolov3": "an export of PaddleDetection, 80 classes: its suppression is cut off",
     "rtdetrv2-r18": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
     "torchvision-ssdlite320": "an export of torchvision, 20 classes: its suppression is cut off",
-    "ultralytics-yolov8n-nms": "an export of Ultralytics, 80 classes: its suppression is cut off",
     "yolov6n-end2end-ort": "an export of YOLO end to end, 80 classes: its suppression is cut off",
     "yolov6n-end2end-trt": "an export of YOLO end to end, 80 classes: its suppression is cut off",
     "yolov7-end2end-ort": "80 classes: its suppression is cut off",
