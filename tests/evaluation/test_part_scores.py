@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +16,20 @@ from trtdet.errors import DataError
 from trtdet.evaluation.agreement import AgreementOptions, agree, agreeing_parts
 from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.metrics import CocoMetric
-from trtdet.evaluation.parts import FoundParts, ImageOverlaps, dota_average_precision, keypoint_similarity
+from trtdet.evaluation.parts import (
+    FoundParts,
+    ImageOverlaps,
+    dota_average_precision,
+    keypoint_similarity,
+    probabilistic_overlaps,
+    ultralytics_average_precision,
+)
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 
 ENGINES = ("faster-coco-eval", "pycocotools")
 SIGMAS = (0.05, 0.1, 0.03, 0.08)
 IMAGES = 6
+RECORDED = Path(__file__).parents[1] / "fixtures" / "ultralytics_rotated_map.npz"
 
 
 def dataset_of(folder, annotations):
@@ -240,6 +249,31 @@ def test_rotated_boxes_score_as_dota_defines_it(turned):
     assert result.dota50 == pytest.approx(np.mean([dota_by_hand(metric, name) for name in turned.classes]), abs=1e-9)
     assert result.map == pytest.approx(np.mean(list(result.per_class.values())))
     assert result.as_dict()["dota50"] == result.dota50 and "dota50" in str(result)
+
+
+def test_rotated_boxes_score_as_ultralytics_defines_it():
+    """Recorded by benchmarks/fixtures/ultralytics_rotated_map.py."""
+    with np.load(RECORDED) as file:
+        data = dict(file)
+    aps = []
+    for label in range(3):
+        images = []
+        for image in range(int(data["at"].max()) + 1):
+            part = (data["of"] == image) & (data["classes"] == label)
+            here = (data["at"] == image) & (data["labels"] == label)
+            alike = probabilistic_overlaps(data["found"][part], data["corners"][here])
+            images.append(ImageOverlaps(data["scores"][part], alike, np.zeros(int(here.sum()), bool)))
+        aps.append(ultralytics_average_precision(images))
+    assert aps == pytest.approx(data["per_class"].tolist(), abs=1e-6)
+    assert np.mean(aps) == pytest.approx(float(data["expected"]), abs=1e-6)
+
+
+def test_the_score_of_ultralytics_leaves_crowds_out_and_needs_objects(turned):
+    result = boxes_near(CocoMetric(turned), noise=0.0).compute_rotated_boxes()
+    assert result.map < result.ultralytics <= 1 and result.as_dict()["ultralytics"] == result.ultralytics
+    crowd = ImageOverlaps(np.ones(1), np.ones((1, 1)), np.array([True]))
+    assert ultralytics_average_precision([crowd]) == -1
+    assert ultralytics_average_precision([ImageOverlaps(np.zeros(0), np.zeros((0, 1)), np.array([False]))]) == 0
 
 
 def test_turned_by_a_right_angle_with_swapped_sides_is_the_same_box(turned):

@@ -31,7 +31,9 @@ from trtdet.evaluation.parts import (
     RotatedResult,
     dota_average_precision,
     keypoint_similarity,
+    probabilistic_overlaps,
     rotated_overlaps,
+    ultralytics_average_precision,
 )
 from trtdet.evaluation.resampling import mean_average_precision
 
@@ -304,13 +306,15 @@ class CocoMetric:
         per_class = {name: _mean_of((one,), levels[0]) if one.truths.any() else -1.0 for name, one in matches.items()}
         present = self.matches("rotated_boxes")
         scores = [_mean_of(present, level) if present else -1.0 for level in levels]
-        aps = [dota_average_precision(self._overlaps_of_class(index)) for index in range(len(self.dataset.classes))]
-        some = [ap for ap in aps if ap >= 0]
+        images = [self._overlaps_of_class(index) for index in range(len(self.dataset.classes))]
+        dota = [ap for areas, _ in images if (ap := dota_average_precision(areas)) >= 0]
+        ultralytics = [ap for _, shapes in images if (ap := ultralytics_average_precision(shapes)) >= 0]
         return RotatedResult(
             map=scores[0],
             map50=scores[1],
             map75=scores[2],
-            dota50=float(np.mean(some)) if some else -1.0,
+            dota50=float(np.mean(dota)) if dota else -1.0,
+            ultralytics=float(np.mean(ultralytics)) if ultralytics else -1.0,
             images=len(image_ids),
             detections=sum(len(self.detections[one][1]) for one in image_ids),
             per_class=per_class,
@@ -459,10 +463,10 @@ class CocoMetric:
         corners = self.dataset.truth.corners
         return np.zeros((0, 4, 2)) if corners is None else corners
 
-    def _overlaps_of_class(self, index: int) -> list[ImageOverlaps]:
-        """Scores, overlaps of rotated boxes and crowds of a class in each image, see
-        :func:`trtdet.evaluation.parts.dota_average_precision`."""
-        truth, images = self.dataset.truth, []
+    def _overlaps_of_class(self, index: int) -> tuple[list[ImageOverlaps], list[ImageOverlaps]]:
+        """Scores, overlaps of rotated boxes and crowds of a class in each image: overlaps of areas, and probabilistic
+        ones."""
+        truth, areas, shapes = self.dataset.truth, list[ImageOverlaps](), list[ImageOverlaps]()
         for image_id in self._scored():
             _, scores, classes = self.detections[image_id]
             part = np.flatnonzero(classes == index)
@@ -472,8 +476,10 @@ class CocoMetric:
                 raise self._lacks("rotated_boxes")
             # Unlike COCO's crowds, DOTA's difficult objects are overlapped as others are.
             shared = rotated_overlaps(rotated, self._corners[here], np.zeros(len(here), bool))
-            images.append(ImageOverlaps(scores[part], shared, truth.crowd[here]))
-        return images
+            areas.append(ImageOverlaps(scores[part], shared, truth.crowd[here]))
+            alike = probabilistic_overlaps(rotated, self._corners[here])
+            shapes.append(ImageOverlaps(scores[part], alike, truth.crowd[here]))
+        return areas, shapes
 
     @property
     def image_ids(self) -> tuple[int, ...]:

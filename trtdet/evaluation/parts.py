@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.detection.rotated import corners, polygon_iou
+from trtdet.detection.rotated import corners, polygon_iou, probabilistic_iou
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +30,9 @@ BEST_OF_KEYPOINTS = 20
 
 _ELEVEN = np.arange(0.0, 1.1, 0.1)
 """The recall points of PASCAL VOC 2007, to the bit of DOTA's evaluation."""
+
+_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+"""Of the IoU, as Ultralytics' validator has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,14 +109,15 @@ class RotatedResult(Figures):
     ``map``, ``map50`` and ``map75`` are COCO's average precision (101 recall points, COCO's matching) with the IoU of
     the rotated rectangles' areas. ``dota50`` is the score of DOTA's evaluation, task 1 (Xia et al. 2018,
     arXiv:1711.10398): PASCAL VOC 2007's average precision over 11 recall points at an IoU above 0.5, where each
-    detection may only match the box that it overlaps most; crowds are its difficult objects. Ultralytics' own mAP
-    compares by the probabilistic IoU, which gives other values.
+    detection may only match the box that it overlaps most; crowds are its difficult objects. ``ultralytics`` is what
+    Ultralytics' validator calls mAP50-95, by the probabilistic IoU; crowds are left out.
     """
 
     map: float
     map50: float
     map75: float
     dota50: float
+    ultralytics: float
     images: int
     detections: int
     per_class: Mapping[str, float]
@@ -144,6 +149,15 @@ def keypoint_similarity(
     errors = squares.sum(axis=-1) / variances / (np.asarray(areas, np.float64)[:, None] + np.spacing(1)) / 2
     counted = np.where(some[:, None], seen, True)
     return np.asarray((np.exp(-errors) * counted).sum(axis=-1) / counted.sum(axis=-1), np.float64)
+
+
+def probabilistic_overlaps(found: NDArray[Any], truth: NDArray[Any]) -> Floats:
+    """Probabilistic IoU (D, G), 0..1, of rotated boxes (D, 5) and annotated corners (G, 4, 2), of which the smallest
+    rectangle counts, as in Ultralytics."""
+    rectangles = [cv2.minAreaRect(points) for points in np.asarray(truth, np.float32).reshape(-1, 4, 2)]
+    boxes = np.array([(*centre, *sides, np.deg2rad(angle)) for centre, sides, angle in rectangles], np.float32)
+    mine = np.asarray(found, np.float32).reshape(-1, 1, 5)
+    return probabilistic_iou(mine, boxes.reshape(1, -1, 5)).astype(np.float64)
 
 
 def rotated_overlaps(found: NDArray[Any], truth: NDArray[Any], crowd: NDArray[np.bool_]) -> Floats:
@@ -190,3 +204,44 @@ def dota_average_precision(images: Sequence[ImageOverlaps], threshold: float = 0
     recall = hits / total
     precision = hits / np.maximum(hits + np.cumsum(wrong), np.finfo(np.float64).eps)
     return float(np.mean([precision[recall >= point].max(initial=0.0) for point in _ELEVEN]))
+
+
+def ultralytics_average_precision(images: Sequence[ImageOverlaps]) -> float:
+    """Average precision of one class over IoU 0.50:0.05:0.95 as Ultralytics' validator defines it, 0..1; -1 without
+    objects to find.
+
+    By falling score a detection takes the free object of its image that it overlaps most, if the IoU reaches the
+    threshold. The area under the envelope of precision is that of a polyline through 101 points of recall (Ultralytics
+    8.4, ``match_predictions`` in ultralytics/engine/validator.py, ``compute_ap`` in ultralytics/utils/metrics.py).
+    Difficult objects are left out.
+    """
+    kept = [image._replace(overlaps=image.overlaps[:, ~image.difficult]) for image in images]
+    total = sum(image.overlaps.shape[1] for image in kept)
+    if not total:
+        return -1.0
+    right = np.concatenate([_taken(image) for image in kept])
+    hits = np.cumsum(right[np.argsort(-np.concatenate([image.scores for image in kept]), kind="stable")], axis=0)
+    precision = hits / np.arange(1, len(hits) + 1)[:, None]
+    points = np.linspace(0, 1, 101)
+    areas = []
+    for column in range(len(_THRESHOLDS)) if len(hits) else ():
+        recall = np.concatenate([[0.0], hits[:, column] / (total + 1e-16)])
+        recall = np.concatenate([recall, [recall[-1], 1.0]])
+        envelope = np.concatenate([[1.0], precision[:, column], [0.0, 0.0]])[::-1]
+        heights = np.interp(points, recall, np.maximum.accumulate(envelope)[::-1])
+        areas.append(float(((heights[1:] + heights[:-1]) / 2 * np.diff(points)).sum()))
+    return float(np.mean(areas)) if areas else 0.0
+
+
+def _taken(image: ImageOverlaps) -> NDArray[np.bool_]:
+    """Whether each detection is right at each threshold, bool (D, 10)."""
+    right = np.zeros((len(image.scores), len(_THRESHOLDS)), bool)
+    if not image.overlaps.shape[1]:
+        return right
+    used = np.zeros((image.overlaps.shape[1], len(_THRESHOLDS)), bool)
+    for row in np.argsort(-image.scores, kind="stable"):
+        free = np.where(used, 0.0, image.overlaps[row][:, None])
+        best = free.argmax(axis=0)
+        right[row] = free.max(axis=0) >= _THRESHOLDS
+        used[best, range(len(_THRESHOLDS))] |= right[row]
+    return right
