@@ -174,3 +174,12 @@ def test_outside_backends_nothing_decides_by_the_name_of_a_library():
         if _decides_by_name(node)
     ]
     assert not found, "ask the row of the library or the capabilities:\n" + "\n".join(found)
+
+
+def test_ctrl_c_while_a_library_starts_is_no_missing_library(monkeypatch):
+    def stopped(name):
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    monkeypatch.setattr(importlib, "import_module", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        LIBRARIES[0].load()

@@ -136,6 +136,9 @@ class Library:
         try:
             return importlib.import_module(self.module)
         except ImportError as error:
+            # pybind11 wraps what ends the initialisation of a module, also Ctrl-C.
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise error.__cause__ from None
             raise BackendError(f"{self.title} is not installed here ({error})", self.pip) from None
 
     def new_backend(self) -> Backend:
