@@ -23,7 +23,6 @@ EXPORTS = {
     "deim-dfine-n": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
     "paddle-picodet-xs": "an export of PaddleDetection, 80 classes: its suppression is cut off",
     "paddle-yolov3": "an export of PaddleDetection, 80 classes: its suppression is cut off",
-    "rtdetrv2-r18": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
     "torchvision-ssdlite320": "an export of torchvision, 20 classes: its suppression is cut off",
     "yolov6n-end2end-ort": "an export of YOLO end to end, 80 classes: its suppression is cut off",
     "yolov6n-end2end-trt": "an export of YOLO end to end, 80 classes: its suppression is cut off",
@@ -31,9 +30,6 @@ EXPORTS = {
     "yolov7-end2end-trt": "an export of YOLO end to end, 80 classes: its suppression is cut off",
 }
 """What is said of each file."""
-
-HEAVY = ("paddle-yolov3", "rtdetrv2-r18")
-"""Networks that take a while."""
 
 
 def filled(name: str, folder: Path) -> Path:
@@ -52,7 +48,7 @@ def filled(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in HEAVY else []) for name in EXPORTS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "paddle-yolov3" else []) for name in EXPORTS]
 )
 def test_detections_are_those_of_the_file(name, tmp_path):
     path = filled(name, tmp_path)
