@@ -208,6 +208,25 @@ def _torchvision(factory: str, names: str, options: str = "") -> Recipe:
     return Recipe(".", _TORCHVISION.format(factory=factory, names=names, options=options))
 
 
+def _yolo_nas(form: str) -> Recipe:
+    return Recipe(
+        "Deci-AI+super-gradients/src",
+        f"""
+sys.path.insert(0, '.')
+from super_gradients.training import models
+from super_gradients.conversion import DetectionOutputFormatMode
+model = models.get('yolo_nas_s', num_classes=80)
+lively(model)
+for name, layer in model.named_modules():
+    if name.endswith('cls_pred'):
+        torch.nn.init.normal_(layer.weight, std=0.05)
+        torch.nn.init.normal_(layer.bias, -4.0, 1.0)
+model.export(OUT, preprocessing=False, input_image_shape=(320, 320),
+             output_predictions_format=DetectionOutputFormatMode.{form})
+""",
+    )
+
+
 RECIPES = {
     "ultralytics-yolov8n-nms": _ultralytics("nms=True"),
     "ultralytics-yolov8n-nms-agnostic": _ultralytics("nms=True, agnostic_nms=True, max_det=50"),
@@ -268,38 +287,8 @@ model.export(output_dir='rfdetr-out')
 os.replace('rfdetr-out/rfdetr-nano.onnx', OUT)
 """,
     ),
-    "yolo-nas-s-flat": Recipe(
-        "Deci-AI+super-gradients/src",
-        """
-sys.path.insert(0, '.')
-from super_gradients.training import models
-from super_gradients.conversion import DetectionOutputFormatMode
-model = models.get('yolo_nas_s', num_classes=80)
-lively(model)
-for name, layer in model.named_modules():
-    if name.endswith('cls_pred'):
-        torch.nn.init.normal_(layer.weight, std=0.05)
-        torch.nn.init.normal_(layer.bias, -4.0, 1.0)
-model.export(OUT, preprocessing=False, input_image_shape=(320, 320),
-             output_predictions_format=DetectionOutputFormatMode.FLAT_FORMAT)
-""",
-    ),
-    "yolo-nas-s-batch": Recipe(
-        "Deci-AI+super-gradients/src",
-        """
-sys.path.insert(0, '.')
-from super_gradients.training import models
-from super_gradients.conversion import DetectionOutputFormatMode
-model = models.get('yolo_nas_s', num_classes=80)
-lively(model)
-for name, layer in model.named_modules():
-    if name.endswith('cls_pred'):
-        torch.nn.init.normal_(layer.weight, std=0.05)
-        torch.nn.init.normal_(layer.bias, -4.0, 1.0)
-model.export(OUT, preprocessing=False, input_image_shape=(320, 320),
-             output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT)
-""",
-    ),
+    "yolo-nas-s-flat": _yolo_nas("FLAT_FORMAT"),
+    "yolo-nas-s-batch": _yolo_nas("BATCH_FORMAT"),
 }
 
 

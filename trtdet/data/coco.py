@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +50,7 @@ class GroundTruth:
     """float64 (M, P, 3), x y in pixels of the image and COCO's visibility: 0 not annotated, 1 hidden, 2 visible; None
     if any box has none, or another number of them."""
 
-    @property
+    @cached_property
     def corners(self) -> NDArray[np.float64] | None:
         """Corners float64 (M, 4, 2), x y, of rotated boxes: each mask is one polygon of four corners, as converters of
         DOTA's labels write them; None if any mask is something else."""

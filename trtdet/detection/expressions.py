@@ -92,7 +92,7 @@ def evaluate(outputs: dict[str, T], step: Step[T], config: Config) -> dict[str, 
     sides = {"input_width": config.input.width, "input_height": config.input.height}
     names: dict[str, T | Array] = {name: np.array(side, np.float32) for name, side in sides.items()}
     names |= numbered | outputs
-    most = max(_MOST_VALUES, *(4 * tensor.size for tensor in outputs.values() if isinstance(tensor, np.ndarray)), 0)
+    most = max([_MOST_VALUES, *(4 * tensor.size for tensor in outputs.values() if isinstance(tensor, np.ndarray))])
     for name, text in (config.head.compute or {}).items():
         expression = ast.parse(text.strip(), mode="eval").body
         try:

@@ -8,7 +8,6 @@ import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -456,12 +455,7 @@ class CocoMetric:
             )
         if truth.corners is None or parts.rotated_boxes is None:
             raise self._lacks(of)
-        return rotated_overlaps(parts.rotated_boxes, self._corners[here], truth.crowd[here])
-
-    @cached_property
-    def _corners(self) -> NDArray[np.float64]:
-        corners = self.dataset.truth.corners
-        return np.zeros((0, 4, 2)) if corners is None else corners
+        return rotated_overlaps(parts.rotated_boxes, truth.corners[here], truth.crowd[here])
 
     def _overlaps_of_class(self, index: int) -> tuple[list[ImageOverlaps], list[ImageOverlaps]]:
         """Scores, overlaps of rotated boxes and crowds of a class in each image: overlaps of areas, and probabilistic
@@ -472,12 +466,12 @@ class CocoMetric:
             part = np.flatnonzero(classes == index)
             here = np.flatnonzero((truth.image_ids == image_id) & (truth.classes == index))
             rotated = self.parts[image_id].of(part).rotated_boxes
-            if rotated is None:
+            if rotated is None or truth.corners is None:
                 raise self._lacks("rotated_boxes")
             # Unlike COCO's crowds, DOTA's difficult objects are overlapped as others are.
-            shared = rotated_overlaps(rotated, self._corners[here], np.zeros(len(here), bool))
+            shared = rotated_overlaps(rotated, truth.corners[here], np.zeros(len(here), bool))
             areas.append(ImageOverlaps(scores[part], shared, truth.crowd[here]))
-            alike = probabilistic_overlaps(rotated, self._corners[here])
+            alike = probabilistic_overlaps(rotated, truth.corners[here])
             shapes.append(ImageOverlaps(scores[part], alike, truth.crowd[here]))
         return areas, shapes
 

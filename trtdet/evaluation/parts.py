@@ -180,9 +180,9 @@ class ImageOverlaps(NamedTuple):
 def dota_average_precision(images: Sequence[ImageOverlaps], threshold: float = 0.5) -> float:
     """Average precision of one class as DOTA's evaluation defines it, 0..1; -1 without objects to find.
 
-    All detections are taken by falling score, those of
-    equal score in the order of the images. Each belongs to the object that it overlaps most; it is right if the IoU
-    exceeds the threshold and no better detection belongs to that object.
+    All detections are taken by falling score, those of equal score in the order of the images. Each belongs to the
+    object that it overlaps most; it is right if the IoU exceeds the threshold and no better detection belongs to that
+    object.
     """
     total = sum(int(np.count_nonzero(~image.difficult)) for image in images)
     if not total:

@@ -157,8 +157,7 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
     name, scores = node.name or node.op, _followed(node.inputs[1], by_class=True)
     reader, picked = _picked_boxes(node)
     boxes = _followed(node.inputs[0] if picked is None else picked, by_class=False)
-    levels = next((found for found in (scores, boxes) if found.levels), None)
-    if levels is not None:
+    if scores.levels or boxes.levels:
         raise ModelError(
             f"the NMS '{name}' embedded in the model cannot be cut off: its boxes are decoded level by level after the "
             "best were selected",
