@@ -30,6 +30,7 @@ struct Head {
     std::string peer{};                     // address and port of the client, or of the proxy before it
     std::string request_id{};               // the client's, or one of our own
     std::string traceparent{};              // of W3C Trace Context; empty where there is none
+    bool expects_continue = false;          // Expect: 100-continue
 };
 
 struct Request {
