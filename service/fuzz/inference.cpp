@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     input.preprocess.width = 2;
     try {
         const auto request =
-            trtdet::serve::parse_inference(body, all.substr(0, line), input, {"boxes", "scores"}, max_images);
+            trtdet::serve::parse_inference(body, all.substr(0, line), input, {"boxes", "scores"}, {max_images});
         const std::size_t count = input.preprocess.values();
         const std::size_t given = request.values.size() + request.bytes.size() / sizeof(float);
         const bool inside =

@@ -32,49 +32,27 @@ constexpr std::chrono::milliseconds linger_pause{2000};
 // How long an idle connection is kept when the service stops: a request may be on its way.
 constexpr std::chrono::milliseconds drain_grace{200};
 
-// The bytes of bodies that are held at this moment, by connections and by work.
-class Held {
-public:
-    Held(std::shared_ptr<std::atomic<std::uint64_t>> total, Metrics& metrics)
-        : total_(std::move(total)), metrics_(metrics) {}
-    ~Held() {
-        *total_ -= mine_;
-        metrics_.bodies(-static_cast<double>(mine_));
-    }
-
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
-
-    // Returns whether there is room for so many bytes.
-    bool grow_to(std::uint64_t bytes, std::uint64_t limit) {
-        const auto more = bytes - mine_;
-        mine_ = bytes;
-        metrics_.bodies(static_cast<double>(more));
-        return (*total_ += more) <= limit;
-    }
-
-private:
-    const std::shared_ptr<std::atomic<std::uint64_t>> total_;
-    Metrics& metrics_;
-    std::uint64_t mine_ = 0;
-};
+// How often, and how long, a body waits for another one to go.
+constexpr int most_tries = 50;
+constexpr std::chrono::milliseconds pause_between_tries{10};
 
 // One connection: at each moment it reads a header, reads a body, waits for an answer, writes it, or lets the client
 // finish. Everything runs in its strand. A read goes on through all of that, so that a client that leaves is noticed
 // and the next request is there; a timer bounds each state, and ending a state never waits for the read.
 class HttpConnection : public Connection {
 public:
-    HttpConnection(Serving& server, Port& port, tcp::socket socket)
-        : Connection(port),
+    HttpConnection(Serving& server, Port& port, std::shared_ptr<Client> client, tcp::socket socket)
+        : Connection(port, std::move(client)),
           presence_(server.connections, *this),
           server_(server),
           socket_(std::move(socket)),
-          timer_(socket_.get_executor()) {
+          timer_(socket_.get_executor()),
+          pause_(socket_.get_executor()) {
         error_code gone;
-        const auto client = socket_.remote_endpoint(gone);
+        const auto end = socket_.remote_endpoint(gone);
         if (!gone) {
             std::ostringstream text;
-            text << client;
+            text << end;
             peer_ = text.str();
         }
     }
@@ -83,10 +61,10 @@ public:
         in_strand([](HttpConnection& self) { self.expect_request(self.server_.options.header_timeout); });
     }
 
-    void start_refusing() override {
-        in_strand([](HttpConnection& self) {
+    void start_refusing(Response refusal) override {
+        in_strand([refusal = std::move(refusal)](HttpConnection& self) mutable {
             self.refused_ = true;
-            self.respond(busy_response("overloaded", "there are too many connections; try again later"), false);
+            self.respond(std::move(refusal), false);
         });
     }
 
@@ -98,14 +76,22 @@ public:
         });
     }
 
-    void leave_if_idle() override {
-        in_strand([](HttpConnection& self) {
+    void leave(bool of_client) override {
+        in_strand([of_client](HttpConnection& self) {
             error_code ignored;
-            if (self.state_ == State::header && !self.begun_ && self.socket_.available(ignored) == 0) {
+            if (self.state_ == State::lingering ||
+                (self.state_ == State::header && !self.begun_ && self.socket_.available(ignored) == 0)) {
                 return self.close();
             }
+            if (self.begun_ && (self.state_ == State::header || self.state_ == State::body)) {
+                return self.respond(
+                    error_response(
+                        408, "request-timeout",
+                        "the request had not arrived when others needed the room; send it again, and faster"),
+                    false);
+            }
             if (self.state_ != State::closed) {
-                self.server_.connections.make_room(self.port());
+                self.server_.connections.make_room(self.port(), of_client ? self.client().get() : nullptr);
             }
         });
     }
@@ -123,7 +109,9 @@ private:
 
     template <typename Step>
     void in_strand(Step step) {
-        asio::dispatch(socket_.get_executor(), [self = shared_self(), step] { self->guarded([&] { step(*self); }); });
+        asio::dispatch(socket_.get_executor(), [self = shared_self(), step = std::move(step)]() mutable {
+            self->guarded([&] { step(*self); });
+        });
     }
 
     // Runs a step of the connection. Where it fails, and there is no memory most likely, the client is told so in a way
@@ -162,7 +150,7 @@ private:
         state_ = State::header;
         begun_ = false;
         answering_ = false;
-        server_.connections.set_idle(*this, true);
+        server_.connections.set_waiting(*this, Connections::Waits::for_request);
         header_size_ = 0;
         parser_.emplace();
         parser_->header_limit(static_cast<std::uint32_t>(max_header));
@@ -279,7 +267,7 @@ private:
         }
         if (!buffer_.empty() && !begun_) {
             begun_ = true;
-            server_.connections.set_idle(*this, false);
+            server_.connections.set_waiting(*this, Connections::Waits::for_rest);
             arm(server_.options.header_timeout);
         }
         error_code error;
@@ -325,7 +313,7 @@ private:
     }
 
     void take_header() {
-        head_ = head_of(*parser_, peer_);
+        head_ = head_of(*parser_, peer_, client());
         is_head_ = head_.method == "HEAD";
         if (auto refusal = check_header(*parser_)) {
             return respond(std::move(*refusal), false);
@@ -342,7 +330,8 @@ private:
             return work();
         }
         state_ = State::body;
-        held_ = std::make_shared<Held>(server_.held, server_.metrics);
+        held_ = server_.service.body_of(head_);
+        tries_ = 0;
         parser_->body_limit(server_.service.options().max_body);
         parser_->eager(true);
         arm(server_.options.body_timeout);
@@ -390,8 +379,8 @@ private:
                     false);
             }
         }
-        if (!held_->grow_to(parser_->get().body().size(), server_.options.max_bodies)) {
-            return respond(busy_response("overloaded", "the service holds too many bodies; try again later"), false);
+        if (!hold_body()) {
+            return;
         }
         if (parser_->is_done()) {
             return work();
@@ -406,8 +395,33 @@ private:
         read();
     }
 
+    // What has arrived of the body is charged. Where all of the memory for bodies is taken, the client that has been
+    // sending for longest loses its request, and this one waits a moment. Returns whether to go on.
+    bool hold_body() {
+        const auto& body = parser_->get().body();
+        // Where the length is not known the body takes room ahead.
+        const auto bytes = head_.chunked ? body.capacity() : body.size();
+        if (held_->try_set(bytes)) {
+            return true;
+        }
+        const auto refusal = held_->refusal(bytes);
+        if (refusal.of() != MemoryLimitError::Of::all || tries_++ >= most_tries ||
+            !server_.connections.drop_slowest(*this)) {
+            respond(refusal.response(), false);
+            return false;
+        }
+        pause_.expires_after(pause_between_tries);
+        pause_.async_wait([self = shared_self(), round = round_](error_code error) {
+            if (!error && self->state_ == State::body && round == self->round_) {
+                self->guarded([&] { self->read_body(); });
+            }
+        });
+        return false;
+    }
+
     void work() {
         state_ = State::working;
+        server_.connections.set_waiting(*this, Connections::Waits::not_at_all);
         arrived_ = Clock::now();
         abandoned_ = std::make_shared<std::atomic<bool>>(false);
         arm(server_.service.options().request_timeout);
@@ -446,7 +460,9 @@ private:
         const auto took = state_ == State::working ? Clock::now() - arrived_ : Clock::duration{};
         server_.service.answered(head_, response, took);
         state_ = State::writing;
+        server_.connections.set_waiting(*this, Connections::Waits::not_at_all);
         held_ = nullptr;
+        answer_held_ = std::move(response.held);
         closing_ = !keep_alive;
         response_head_ = header_text(response, keep_alive);
         response_body_ = is_head_ ? std::string() : std::move(response.body);
@@ -467,6 +483,7 @@ private:
 
     void written() {
         response_body_ = {};
+        answer_held_ = nullptr;
         // Who has ended his sending may have sent more requests before that.
         if (!closing_ && (!ended_ || !buffer_.empty())) {
             return expect_request(server_.options.idle_timeout);
@@ -478,6 +495,7 @@ private:
         error_code ignored;
         socket_.shutdown(tcp::socket::shutdown_send, ignored);
         state_ = State::lingering;
+        server_.connections.set_waiting(*this, Connections::Waits::for_end);
         linger_end_ = Clock::now() + (server_.draining || refused_ ? linger_pause : server_.options.body_timeout);
         advance();
     }
@@ -487,7 +505,7 @@ private:
             return;
         }
         state_ = State::closed;
-        server_.connections.set_idle(*this, false);
+        server_.connections.set_waiting(*this, Connections::Waits::not_at_all);
         abandon();
         held_ = nullptr;
         ++round_;
@@ -502,6 +520,7 @@ private:
     tcp::socket socket_;
     std::string peer_;
     asio::steady_timer timer_;
+    asio::steady_timer pause_;
     std::uint64_t round_ = 0;  // of the timer: an older one that fires late means nothing
     State state_ = State::header;
     std::array<char, read_step> chunk_;  // of the read that goes on
@@ -516,20 +535,24 @@ private:
     std::optional<RequestParser> parser_;
     Head head_;
     bool is_head_ = false;
-    std::shared_ptr<Held> held_;
+    std::shared_ptr<MemoryBudget::Share> held_;  // the body
+    int tries_ = 0;                              // to hold more of it
     Clock::time_point arrived_;
     std::uint64_t request_ = 0;
     std::shared_ptr<std::atomic<bool>> abandoned_;
     bool closing_ = false;
     std::string response_head_;
     std::string response_body_;
+    std::shared_ptr<void> answer_held_;
     Clock::time_point linger_end_;
 };
 
 }  // namespace
 
 std::shared_ptr<Connection> make_connection(Serving& server, Port& port, tcp::socket socket) {
-    return std::make_shared<HttpConnection>(server, port, std::move(socket));
+    error_code gone;
+    auto client = server.clients.of(socket.remote_endpoint(gone).address());
+    return std::make_shared<HttpConnection>(server, port, std::move(client), std::move(socket));
 }
 
 }  // namespace trtdet::serve

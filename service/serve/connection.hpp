@@ -3,11 +3,11 @@
 
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "clients.hpp"
 #include "connections.hpp"
 #include "http_message.hpp"
 #include "http_server.hpp"
@@ -27,8 +27,8 @@ struct Serving {
     Log& log;
     Metrics& metrics;
     const std::string without_memory = answer_without_memory();
-    const std::shared_ptr<std::atomic<std::uint64_t>> held = std::make_shared<std::atomic<std::uint64_t>>(0);
     std::atomic<bool> draining{false};  // connections end after their answer
+    Clients clients;
     Connections connections;
 };
 

@@ -8,10 +8,14 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "clients.hpp"
 #include "metrics.hpp"
+#include "request.hpp"
 
 namespace trtdet::serve {
 
@@ -21,41 +25,49 @@ struct Port;
 class Connection : public std::enable_shared_from_this<Connection>,
                    public boost::intrusive::list_base_hook<boost::intrusive::link_mode<boost::intrusive::auto_unlink>> {
 public:
-    explicit Connection(Port& port) : port_(port) {}
+    Connection(Port& port, std::shared_ptr<Client> client) : port_(port), client_(std::move(client)) {}
     virtual ~Connection() = default;
 
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
 
     Port& port() const { return port_; }
+    const std::shared_ptr<Client>& client() const { return client_; }
 
     // Waits for requests.
     virtual void start() = 0;
 
-    // Says that there are too many connections, and ends.
-    virtual void start_refusing() = 0;
+    // Answers with this, and ends.
+    virtual void start_refusing(Response refusal) = 0;
 
     // Ends when the request that has begun, if any, is answered.
     virtual void drain() = 0;
 
-    // Makes room for another connection. Where a request has begun meanwhile, or waits to be read, the next one does.
-    virtual void leave_if_idle() = 0;
+    // Makes room for another connection, if no request has arrived meanwhile; else the next one does, of this client
+    // alone where the room is to be its.
+    virtual void leave(bool of_client) = 0;
 
     // Ends at once.
     virtual void cut() = 0;
 
 private:
     Port& port_;
+    const std::shared_ptr<Client> client_;
 };
 
 // Who is connected to a port.
 struct Port {
     const std::uint16_t number;
-    const std::size_t most;  // connections
-    const bool for_probes;   // GET and HEAD alone
+    const std::size_t most;            // connections
+    const std::size_t most_of_client;  // of these
+    const bool for_probes;             // GET and HEAD alone
     std::size_t connected = 0;
-    // Those that are between two requests, or before the first, in the order in which they will be asked to leave.
-    boost::intrusive::list<Connection, boost::intrusive::constant_time_size<false>> idle{};
+
+    // In the order in which they will be asked to leave: those that are answered for the last time, that are between two
+    // requests, or before the first; and those whose request has begun to arrive and is not whole.
+    using List = boost::intrusive::list<Connection, boost::intrusive::constant_time_size<false>>;
+    List idle{};
+    List unfinished{};
 };
 
 // The connections of all ports. Any thread may call any member at any time.
@@ -78,14 +90,23 @@ public:
         Connection& connection_;
     };
 
-    // How many there are at the port of a connection that was made just now, itself among them.
-    std::size_t add(const std::shared_ptr<Connection>& connection);
+    // Takes a connection that was made just now, and asks another one to leave where there are too many.
+    //
+    // Returns the refusal where there are, and none can leave.
+    std::optional<Response> add(const std::shared_ptr<Connection>& connection);
 
-    // Whether the connection waits for a request, so that it can be asked to leave.
-    void set_idle(Connection& connection, bool idle);
+    // What the connection waits for, so that it can be asked to leave.
+    enum class Waits { not_at_all, for_request, for_rest, for_end };
+    void set_waiting(Connection& connection, Waits waits);
 
-    // Asks whoever has been idle for longest to leave; returns whether there is anybody.
-    bool make_room(Port& port);
+    // Asks a connection to leave: the one that has been idle for longest, else that of the oldest unfinished request of
+    // the client with most connections. client: whose connections alone are asked; null for all.
+    //
+    // Returns whether there is any.
+    bool make_room(Port& port, const Client* client = nullptr);
+
+    // Asks the connection of the oldest unfinished request to leave, but not this one. Returns whether there is any.
+    bool drop_slowest(Connection& but);
 
     std::vector<std::shared_ptr<Connection>> all();
 
@@ -96,7 +117,7 @@ public:
     bool wait_until_gone(std::chrono::milliseconds patience);
 
 private:
-    std::shared_ptr<Connection> take_oldest_idle(Port& port);
+    std::shared_ptr<Connection> take_leaving(Port& port, const Client* client);
 
     Metrics& metrics_;
     std::mutex mutex_;

@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "threads.hpp"
 #include "trtdet/cores.hpp"
 #include "trtdet/errors.hpp"
+#include "workers.hpp"
 
 namespace trtdet::serve {
 
@@ -24,25 +24,6 @@ void Health::note(const Outcome& outcome, bool in_time) {
         ++failed_in_a_row_;
     } catch (...) {  // says nothing about the engine
     }
-}
-
-MemoryBudget::Share::~Share() {
-    if (bytes_ > 0) {
-        const std::lock_guard lock(budget_.mutex_);
-        budget_.taken_ -= bytes_;
-        budget_.changed_.notify_all();
-    }
-}
-
-void MemoryBudget::Share::take(std::uint64_t bytes, Clock::time_point deadline) {
-    std::unique_lock lock(budget_.mutex_);
-    const bool room = budget_.changed_.wait_until(
-        lock, deadline, [&] { return budget_.taken_ == 0 || budget_.taken_ + bytes <= budget_.bytes_; });
-    if (!room) {
-        throw DeadlineError("the time for the answer was over before there was memory to decode the image into");
-    }
-    budget_.taken_ += bytes;
-    bytes_ = bytes;
 }
 
 std::optional<std::string> Health::trouble() const {
@@ -70,7 +51,12 @@ Context::Context(ServiceOptions wanted, std::vector<ModelSource> sources, Log& w
       models(served(std::move(sources), options.unhealthy_after)),
       log(where),
       metrics(counts),
-      decoding(options.max_decoded),
+      bodies(
+          "the bodies", "--max-bodies-mb", options.max_bodies,
+          part_of_limit(options.max_bodies, options.max_client_percent)),
+      decoding(
+          "images, numbers and answers", "--max-decoded-mb", options.max_decoded,
+          part_of_limit(options.max_decoded, options.max_client_percent)),
       workers(std::make_unique<Workers>(options.workers > 0 ? options.workers : usable_cores())) {}
 
 Context::~Context() = default;
@@ -111,6 +97,27 @@ std::optional<Response> Context::trouble(const Served& model) const {
             "; the reason is in the service's log; the service must be started again");
 }
 
+namespace {
+
+// Whether there are too many requests in work, and who has them. counted: of these, of the one that asks.
+std::optional<Response> over(const Context& context, const Client& client, std::size_t counted) {
+    const auto all = static_cast<std::size_t>(context.options.max_requests);
+    const auto of_client = part_of_limit(all, context.options.max_client_percent);
+    if (static_cast<std::size_t>(context.in_flight) + 1 - counted > all) {
+        return busy_response(
+            "overloaded",
+            "all " + std::to_string(all) + " requests that are allowed at a time are taken (--max-requests)");
+    }
+    if (client.requests + 1 - counted > of_client) {
+        return client_response(
+            "you have the " + std::to_string(of_client) +
+            " requests in work that one client may have (--max-requests, --max-client-percent); try again later");
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
 Response unknown_model(const Context& context, std::string_view name) {
     std::string names;
     for (const auto& model : context.models) {
@@ -119,24 +126,35 @@ Response unknown_model(const Context& context, std::string_view name) {
     return error_response(404, "unknown-model", "there is no model " + quote(name) + "; served are " + names);
 }
 
-std::unique_ptr<Place> Place::take(const std::shared_ptr<Context>& context) {
-    std::unique_ptr<Place> place(new Place(context));
-    context->metrics.in_flight(+1);
-    if (++context->in_flight > context->options.max_requests) {
-        return nullptr;
-    }
-    return place;
+std::shared_ptr<Client> client_of(const Head& head) {
+    static const auto nobody = std::make_shared<Client>(0);
+    return head.client ? head.client : nobody;
+}
+
+Place::Place(std::shared_ptr<Context> context, std::shared_ptr<Client> client)
+    : context_(std::move(context)), client_(std::move(client)) {
+    context_->metrics.in_flight(+1);
+    ++context_->in_flight;
+    ++client_->requests;
 }
 
 Place::~Place() {
     context_->metrics.in_flight(-1);
     --context_->in_flight;
+    --client_->requests;
 }
 
-Response Place::all_taken(const Context& context) {
-    return busy_response(
-        "overloaded",
-        "all " + std::to_string(context.options.max_requests) + " requests that are allowed at a time are taken");
+std::variant<std::unique_ptr<Place>, Response> Place::take(const std::shared_ptr<Context>& context, const Head& head) {
+    // Counted first: of two at the same time one may be refused, and no more are let in.
+    std::unique_ptr<Place> place(new Place(context, client_of(head)));
+    if (auto refusal = over(*context, *place->client_, 1)) {
+        return std::move(*refusal);
+    }
+    return place;
+}
+
+std::optional<Response> Place::refusal(const Context& context, const Head& head) {
+    return over(context, *client_of(head), 0);
 }
 
 }  // namespace trtdet::serve

@@ -3,20 +3,21 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
+#include "clients.hpp"
 #include "log.hpp"
+#include "memory_budget.hpp"
 #include "metrics.hpp"
 #include "request.hpp"
 #include "trtdet/detector.hpp"
@@ -39,7 +40,10 @@ struct ServiceOptions {
     std::chrono::milliseconds request_timeout{10'000};
     int unhealthy_after = 20;                          // images that failed one after the other; 0 for never
     std::chrono::milliseconds engine_timeout{30'000};  // a batch that runs for longer hangs; 0 for none
-    std::uint64_t max_decoded = 1U << 30U;             // bytes that are decoded into at a time
+    std::uint64_t max_bodies = 1U << 30U;              // bytes of all bodies that are held at a time
+    std::uint64_t max_decoded = 1U << 30U;             // and of what they are decoded into, and answers
+    std::size_t max_client_images = 256;               // that one client may have in decoding and in the queue
+    int max_client_percent = 50;                       // of connections, requests and memory, for one client
 };
 
 // What the runs of an engine say of its health.
@@ -57,37 +61,6 @@ public:
 private:
     const int unhealthy_after_;
     std::atomic<int> failed_in_a_row_{0};
-};
-
-// Memory that many share, each for a while.
-class MemoryBudget {
-public:
-    explicit MemoryBudget(std::uint64_t bytes) : bytes_(bytes) {}
-
-    // A part of it, which goes back with the object.
-    class Share {
-    public:
-        explicit Share(MemoryBudget& budget) : budget_(budget) {}
-        ~Share();
-
-        Share(const Share&) = delete;
-        Share& operator=(const Share&) = delete;
-
-        // Waits until there is room; there always is for one who is alone, however much he wants. Called once.
-        //
-        // Throws DeadlineError: there was none until then.
-        void take(std::uint64_t bytes, Clock::time_point deadline);
-
-    private:
-        MemoryBudget& budget_;
-        std::uint64_t bytes_ = 0;
-    };
-
-private:
-    const std::uint64_t bytes_;
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::uint64_t taken_ = 0;
 };
 
 // A model that is to be served.
@@ -138,31 +111,37 @@ struct Context {
 
     std::atomic<int> in_flight{0};  // requests that hold a Place
     std::atomic<bool> leaving{false};
-    MemoryBudget decoding;
+    MemoryBudget bodies;
+    MemoryBudget decoding;                   // and numbers that are read from JSON, and answers
     const std::unique_ptr<Workers> workers;  // decodes and pre-processes
 };
 
 // 404, with the names that there are.
 Response unknown_model(const Context& context, std::string_view name);
 
+// The client of a request; where there is no connection, nobody.
+std::shared_ptr<Client> client_of(const Head& head);
+
 // One of the requests that may be worked on at a time.
 class Place {
 public:
-    // Nothing where all are taken.
-    static std::unique_ptr<Place> take(const std::shared_ptr<Context>& context);
+    // The answer where all are taken, or all that the client may have.
+    static std::variant<std::unique_ptr<Place>, Response> take(
+        const std::shared_ptr<Context>& context, const Head& head);
 
     ~Place();
 
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
 
-    // The answer where all are taken.
-    static Response all_taken(const Context& context);
+    // The answer where there is none to be had at this moment.
+    static std::optional<Response> refusal(const Context& context, const Head& head);
 
 private:
-    explicit Place(std::shared_ptr<Context> context) : context_(std::move(context)) {}
+    Place(std::shared_ptr<Context> context, std::shared_ptr<Client> client);
 
     const std::shared_ptr<Context> context_;
+    const std::shared_ptr<Client> client_;
 };
 
 }  // namespace trtdet::serve

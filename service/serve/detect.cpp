@@ -11,8 +11,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "heap_meter.hpp"
+#include "memory_budget.hpp"
 #include "multipart.hpp"
 #include "trtdet/errors.hpp"
 #include "work.hpp"
@@ -23,6 +26,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view form = "multipart/form-data";
+
+// Bytes that a decoder takes without being charged for: its own small things, before and beside the image.
+constexpr std::size_t decoder_allowance = 1U << 20U;
 
 double milliseconds(Clock::duration duration) {
     return std::chrono::duration<double, std::milli>(duration).count();
@@ -263,18 +269,34 @@ private:
         auto& picture = pictures_[index];
         const auto begin = Clock::now();
         const int orientation = context_->options.exif_orientation ? exif_orientation(picture.bytes) : 1;
-        MemoryBudget::Share memory(context_->decoding);
+        MemoryBudget::Share memory(context_->decoding, client_);
         const DecodeHooks hooks{
             [&](std::size_t bytes) {
                 // Turning takes the image a second time, and no more than decoding did.
-                memory.take(orientation == 1 ? bytes : 2 * bytes, deadline());
+                memory.wait_for(orientation == 1 ? bytes : 2 * bytes, deadline());
             },
             [this] { return wanted(); }};
-        const auto image = upright(decode_image(picture.bytes, context_->options.limits, hooks), orientation);
+        const auto image = upright(decoded(picture.bytes, memory, hooks), orientation);
         picture.width = image.width;
         picture.height = image.height;
-        detector_->detect(image, deadline(), settled(index));
+        detector_->detect(image, deadline(), settled(index), client_->number);
         picture.decoded = Clock::now() - begin;
+    }
+
+    // What the decoder takes beside what it is known to need, tables above all, is charged as it takes it.
+    Image decoded(std::string_view bytes, MemoryBudget::Share& memory, const DecodeHooks& hooks) const {
+        const HeapMeter meter([&memory](std::size_t taken) {
+            return taken <= memory.bytes() + decoder_allowance || memory.try_set(taken);
+        });
+        try {
+            return decode_image(bytes, context_->options.limits, hooks);
+        } catch (const std::exception&) {
+            // Not every decoder says that it had no memory.
+            if (meter.refused()) {
+                throw memory.refusal(meter.refused_bytes());
+            }
+            throw;
+        }
     }
 
     bool has_more() const override { return wanted_.masks; }
@@ -360,10 +382,7 @@ std::optional<Response> refuse_detect(const Context& context, const Served& mode
     } catch (const MultipartError& error) {
         return error_response(400, "bad-multipart", error.what());
     }
-    if (context.in_flight >= context.options.max_requests) {
-        return Place::all_taken(context);
-    }
-    return std::nullopt;
+    return Place::refusal(context, head);
 }
 
 Endpoint endpoint(
@@ -378,11 +397,12 @@ Endpoint endpoint(
             return model == nullptr ? unknown_model(*context, words[0]) : refuse_detect(*context, *model, head);
         },
         [context, find](Request request, const Words& words, Done done) {
-            auto place = Place::take(context);
-            if (!place) {
-                return done([context] { return Place::all_taken(*context); });
+            auto taken = Place::take(context, request.head);
+            if (auto* const refusal = std::get_if<Response>(&taken)) {
+                return done([refusal = std::move(*refusal)] { return refusal; });
             }
-            std::make_shared<Detection>(context, *find(words), std::move(place), std::move(request), std::move(done))
+            std::make_shared<Detection>(
+                context, *find(words), std::get<0>(std::move(taken)), std::move(request), std::move(done))
                 ->begin();
         },
         true};

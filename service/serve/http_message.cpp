@@ -23,7 +23,7 @@ std::string http_date() {
 
 }  // namespace
 
-Head head_of(const RequestParser& parser, const std::string& peer) {
+Head head_of(const RequestParser& parser, const std::string& peer, const std::shared_ptr<Client>& client) {
     const auto& message = parser.get();
     Head head;
     head.method = to_view(message.method_string());
@@ -31,6 +31,7 @@ Head head_of(const RequestParser& parser, const std::string& peer) {
     head.content_type = to_view(message[http::field::content_type]);
     head.content_encoding = to_view(message[http::field::content_encoding]);
     head.peer = peer;
+    head.client = client;
     head.request_id = request_id(to_view(message["X-Request-Id"]));
     head.traceparent = valid_traceparent(to_view(message["traceparent"]));
     head.inference_header_length = to_view(message["Inference-Header-Content-Length"]);

@@ -3,6 +3,7 @@
 
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -16,7 +17,7 @@ using RequestParser = boost::beast::http::request_parser<boost::beast::http::str
 constexpr std::size_t max_header = 16 * 1024;
 
 // What is known of a request whose header was parsed. peer: the client's address and port.
-Head head_of(const RequestParser& parser, const std::string& peer);
+Head head_of(const RequestParser& parser, const std::string& peer, const std::shared_ptr<Client>& client);
 
 // What is wrong with the header by HTTP itself, whatever the request is for; the connection ends with this answer.
 std::optional<Response> check_header(const RequestParser& parser);

@@ -83,9 +83,11 @@ private:
 
 HttpServer::Impl::Impl(HttpOptions wanted, Service& what, Log& where, Metrics& counts)
     : serving_(std::move(wanted), what, where, counts), context_(serving_.options.threads) {
-    ports_.push_back({serving_.options.port, static_cast<std::size_t>(serving_.options.max_connections), false});
+    const auto most = static_cast<std::size_t>(serving_.options.max_connections);
+    const auto of_client = part_of_limit(most, what.options().max_client_percent);
+    ports_.push_back({serving_.options.port, most, static_cast<std::size_t>(of_client), false});
     if (serving_.options.admin_port) {
-        ports_.push_back({*serving_.options.admin_port, max_probes, true});
+        ports_.push_back({*serving_.options.admin_port, max_probes, max_probes, true});
     }
     for (auto& port : ports_) {
         bind(listeners_.emplace_back(port, strand_));
@@ -181,14 +183,11 @@ void HttpServer::Impl::accepted(Listener& listener, tcp::socket socket) {
     socket.set_option(tcp::no_delay(true), ignored);
     socket.non_blocking(true, ignored);  // it is read where it is said to be readable
     const auto connection = make_connection(serving_, listener.port, std::move(socket));
-    const auto count = serving_.connections.add(connection);
-    if (count <= listener.port.most) {
-        return connection->start();
-    }
-    if (serving_.connections.make_room(listener.port)) {
+    auto refusal = serving_.connections.add(connection);
+    if (!refusal) {
         connection->start();
-    } else if (count <= listener.port.most + max_refusals) {
-        connection->start_refusing();
+    } else if (listener.port.connected <= listener.port.most + max_refusals) {
+        connection->start_refusing(std::move(*refusal));
     }
 }
 

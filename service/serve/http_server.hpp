@@ -19,8 +19,7 @@ struct HttpOptions {
     std::uint16_t port = 8080;                // 0 for any that is free
     std::optional<std::uint16_t> admin_port;  // GET and HEAD alone, with a limit of connections of its own
     int threads = 2;
-    int max_connections = 1024;               // one more takes the place of one that is idle, or is told 503 and closed
-    std::uint64_t max_bodies = 1024U << 20U;  // bytes of all bodies that are held at a time
+    int max_connections = 1024;  // one more takes the place of one that is idle or slow, or is told 503 and closed
 
     // Each is a total, however the bytes trickle in.
     std::chrono::milliseconds header_timeout{10'000};  // from a request's first byte; of a connection, for the first

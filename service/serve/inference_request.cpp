@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "log.hpp"
+#include "trtdet/errors.hpp"
 
 namespace trtdet::serve {
 namespace {
@@ -19,12 +20,28 @@ using Event = Json::parse_event_t;
 
 constexpr int max_depth = 12;
 constexpr std::size_t max_nodes = 10'000;  // beside those of a tensor
+constexpr std::size_t node_bytes = 128;    // of JSON, at most, with its part of the list or object that it stands in
+
+// Each takes some 50 ns to read.
+constexpr std::size_t numbers_between_looks = 65'536;
+
+// Numbers that there may be in the JSON of so many bytes: each is a digit and a comma.
+std::size_t most_numbers(std::size_t json, const InputSpec& input, std::size_t max_images) {
+    return std::min(max_images * input.preprocess.values(), json / 2 + 1);
+}
+
+// Lists that the numbers of an input may stand in, one in another.
+std::size_t most_lists(const InputSpec& input, std::size_t max_images) {
+    const auto rows = static_cast<std::size_t>(3) * static_cast<std::size_t>(input.preprocess.height);
+    return max_images * (1 + 3 + rows);
+}
 
 // Takes the numbers of the input's 'data' out of a request's JSON while it is parsed.
 class Reader {
 public:
     // most: numbers in a tensor. lists: the lists that these may stand in, one in another.
-    Reader(std::size_t most, std::size_t lists) : most_(most), left_(max_nodes + lists) {}
+    Reader(std::size_t most, std::size_t lists, const std::function<bool()>& wanted)
+        : most_(most), left_(max_nodes + lists), wanted_(wanted) {}
 
     Json read(std::string_view text) {
         try {
@@ -55,7 +72,7 @@ private:
             if (values_) {
                 throw InferenceError("the request has 'data' twice; the model has one input");
             }
-            values_.emplace();
+            values_.emplace().reserve(most_);
             in_data_ = true;
             return true;
         }
@@ -71,6 +88,9 @@ private:
                     "the input's data has more than the " + std::to_string(most_) + " numbers that are allowed");
             }
             values_->push_back(parsed.get<float>());
+            if (values_->size() % numbers_between_looks == 0 && wanted_ && !wanted_()) {
+                throw DeadlineError("the time for the answer was over while the request was read");
+            }
             return false;
         }
         if ((event == Event::value || event == Event::array_start || event == Event::object_start) && left_-- == 0) {
@@ -81,6 +101,7 @@ private:
 
     const std::size_t most_;
     std::size_t left_;
+    const std::function<bool()>& wanted_;
     bool in_inputs_ = false;
     bool in_data_ = false;
     std::optional<std::vector<float>> values_;
@@ -211,13 +232,20 @@ std::vector<float> InferenceRequest::image(std::size_t index) const {
     return tensor;
 }
 
+std::uint64_t inference_memory(
+    std::size_t body, std::string_view header_length, const InputSpec& input, const InferenceLimits& limits) {
+    const auto length = json_length(header_length, body);
+    const auto nodes = std::min(max_nodes + most_lists(input, limits.max_images), length);
+    return most_numbers(length, input, limits.max_images) * sizeof(float) + nodes * node_bytes;
+}
+
 InferenceRequest parse_inference(
     std::string_view body, std::string_view header_length, const InputSpec& input,
-    const std::vector<std::string_view>& outputs, std::size_t max_images) {
+    const std::vector<std::string_view>& outputs, const InferenceLimits& limits) {
+    const auto max_images = limits.max_images;
     const auto length = json_length(header_length, body.size());
     const auto tensors = body.substr(length);
-    const auto rows = static_cast<std::size_t>(3) * static_cast<std::size_t>(input.preprocess.height);
-    Reader reader(max_images * input.preprocess.values(), max_images * (1 + 3 + rows));
+    Reader reader(most_numbers(length, input, max_images), most_lists(input, max_images), limits.wanted);
     const auto json = reader.read(body.substr(0, length));
     const auto& inputs = member(json, "inputs", "the request");
     if (!inputs.is_array() || inputs.size() != 1) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -38,6 +40,17 @@ struct InferenceRequest {
     std::size_t values_of_image = 0;
 };
 
+struct InferenceLimits {
+    std::size_t max_images = 32;
+    std::function<bool()> wanted{};  // asked now and then; where nobody wants the answer any more, reading ends
+};
+
+// What reading a body takes at most, in bytes: its numbers, and what else stands in its JSON. body: its size.
+//
+// Throws InferenceError: header_length is not a number of its bytes.
+std::uint64_t inference_memory(
+    std::size_t body, std::string_view header_length, const InputSpec& input, const InferenceLimits& limits);
+
 // Numbers of tensors never become JSON values, and there is an end to what else a body may hold: memory is bounded by
 // what the model takes.
 //
@@ -46,9 +59,9 @@ struct InferenceRequest {
 // outputs: the names that may be asked for; all are wanted where the request names none.
 //
 // Throws InferenceError: it is not JSON, not of the protocol, asks for shared memory, or has another input than the
-// model: name, datatype, shape, size.
+// model: name, datatype, shape, size. DeadlineError: limits.wanted said no.
 InferenceRequest parse_inference(
     std::string_view body, std::string_view header_length, const InputSpec& input,
-    const std::vector<std::string_view>& outputs, std::size_t max_images);
+    const std::vector<std::string_view>& outputs, const InferenceLimits& limits);
 
 }  // namespace trtdet::serve

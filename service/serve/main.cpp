@@ -152,7 +152,9 @@ Options read_options(int count, char** arguments) {
     number("--queue", options.model.detector.queue_capacity, 1, 1'000'000, "Images that may wait");
     number("--max-queue-mb", max_queue, 1, 1'048'576, "Size of all images that wait, resized, in MiB");
     number("--threads", options.http.threads, 1, 256, "Threads for connections");
-    number("--workers", options.service.workers, 0, 256, "Threads that decode; 0 for one a core that may be used");
+    number(
+        "--workers", options.service.workers, 0, 256,
+        "Images of one client that are decoded at a time; 0 for as many as cores may be used");
     number("--max-body-mb", max_body, 1, 4096, "Size of a request's body, in MiB");
     number("--max-bodies-mb", max_bodies, 1, 1'048'576, "Size of all bodies that are held at a time, in MiB");
     number("--max-decoded-mb", max_decoded, 1, 1'048'576, "Memory that images are decoded into at a time, in MiB");
@@ -171,6 +173,9 @@ Options read_options(int count, char** arguments) {
         "Of an image, for requests that name none; 0 for the bundle's");
     number("--max-connections", options.http.max_connections, 1, 1'000'000, "Open connections");
     number("--max-requests", options.service.max_requests, 1, 1'000'000, "Requests that are worked on at a time");
+    number(
+        "--max-client-percent", options.service.max_client_percent, 1, 100,
+        "Part of connections, requests, queue and memory that one address may have; 100 behind a proxy");
     number("--header-timeout", header, 0.001, day, "For a request's header, in seconds");
     number("--body-timeout", body, 0.001, day, "For its body");
     number("--idle-timeout", idle, 0.001, day, "Between two requests");
@@ -217,7 +222,10 @@ Options read_options(int count, char** arguments) {
     options.service.max_masks = max_masks << 20U;
     options.model.detector.queue_bytes = max_queue << 20U;
     options.service.engine_timeout = seconds(engine);
-    options.http.max_bodies = max_bodies << 20U;
+    options.service.max_bodies = max_bodies << 20U;
+    options.service.max_client_images =
+        part_of_limit(options.model.detector.queue_capacity, options.service.max_client_percent) +
+        options.service.max_images;
     options.http.header_timeout = seconds(header);
     options.http.body_timeout = seconds(body);
     options.http.idle_timeout = seconds(idle);

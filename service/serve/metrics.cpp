@@ -98,6 +98,8 @@ public:
     prometheus::Gauge& queue = gauge("trtdet_queue_images", "Images that wait for a batch");
     prometheus::Gauge& flying = gauge("trtdet_requests_in_flight", "Requests with images that are worked on");
     prometheus::Gauge& held = gauge("trtdet_body_bytes", "Bytes of the bodies that are held");
+    prometheus::Gauge& decoding =
+        gauge("trtdet_decoding_bytes", "Bytes that images, numbers and answers take while they are worked on");
     prometheus::Gauge& open = gauge("trtdet_connections", "Open connections");
     prometheus::Histogram& detect = histogram(
         "trtdet_detect_seconds", "From the last byte of a request with images to its answer; of status 200",
@@ -232,8 +234,9 @@ void Metrics::in_flight(int change) {
     impl_->flying.Increment(change);
 }
 
-void Metrics::bodies(double change) {
-    impl_->held.Increment(change);
+void Metrics::memory(std::uint64_t bodies, std::uint64_t decoding) {
+    impl_->held.Set(static_cast<double>(bodies));
+    impl_->decoding.Set(static_cast<double>(decoding));
 }
 
 std::string Metrics::text(const std::vector<ModelState>& models) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,7 +60,7 @@ public:
     void bundle(const BundleInfo& info);
     void connections(int change);
     void in_flight(int change);
-    void bodies(double change);  // in bytes
+    void memory(std::uint64_t bodies, std::uint64_t decoding);  // bytes that are held at this moment
 
     // Everything as text, version 0.0.4.
     std::string text(const std::vector<ModelState>& models);

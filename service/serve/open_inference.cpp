@@ -11,9 +11,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "inference_request.hpp"
-#include "threads.hpp"
+#include "memory_budget.hpp"
+#include "trtdet/errors.hpp"
 #include "work.hpp"
 
 namespace trtdet::serve {
@@ -179,11 +181,12 @@ std::string tensor(const OutputTensor& output, bool binary, std::size_t images, 
 class Inference : public Work {
 public:
     Inference(std::shared_ptr<Context> context, Served& model, std::unique_ptr<Place> place, Request request, Done done)
-        : Work(std::move(context), model, std::move(place), std::move(request), std::move(done)) {}
+        : Work(std::move(context), model, std::move(place), std::move(request), std::move(done)),
+          memory_(context_->decoding, client_) {}
 
     // Numbers in JSON take a while to read.
     void begin() {
-        context_->workers->post([self = shared_from_this(), this] { parse(); });
+        post([self = shared_from_this(), this] { parse(); });
     }
 
 private:
@@ -197,12 +200,24 @@ private:
 
     void read() {
         try {
+            if (!wanted()) {
+                throw DeadlineError("the time for the answer was over before the request was read");
+            }
             const auto& manifest = detector_->manifest();
-            wanted_ = parse_inference(
-                request_.body, request_.head.inference_header_length, manifest.input, output_names(manifest),
-                context_->options.max_images);
+            const InferenceLimits limits{context_->options.max_images, [this] { return wanted(); }};
+            const std::string_view header = request_.head.inference_header_length;
+            memory_.wait_for(inference_memory(request_.body.size(), header, manifest.input, limits), deadline());
+            inference_ = parse_inference(request_.body, header, manifest.input, output_names(manifest), limits);
+            if (inference_.bytes.empty()) {
+                release_body();
+                memory_.set(inference_.values.size() * sizeof(float));
+            }
         } catch (const InferenceError& error) {
             return refuse(error_response(400, "bad-inference", error.what()));
+        } catch (const DeadlineError& error) {
+            return refuse(error_response(504, "deadline-exceeded", error.what()));
+        } catch (const MemoryLimitError& error) {
+            return refuse(error.response());
         } catch (const std::bad_alloc&) {
             throw;
         } catch (const std::exception& error) {
@@ -210,40 +225,52 @@ private:
                 Level::error, "a request failed", {{"reason", error.what()}, {"request_id", request_.head.request_id}});
             return refuse(error_response(500, "internal", "the request failed; the reason is in the service's log"));
         }
-        start(wanted_.images);
+        start(inference_.images);
     }
 
     std::string which(std::size_t index) const override {
-        return wanted_.images > 1 ? "image " + std::to_string(index) + ": " : "";
+        return inference_.images > 1 ? "image " + std::to_string(index) + ": " : "";
     }
 
     void prepare(std::size_t index) override {
-        detector_->detect_input(wanted_.image(index), deadline(), settled(index));
+        detector_->detect_input(inference_.image(index), deadline(), settled(index), client_->number);
     }
 
     Response answer() override {
         if (failed()) {
             return failure(first_failed());
         }
+        try {
+            return outputs();
+        } catch (const MemoryLimitError& error) {
+            return error.response();
+        }
+    }
+
+    // Throws MemoryLimitError.
+    Response outputs() {
         const auto& manifest = detector_->manifest();
-        for (std::size_t i = 0; i < wanted_.images; ++i) {
+        for (std::size_t i = 0; i < inference_.images; ++i) {
             context_->metrics.image(std::nullopt, found(i).queued, found(i).detections.size());
         }
         const auto all = outputs_of(manifest);
+        const auto memory = std::make_shared<MemoryBudget::Share>(context_->decoding, client_);
+        memory->set(answer_bytes(all));
         std::string json =
             "{\"model_name\":" + json_text(model_.name) + ",\"model_version\":\"" + std::string(only_version) + "\"";
-        if (!wanted_.id.empty()) {
-            json += ",\"id\":" + json_text(wanted_.id);
+        if (!inference_.id.empty()) {
+            json += ",\"id\":" + json_text(inference_.id);
         }
         json += ",\"parameters\":" + json_text({{"content_hash", manifest.content_hash}}) + ",\"outputs\":[";
         std::string bytes;
         bool any_binary = false;
-        for (std::size_t i = 0; i < wanted_.outputs.size(); ++i) {
-            const auto [index, binary] = wanted_.outputs[i];
+        for (std::size_t i = 0; i < inference_.outputs.size(); ++i) {
+            const auto [index, binary] = inference_.outputs[i];
             Json shape = all[index].shape;
-            shape.insert(shape.begin(), wanted_.images);
-            auto values = tensor(
-                all[index], binary, wanted_.images, [this](std::size_t image) -> const Found& { return found(image); });
+            shape.insert(shape.begin(), inference_.images);
+            auto values = tensor(all[index], binary, inference_.images, [this](std::size_t image) -> const Found& {
+                return found(image);
+            });
             json += std::string(i == 0 ? "" : ",") + "{\"name\":\"" + std::string(all[index].name) +
                     "\",\"datatype\":\"" + datatype(all[index]) + "\",\"shape\":" + shape.dump();
             if (binary) {
@@ -261,10 +288,22 @@ private:
             response.headers.emplace_back("Inference-Header-Content-Length", std::to_string(json.size()));
         }
         response.body = std::move(json) + bytes;
+        memory->set(response.body.size());
+        response.held = memory;
         return response;
     }
 
-    InferenceRequest wanted_;
+    // At most, while it is written: the longest number has 15 letters and a comma, and bytes are copied once.
+    std::uint64_t answer_bytes(const std::vector<OutputTensor>& all) const {
+        std::uint64_t bytes = 4096;
+        for (const auto& output : inference_.outputs) {
+            bytes += std::uint64_t{all[output.index].values()} * inference_.images * (output.binary ? 8 : 32);
+        }
+        return bytes;
+    }
+
+    InferenceRequest inference_;
+    MemoryBudget::Share memory_;  // of its numbers
 };
 
 // What is wrong with the model and the version that a path names.
@@ -355,18 +394,15 @@ Endpoint infer_endpoint(const std::shared_ptr<Context>& context, std::string pat
             if (auto refusal = refuse_body(head, context->options.max_body)) {
                 return refusal;
             }
-            if (context->in_flight >= context->options.max_requests) {
-                return Place::all_taken(*context);
-            }
-            return std::nullopt;
+            return Place::refusal(*context, head);
         },
         [context](Request request, const Words& words, Done done) {
-            auto place = Place::take(context);
-            if (!place) {
-                return done([context] { return Place::all_taken(*context); });
+            auto taken = Place::take(context, request.head);
+            if (auto* const refusal = std::get_if<Response>(&taken)) {
+                return done([refusal = std::move(*refusal)] { return refusal; });
             }
             std::make_shared<Inference>(
-                context, *context->find(words[0]), std::move(place), std::move(request), std::move(done))
+                context, *context->find(words[0]), std::get<0>(std::move(taken)), std::move(request), std::move(done))
                 ->begin();
         },
         true};

@@ -114,6 +114,12 @@ Response busy_response(std::string_view type, std::string_view message) {
     return response;
 }
 
+Response client_response(std::string_view message) {
+    auto response = error_response(429, "too-many-requests", message);
+    response.headers.emplace_back("Retry-After", "1");
+    return response;
+}
+
 std::vector<std::pair<std::string, std::string>> parse_query(std::string_view query) {
     std::vector<std::pair<std::string, std::string>> words;
     while (!query.empty()) {

@@ -18,6 +18,8 @@ namespace trtdet::serve {
 
 using Clock = std::chrono::steady_clock;
 
+struct Client;
+
 // What is known of a request before its body is read.
 struct Head {
     std::string method;
@@ -31,6 +33,7 @@ struct Head {
     std::string request_id{};               // the client's, or one of our own
     std::string traceparent{};              // of W3C Trace Context; empty where there is none
     bool expects_continue = false;          // Expect: 100-continue
+    std::shared_ptr<Client> client{};       // who shares its limits; empty only where there is no connection
 };
 
 struct Request {
@@ -48,6 +51,7 @@ struct Response {
     std::vector<std::pair<std::string, std::string>> headers{};  // beside those that every answer has
     std::string error{};                                         // the type of an error, one of a few fixed words
     std::string message{};                                       // of an error
+    std::shared_ptr<void> held{};                                // let go of together with the body
 };
 
 // Makes the answer, in whatever thread wants it; it is called at most once.
@@ -70,6 +74,9 @@ Response error_response(int status, std::string_view type, std::string_view mess
 
 // 503 with Retry-After: the same request will be answered later, here or by another instance.
 Response busy_response(std::string_view type, std::string_view message);
+
+// 429 with Retry-After: the client has as much as one client may have.
+Response client_response(std::string_view message);
 
 class BadQuery : public std::runtime_error {
 public:

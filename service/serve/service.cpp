@@ -8,7 +8,7 @@
 #include "detect.hpp"
 #include "open_inference.hpp"
 #include "router.hpp"
-#include "threads.hpp"
+#include "workers.hpp"
 
 namespace trtdet::serve {
 namespace {
@@ -87,6 +87,7 @@ Response metrics(const Context& context) {
         const auto detector = model->current();
         states.push_back({model->name, detector->queued(), detector->running()});
     }
+    context.metrics.memory(context.bodies.taken(), context.decoding.taken());
     return {200, Metrics::content_type, context.metrics.text(states), {}, {}};
 }
 
@@ -151,6 +152,10 @@ const ServiceOptions& Service::options() const {
 
 std::optional<Response> Service::refuse(const Head& head) const {
     return impl_->router.refuse(head);
+}
+
+std::shared_ptr<MemoryBudget::Share> Service::body_of(const Head& head) const {
+    return std::make_shared<MemoryBudget::Share>(impl_->context->bodies, client_of(head));
 }
 
 void Service::handle(Request request, Done done) {

@@ -4,7 +4,6 @@
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/post.hpp>
 #include <functional>
 #include <string>
 #include <system_error>
@@ -46,12 +45,6 @@ public:
     Threads(const Threads&) = delete;
     Threads& operator=(const Threads&) = delete;
 
-    // Returns when all that was posted is done.
-    void finish() {
-        guard_.reset();
-        join();
-    }
-
 private:
     void stop() {
         guard_.reset();
@@ -69,28 +62,6 @@ private:
     boost::asio::io_context& context_;
     boost::asio::executor_work_guard<boost::asio::io_context::executor_type> guard_;
     std::vector<std::thread> threads_;
-};
-
-// Threads that do what is posted, in its order, and after finish() whoever posts it. It must not throw.
-class Workers {
-public:
-    // Throws Error: there are not so many threads to be had.
-    explicit Workers(int count) : context_(count), threads_(context_, count, [this] { context_.run(); }) {}
-
-    template <typename Task>
-    void post(Task task) {
-        if (context_.stopped()) {
-            return task();
-        }
-        boost::asio::post(context_, std::move(task));
-    }
-
-    // Returns when all that was posted is done.
-    void finish() { threads_.finish(); }
-
-private:
-    boost::asio::io_context context_;
-    Threads threads_;
 };
 
 }  // namespace trtdet::serve

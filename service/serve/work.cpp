@@ -4,8 +4,9 @@
 #include <new>
 #include <utility>
 
-#include "threads.hpp"
+#include "memory_budget.hpp"
 #include "trtdet/errors.hpp"
+#include "workers.hpp"
 
 namespace trtdet::serve {
 
@@ -13,23 +14,39 @@ Work::Work(std::shared_ptr<Context> context, Served& model, std::unique_ptr<Plac
     : context_(std::move(context)),
       model_(model),
       request_(std::move(request)),
+      client_(client_of(request_.head)),
       detector_(model_.current()),
       place_(std::move(place)),
       done_(std::move(done)) {}
 
 void Work::start(std::size_t images) {
+    if (const auto most = context_->options.max_client_images; client_->images + images > most) {
+        return refuse(client_response(
+            "you would have more than the " + std::to_string(most) +
+            " images in work that one client may have (--queue, --max-client-percent); try again later"));
+    }
     outcomes_.resize(images);
+    client_->images += images;
     // Each is prepared and handed over by one thread, and detected by another.
     waiting_ = 2 * images;
     first_failed_ = images;
     for (std::size_t i = 0; i < images; ++i) {
         try {
-            context_->workers->post([self = shared_from_this(), i] { self->run(i); });
+            post([self = shared_from_this(), i] { self->run(i); });
         } catch (...) {
             settle(i, {{}, std::current_exception()});
             finish();
         }
     }
+}
+
+void Work::release_body() {
+    request_.body = {};
+    request_.held = nullptr;
+}
+
+void Work::post(std::function<void()> task) {
+    context_->workers->post(client_->number, std::move(task));
 }
 
 void Work::run(std::size_t index) noexcept {
@@ -64,7 +81,7 @@ std::function<void(Outcome)> Work::settled(std::size_t index) {
 void Work::complete_later(std::size_t index, Outcome outcome) noexcept {
     try {
         const auto held = std::make_shared<Outcome>(std::move(outcome));
-        context_->workers->post([self = shared_from_this(), index, held] {
+        post([self = shared_from_this(), index, held] {
             try {
                 self->complete(index, held->found);
             } catch (const std::bad_alloc&) {
@@ -81,6 +98,7 @@ void Work::complete_later(std::size_t index, Outcome outcome) noexcept {
 
 void Work::settle(std::size_t index, Outcome outcome) noexcept {
     outcomes_[index] = std::move(outcome);
+    --client_->images;
     if (outcomes_[index].error) {
         auto first = first_failed_.load();
         while (index < first && !first_failed_.compare_exchange_weak(first, index)) {
@@ -124,6 +142,8 @@ Response Work::failure(std::size_t index) const {
         return error_response(413, "image-too-large", which(index) + error.what());
     } catch (const ImageError& error) {
         return error_response(400, "bad-image", which(index) + error.what());
+    } catch (const MemoryLimitError& error) {
+        return error.response();
     } catch (const OverloadedError& error) {
         return busy_response("overloaded", error.what());
     } catch (const DeadlineError& error) {

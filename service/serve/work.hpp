@@ -21,7 +21,7 @@ public:
     Work(const Work&) = delete;
     Work& operator=(const Work&) = delete;
 
-    // Calls prepare() for each image, by the workers.
+    // Calls prepare() for each image, by the workers; or answers that the client has too many.
     void start(std::size_t images);
 
 protected:
@@ -71,12 +71,19 @@ protected:
     // Ends a request for which there is no memory; needs none.
     void end_without_memory() noexcept;
 
+    // Nothing of the body is needed any more; in the thread that alone works on the request.
+    void release_body();
+
+    // Does it after what else was posted for this client.
+    void post(std::function<void()> task);
+
     // From when on nobody wants the answer.
     Clock::time_point deadline() const { return request_.arrived + context_->options.request_timeout; }
 
     const std::shared_ptr<Context> context_;
     Served& model_;  // of the context
-    const Request request_;
+    Request request_;
+    const std::shared_ptr<Client> client_;
     const std::shared_ptr<Detector> detector_;  // the same for all images
 
 private:

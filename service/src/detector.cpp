@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <future>
+#include <list>
 #include <mutex>
 #include <numeric>
 #include <optional>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 
@@ -102,6 +103,7 @@ struct Job {
     Clock::time_point arrived;
     Clock::time_point deadline;
     std::function<void(Outcome)> done;
+    std::uint64_t turn = 0;
 };
 
 // The callback goes with its call: a lane keeps its last batch until there is another, and what a callback holds, such
@@ -161,31 +163,35 @@ public:
 
     // done has a callback for each image.
     void detect(
-        Span<const ImageView> images, Clock::time_point deadline, std::vector<std::function<void(Outcome)>> done) {
+        Span<const ImageView> images, Clock::time_point deadline, std::vector<std::function<void(Outcome)>> done,
+        std::uint64_t client) {
         {
             // Before the work, which is for nothing otherwise.
             const std::lock_guard lock(mutex_);
             check_room(images.size(), 1);
         }
-        std::vector<Job> jobs(images.size());
-        for (std::size_t index = 0; index < jobs.size(); ++index) {
-            jobs[index].input = resize(images[index], manifest_.input.preprocess);
-            jobs[index].deadline = deadline;
-            jobs[index].done = std::move(done[index]);
+        std::list<Job> jobs;
+        for (std::size_t index = 0; index < images.size(); ++index) {
+            Job& job = jobs.emplace_back();
+            job.input = resize(images[index], manifest_.input.preprocess);
+            job.deadline = deadline;
+            job.done = std::move(done[index]);
         }
-        enqueue(std::move(jobs));
+        enqueue(std::move(jobs), client);
     }
 
-    void detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done) {
+    void detect_input(
+        std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done, std::uint64_t client) {
         if (input.size() != pixels_) {
             throw ImageError(
                 "the input has " + std::to_string(input.size()) + " values, expected " + std::to_string(pixels_));
         }
-        std::vector<Job> jobs(1);
-        jobs[0].input = std::move(input);
-        jobs[0].deadline = deadline;
-        jobs[0].done = std::move(done);
-        enqueue(std::move(jobs));
+        std::list<Job> jobs(1);
+        Job& job = jobs.front();
+        job.input = std::move(input);
+        job.deadline = deadline;
+        job.done = std::move(done);
+        enqueue(std::move(jobs), client);
     }
 
     std::size_t queued() const {
@@ -250,17 +256,24 @@ private:
         return warmed.get();
     }
 
-    // All or none.
-    void enqueue(std::vector<Job> jobs) {
+    // All or none. Fair queueing by start times (Goyal, Vin and Cheng, SIGCOMM 1996), where each image counts as one: a
+    // client's next image has the turn after its last one, or after that which runs now.
+    void enqueue(std::list<Job> jobs, std::uint64_t client) {
         const std::size_t bytes = bytes_of(jobs.begin(), jobs.end());
         {
             const std::lock_guard lock(mutex_);
             check_room(jobs.size(), bytes);
+            std::uint64_t& last = last_turns_[client];
             waiting_bytes_ += bytes;
-            for (Job& job : jobs) {
-                job.arrived = Clock::now();
+            while (!jobs.empty()) {
+                jobs.front().arrived = Clock::now();
+                jobs.front().turn = last = std::max(last, turn_) + 1;
+                auto place = queue_.end();
+                while (place != queue_.begin() && std::prev(place)->turn > last) {
+                    --place;
+                }
+                queue_.splice(place, jobs, jobs.begin());
             }
-            queue_.insert(queue_.end(), std::make_move_iterator(jobs.begin()), std::make_move_iterator(jobs.end()));
         }
         // All: one may wait for work, another one for more of it.
         changed_.notify_all();
@@ -311,19 +324,36 @@ private:
             return false;
         }
         forming_ = true;
-        changed_.wait_until(lock, queue_.front().arrived + options_.max_delay, [&] {
-            return stopping_ || queue_.size() >= max_batch_;
-        });
+        if (queue_.size() < max_batch_) {
+            const auto oldest = std::min_element(queue_.begin(), queue_.end(), [](const Job& one, const Job& other) {
+                return one.arrived < other.arrived;
+            });
+            changed_.wait_until(
+                lock, oldest->arrived + options_.max_delay, [&] { return stopping_ || queue_.size() >= max_batch_; });
+        }
         const std::size_t count = std::min(max_batch_, queue_.size());
-        const auto end = queue_.begin() + static_cast<std::ptrdiff_t>(count);
+        const auto end = std::next(queue_.begin(), static_cast<std::ptrdiff_t>(count));
         waiting_bytes_ -= bytes_of(queue_.begin(), end);
+        turn_ = std::max(turn_, std::prev(end)->turn);
         batch.assign(std::make_move_iterator(queue_.begin()), std::make_move_iterator(end));
         queue_.erase(queue_.begin(), end);
+        forget_turns();
         forming_ = false;
         started_[lane] = Clock::now();
         lock.unlock();
         changed_.notify_all();
         return true;
+    }
+
+    // Those that are over say nothing any more.
+    void forget_turns() {
+        constexpr std::size_t most = 4096;
+        if (queue_.empty()) {
+            last_turns_.clear();
+        }
+        for (auto one = last_turns_.begin(); one != last_turns_.end() && last_turns_.size() > most;) {
+            one = one->second <= turn_ ? last_turns_.erase(one) : std::next(one);
+        }
     }
 
     void serve(Lane& lane, std::size_t index, std::vector<Job>& batch) {
@@ -503,9 +533,11 @@ private:
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;
-    std::deque<Job> queue_;
-    std::size_t waiting_bytes_ = 0;                          // of the images in it
-    std::vector<std::optional<Clock::time_point>> started_;  // of the batch that each lane works on
+    std::list<Job> queue_;                                         // by their turns
+    std::uint64_t turn_ = 0;                                       // of the last image that was taken from it
+    std::unordered_map<std::uint64_t, std::uint64_t> last_turns_;  // of each client's images
+    std::size_t waiting_bytes_ = 0;                                // of the images in it
+    std::vector<std::optional<Clock::time_point>> started_;        // of the batch that each lane works on
     bool forming_ = false;
     bool stopping_ = false;
 
@@ -539,10 +571,11 @@ std::future<Found> Detector::detect(const ImageView& image, Clock::time_point de
     return std::move(detect(Span<const ImageView>(&image, 1), deadline).front());
 }
 
-void Detector::detect(const ImageView& image, Clock::time_point deadline, std::function<void(Outcome)> done) {
+void Detector::detect(
+    const ImageView& image, Clock::time_point deadline, std::function<void(Outcome)> done, std::uint64_t client) {
     std::vector<std::function<void(Outcome)>> all;
     all.push_back(std::move(done));
-    impl_->detect({&image, 1}, deadline, std::move(all));
+    impl_->detect({&image, 1}, deadline, std::move(all), client);
 }
 
 std::vector<std::future<Found>> Detector::detect(Span<const ImageView> images, Clock::time_point deadline) {
@@ -559,12 +592,13 @@ std::vector<std::future<Found>> Detector::detect(Span<const ImageView> images, C
             }
         });
     }
-    impl_->detect(images, deadline, std::move(done));
+    impl_->detect(images, deadline, std::move(done), 0);
     return found;
 }
 
-void Detector::detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done) {
-    impl_->detect_input(std::move(input), deadline, std::move(done));
+void Detector::detect_input(
+    std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done, std::uint64_t client) {
+    impl_->detect_input(std::move(input), deadline, std::move(done), client);
 }
 
 std::size_t Detector::queued() const {

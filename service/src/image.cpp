@@ -359,7 +359,8 @@ Image decode_png(std::string_view bytes, const ImageLimits& limits, const Decode
 // Lossless files need four bytes a pixel beside the image; others less.
 constexpr std::size_t webp_pixel_bytes = 4;
 
-// So much is read between two looks at whether the image is still wanted.
+// So much is read between two looks at whether the image is still wanted. Until the decoder has come to the pixels it
+// begins anew with each step, so that each is twice as long as the one before.
 constexpr std::size_t webp_step = 64 * 1024;
 
 Image decode_webp(std::string_view bytes, const ImageLimits& limits, const DecodeHooks& hooks) {
@@ -389,13 +390,17 @@ Image decode_webp(std::string_view bytes, const ImageLimits& limits, const Decod
         throw std::bad_alloc();
     }
     auto status = VP8_STATUS_SUSPENDED;
+    std::size_t step = webp_step;
     for (std::size_t end = 0; status == VP8_STATUS_SUSPENDED && end < bytes.size();) {
         if (job.unwanted()) {
             job.failure = Failure::unwanted;
             report(job, "");
         }
-        end = std::min(end + webp_step, bytes.size());
+        end = std::min(end + step, bytes.size());
         status = WebPIUpdate(decoder.get(), data, end);
+        int rows = 0;
+        const bool pixels_come = WebPIDecGetRGB(decoder.get(), &rows, nullptr, nullptr, nullptr) != nullptr && rows > 0;
+        step = pixels_come ? webp_step : end;
     }
     if (status == VP8_STATUS_OUT_OF_MEMORY) {
         throw std::bad_alloc();

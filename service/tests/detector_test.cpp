@@ -178,6 +178,32 @@ TEST_CASE("the queue has an end, and stopping finishes what it holds") {
     detector.stop();
 }
 
+TEST_CASE("clients' images run in turn") {
+    Gate gate;
+    DetectorOptions options;
+    options.lanes = 1;
+    options.max_batch = 1;
+    options.max_delay = 0us;
+    Detector detector(manifest(), std::make_shared<GatedEngine>(engine(manifest_json()), gate), options);
+    std::vector<int> order;
+    const auto ask = [&](int name, std::uint64_t client) {
+        detector.detect(
+            image(10), Clock::time_point::max(), [&order, name](const Outcome&) { order.push_back(name); }, client);
+    };
+    ask(0, 7);
+    gate.wait_for(1);
+    for (int index = 1; index <= 4; ++index) {
+        ask(10 + index, 7);
+    }
+    // Who comes later waits for one image of each of the others, and not for all.
+    ask(21, 8);
+    ask(22, 8);
+    ask(31, 9);
+    gate.open();
+    detector.stop();
+    CHECK(order == std::vector<int>{0, 11, 21, 31, 12, 22, 13, 14});
+}
+
 TEST_CASE("the queue has an end in bytes") {
     // Images wait as a byte a value, what was given as the network takes it as floats.
     constexpr std::size_t values = 3 * 8 * 16;

@@ -5,21 +5,26 @@
 #include <cstdint>
 #include <cstring>
 #include <future>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "bundles.hpp"
+#include "clients.hpp"
+#include "heap_meter.hpp"
 #include "images.hpp"
 #include "inference_request.hpp"
 #include "log.hpp"
+#include "memory_budget.hpp"
 #include "metrics.hpp"
 #include "multipart.hpp"
 #include "service.hpp"
 #include "spare_memory.hpp"
 #include "trtdet/cores.hpp"
 #include "trtdet/errors.hpp"
+#include "workers.hpp"
 
 using namespace trtdet;
 using namespace trtdet::serve;
@@ -546,6 +551,7 @@ TEST_CASE("an engine that fails is told of in the log, not to the client, and to
 TEST_CASE("a queue that is full and too many requests are refused at once, until there is room", "[service]") {
     ServiceOptions options;
     options.max_requests = GENERATE(2, 3);
+    options.max_client_percent = 100;
     CAPTURE(options.max_requests);
     DetectorOptions detecting;
     detecting.lanes = 1;
@@ -621,7 +627,7 @@ Json inference(const Json& data = Json::array()) {
 }
 
 InferenceRequest parse_tensors(const std::string& body, const std::string& length = "") {
-    return parse_inference(body, length, tensor_input(), {"num_dets", "boxes"}, 2);
+    return parse_inference(body, length, tensor_input(), {"num_dets", "boxes"}, {2});
 }
 
 }  // namespace
@@ -820,31 +826,116 @@ TEST_CASE("a container's quota is the number of cores", "[cores]") {
     CHECK(cores("nonsense\n4:cpu\n", {{"sys/fs/cgroup/cpu.max", "x"}}) == all);
 }
 
-TEST_CASE("memory for decoding is shared, and one who is alone gets what he needs", "[memory]") {
-    MemoryBudget budget(100);
-    std::optional<MemoryBudget::Share> all(std::in_place, budget);
-    all->take(1000, Clock::now());
-    {
-        MemoryBudget::Share none(budget);
-        CHECK_THROWS_AS(none.take(1, Clock::now() + 1ms), DeadlineError);
-    }
-    std::optional<MemoryBudget::Share> first(std::in_place, budget);
-    std::thread waits([&first] { first->take(60, Clock::time_point::max()); });
-    {
-        MemoryBudget other(100);
-        MemoryBudget::Share half(other);
-        half.take(40, Clock::now());
-        MemoryBudget::Share rest(other);
-        rest.take(60, Clock::now());
-        MemoryBudget::Share none(other);
-        CHECK_THROWS_AS(none.take(1, Clock::now()), DeadlineError);
-    }
-    all.reset();
-    waits.join();
-    MemoryBudget::Share second(budget);
-    CHECK_THROWS_AS(second.take(41, Clock::now()), DeadlineError);
+TEST_CASE("memory is shared, a part of it by each client", "[memory]") {
+    MemoryBudget budget("the bodies", "--max-bodies-mb", 100, 60);
+    const auto mine = std::make_shared<Client>(1), theirs = std::make_shared<Client>(2);
+    std::optional<MemoryBudget::Share> first(std::in_place, budget, mine);
+    first->set(50);
+    MemoryBudget::Share second(budget, mine);
+    const auto limit_of = [](MemoryBudget::Share& share, std::uint64_t bytes) {
+        try {
+            share.set(bytes);
+        } catch (const MemoryLimitError& error) {
+            CHECK(std::string(error.what()).find("--max-bodies-mb") != std::string::npos);
+            return error.response().status;
+        }
+        return 200;
+    };
+    CHECK(limit_of(second, 61) == 413);  // more than one client ever has
+    CHECK(limit_of(second, 11) == 429);
+    CHECK(limit_of(second, 10) == 200);
+    MemoryBudget::Share other(budget, theirs);
+    CHECK(limit_of(other, 41) == 503);
+    CHECK(limit_of(other, 40) == 200);
+    CHECK(budget.taken() == 100);
+    CHECK(limit_of(other, 20) == 200);
+    CHECK(budget.taken() == 80);
+    CHECK_THROWS_AS(other.wait_for(61, Clock::now()), MemoryLimitError);
+    CHECK_THROWS_AS(other.wait_for(60, Clock::now() + 1ms), DeadlineError);
+    std::thread waits([&other] { other.wait_for(60, Clock::time_point::max()); });
     first.reset();
-    second.take(41, Clock::now());
+    waits.join();
+    CHECK(budget.taken() == 70);
+}
+
+TEST_CASE("clients are told apart by their addresses", "[clients]") {
+    Clients clients;
+    const auto of = [&clients](const char* text) { return clients.of(boost::asio::ip::make_address(text)); };
+    const auto one = of("192.0.2.1");
+    CHECK(of("192.0.2.1") == one);
+    CHECK(of("::ffff:192.0.2.1") == one);
+    CHECK(of("192.0.2.2") != one);
+    const auto six = of("2001:db8:1:2::3");
+    CHECK(of("2001:db8:1:2:ffff::1") == six);
+    CHECK(of("2001:db8:1:3::3") != six);
+    const auto number = of("192.0.2.3")->number;
+    for (int last = 0; last < 200; ++last) {
+        of(("198.51.100." + std::to_string(last)).c_str());
+    }
+    CHECK(of("192.0.2.3")->number != number);  // whoever nobody holds is forgotten
+    CHECK(of("192.0.2.1") == one);
+    CHECK(part_of_limit(1, 50) == 1);
+    CHECK(part_of_limit(1023, 50) == 511);
+    CHECK(part_of_limit(std::uint64_t{1} << 62U, 100) == std::uint64_t{1} << 62U);
+}
+
+TEST_CASE("clients take turns, and there are threads for others", "[workers]") {
+    std::mutex mutex;
+    std::vector<int> order;
+    std::promise<void> open;
+    const auto gate = open.get_future().share();
+    const auto note = [&](int what) {
+        return [&, what] {
+            const std::lock_guard lock(mutex);
+            order.push_back(what);
+        };
+    };
+    Workers workers(1);
+    std::promise<void> begun;
+    workers.post(1, [&] {
+        begun.set_value();
+        gate.wait();
+    });
+    begun.get_future().wait();
+    for (int i = 0; i < 3; ++i) {
+        workers.post(1, note(10 + i));
+    }
+    // One of another client's is done meanwhile, in a thread of the others.
+    std::promise<void> done;
+    workers.post(2, [&] { done.set_value(); });
+    done.get_future().wait();
+    {
+        const std::lock_guard lock(mutex);
+        CHECK(order.empty());
+    }
+    open.set_value();
+    workers.post(1, [&] { workers.post(3, note(30)); });
+    workers.finish();
+    CHECK(order == std::vector<int>{10, 11, 12, 30});
+    workers.post(1, note(13));
+    CHECK(order.back() == 13);
+}
+
+TEST_CASE("a meter counts what its thread takes, and refuses more than is allowed", "[memory]") {
+    std::vector<std::size_t> asked;
+    HeapMeter meter([&asked](std::size_t bytes) {
+        asked.push_back(bytes);
+        return bytes <= 3U << 20U;
+    });
+    CHECK(HeapMeter::current() == &meter);
+    std::thread([] { CHECK(HeapMeter::current() == nullptr); }).join();
+    CHECK(meter.take(1000));
+    CHECK(meter.take(2000));
+    CHECK(asked == std::vector<std::size_t>{1U << 20U});
+    CHECK(meter.take(2U << 20U));
+    CHECK(asked.back() == 3U << 20U);
+    CHECK_FALSE(meter.refused());
+    CHECK_FALSE(meter.take(1U << 20U));
+    CHECK(meter.refused());
+    CHECK(meter.refused_bytes() == (3U << 20U) + 3000);
+    meter.give(2U << 20U);
+    CHECK(meter.take(1U << 20U));
+    CHECK_FALSE(meter.take(std::numeric_limits<std::size_t>::max()));
 }
 
 TEST_CASE("spare memory is of blocks that are used again, until all are taken", "[memory]") {

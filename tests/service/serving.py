@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import io
 import json
+import re
 import signal
 import socket
 import struct
@@ -188,8 +189,9 @@ class Server:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
 
-    def raw(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+    def raw(self, address: str = "127.0.0.1") -> socket.socket:
+        """A connection from this address, which is one of the loopback's: clients are told apart by it."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE, source_address=(address, 0))
 
     def call(self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Answer:
         """One request on a connection of its own."""
@@ -224,9 +226,18 @@ class Server:
     def log_lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
-    def metrics(self) -> dict[str, float]:
-        """All samples by name with labels, as they are written."""
-        return parse_metrics(self.call("GET", "/metrics").body.decode())
+    @property
+    def admin_port(self) -> int:
+        found = until(lambda: re.search(r" listens for probes url=http://[^ ]+:(\d+)\n", self.log.read_text()))
+        return int(found[1])
+
+    def metrics(self, port: int | None = None) -> dict[str, float]:
+        """All samples by name with labels, as they are written; by another port if one is given."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=PATIENCE)
+        try:
+            return parse_metrics(call(connection, "GET", "/metrics").body.decode())
+        finally:
+            connection.close()
 
 
 def call(

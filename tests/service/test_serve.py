@@ -354,20 +354,23 @@ def test_a_request_that_takes_too_long_gets_504(serve, case):
         connection.close()
 
 
-def test_too_many_connections_are_told_so(serve):
-    with serve("--max-connections", 2) as server:
+def test_too_many_connections_are_told_so(serve, case):
+    options = ("--max-connections", 2, "--max-client-percent", 100, "--recording-time", 1500, "--admin-port", 0)
+    with serve(*options) as server:
         taken = [server.raw() for _ in range(2)]
         for stream in taken:
-            # A request has begun: it will not be asked to leave.
-            stream.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nG")
-            assert read_answer(stream).status == 200
-        # The last of it may not have been read yet.
-        answer = until(lambda: refused(server))
+            # A request that is worked on: it will not be asked to leave.
+            stream.sendall(post(case.pictures[0].data))
+        until(lambda: server.metrics(server.admin_port)["trtdet_requests_in_flight"] == 2)
+        answer = refused(server)
         assert (answer.status, answer.error) == (503, "overloaded")
         assert answer.headers["retry-after"] == "1"
-        taken.pop().close()
-        until(lambda: not refused(server))
-        taken.pop().close()
+        assert "--max-connections" in answer.json["error"]["message"]
+        for stream in taken:
+            check(read_answer(stream).json["images"][0], case.pictures[0], case.hashes[0])
+        assert not refused(server)
+        for stream in taken:
+            stream.close()
 
 
 def refused(server: Server) -> Answer | None:
@@ -378,14 +381,24 @@ def refused(server: Server) -> Answer | None:
 
 
 def test_bodies_have_a_limit_together(serve, case):
-    with serve("--max-bodies-mb", 1) as server:
-        large = bytes(900_000)
+    large = bytes(900_000)
+    with serve("--max-bodies-mb", 1, "--max-client-percent", 100) as server, server.raw() as slow:
+        slow.sendall(post(large)[:-1])
+        until(lambda: server.metrics()["trtdet_body_bytes"] == len(large) - 1)
+        # Who sends faster takes the place of who has been sending for longest.
+        assert server.detect(large).error == "bad-image"
+        answer = read_answer(slow)
+        assert (answer.status, answer.error) == (408, "request-timeout")
+    with serve("--max-bodies-mb", 1, "--max-client-percent", 100, "--recording-time", 1500) as server:
+        body, kind = form([("a.jpg", case.pictures[0].data), ("b.bin", large[:600_000])])
         with server.raw() as stream:
-            stream.sendall(post(large)[:-1])
-            until(lambda: server.metrics()["trtdet_body_bytes"] == len(large) - 1)
-            # Another one, which alone would have room.
-            assert server.detect(large).error == "overloaded"
-        until(lambda: server.detect(large).error == "bad-image")
+            # Whoever is worked on loses nothing.
+            stream.sendall(post(body, **{"Content-Type": kind}))
+            until(lambda: server.metrics()["trtdet_requests_in_flight"] == 1)
+            answer = server.detect(large)
+            assert (answer.status, answer.error) == (503, "overloaded")
+            assert "--max-bodies-mb" in answer.json["error"]["message"]
+            assert read_answer(stream).error == "bad-image"
 
 
 def test_the_model_and_the_endpoints_are_told(server, case):

@@ -52,7 +52,9 @@ def test_requests_before_the_end_of_sending_are_all_answered(serve, case):
 
 
 def test_an_idle_connection_makes_room_for_another(serve, case):
-    with serve("--max-connections", 8, "--recording-time", 300, "--idle-timeout", 600) as server:
+    with serve(
+        "--max-connections", 8, "--max-client-percent", 100, "--recording-time", 300, "--idle-timeout", 600
+    ) as server:
         busy, *idle = (server.raw() for _ in range(8))
         for stream in reversed(idle):
             stream.sendall(PROBE)
@@ -71,13 +73,14 @@ def test_an_idle_connection_makes_room_for_another(serve, case):
 
 
 def test_probes_have_a_port_of_their_own(serve, case):
-    with serve("--max-connections", 2, "--admin-port", 0) as server:
-        found = until(lambda: re.search(r" listens for probes url=http://127.0.0.1:(\d+)\n", server.log.read_text()))
+    options = ("--max-connections", 2, "--max-client-percent", 100, "--admin-port", 0, "--recording-time", 3000)
+    with serve(*options) as server:
         taken = [server.raw() for _ in range(2)]
         for stream in taken:
-            stream.sendall(PROBE[:10])
-        until(lambda: server.call("GET", "/readyz").status == 503)
-        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=PATIENCE) as probes:
+            stream.sendall(post(case.pictures[0].data))
+        until(lambda: server.metrics(server.admin_port)["trtdet_requests_in_flight"] == 2)
+        assert server.call("GET", "/readyz").status == 503
+        with socket.create_connection(("127.0.0.1", server.admin_port), timeout=PATIENCE) as probes:
             for target in ("/healthz", "/readyz", "/metrics", "/v1/model"):
                 probes.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
                 assert read_answer(probes).status == 200
@@ -140,7 +143,9 @@ def test_decoding_ends_with_the_time_for_the_answer(serve, program, case):
 def test_images_wait_for_the_memory_to_be_decoded_in(serve, program):
     """Each takes 100 MB, and there is room for one at a time."""
     data = scans(program, 4500, 4500, 3)
-    with serve("--max-decoded-mb", 120, "--workers", 4, "--request-timeout", PATIENCE) as server:
+    with serve(
+        "--max-decoded-mb", 120, "--max-client-percent", 100, "--workers", 4, "--request-timeout", PATIENCE
+    ) as server:
         before = server.peak_memory()
         # The recording does not know them: they were decoded.
         assert [answer.error for answer in server.burst(post(data), 6)] == ["engine-failed"] * 6
@@ -178,7 +183,7 @@ def test_too_many_open_files_change_no_bundle(serve, case):
         streams = []
         while "could not be accepted" not in server.log.read_text():
             streams.append(server.raw())
-            streams[-1].sendall(PROBE[:10])  # not idle, and not to be closed for another
+            streams[-1].sendall(PROBE[:10])
         time.sleep(0.3)  # in which it looks at the bundle again and again
         for stream in streams:
             stream.close()
@@ -200,7 +205,18 @@ def test_a_manifest_without_end_is_refused(serve, case, tmp_path):
 @pytest.mark.parametrize("megabytes", range(300, 901, 100))
 def test_no_memory_is_no_end(serve, program, case, networks, megabytes, request):
     """However little there is: the service does not start, and says so, or serves on after requests that had none."""
-    options: list[object] = ["--workers", 4, "--threads", 4, "--max-decoded-mb", 4096, "--stop-timeout", 1]
+    options: list[object] = [
+        "--workers",
+        4,
+        "--threads",
+        4,
+        "--max-decoded-mb",
+        4096,
+        "--max-client-percent",
+        100,
+        "--stop-timeout",
+        1,
+    ]
     server = serve(*options)
     if networks == "computed":
         server.arguments = [case.bundles[0], "--library-folder", ONNXRUNTIME, *options]

@@ -304,7 +304,9 @@ def test_a_signal_reloads_where_nothing_looks(serve, case, place):
 
 
 @pytest.mark.parametrize(
-    "options", [("--queue", 2, "--lanes", 1, "--max-batch", 1), ("--max-requests", 3)], ids=["queue", "requests"]
+    "options",
+    [("--queue", 2, "--lanes", 1, "--max-batch", 1), ("--max-requests", 3, "--max-client-percent", 100)],
+    ids=["queue", "requests"],
 )
 def test_too_much_is_refused_at_once(serve, case, options):
     picture = case.pictures[0]

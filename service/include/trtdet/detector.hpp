@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <future>
@@ -85,7 +86,12 @@ public:
 
     // The same with a callback, which is called once, by a thread of the detector. It must not wait or call stop();
     // what it throws is dropped.
-    void detect(const ImageView& image, Clock::time_point deadline, std::function<void(Outcome)> done);
+    //
+    // client: any number for whoever the image is from. Images of different clients run in turn, those of one in their
+    // order.
+    void detect(
+        const ImageView& image, Clock::time_point deadline, std::function<void(Outcome)> done,
+        std::uint64_t client = 0);
 
     // Several images at once, of which the queue takes all or none: they run together as far as a batch has
     // room. In their order.
@@ -96,7 +102,9 @@ public:
     // are in pixels of the network's input and are not clipped to it.
     //
     // Throws ImageError: it has another number of values. OverloadedError, StoppedError: as above.
-    void detect_input(std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done);
+    void detect_input(
+        std::vector<float> input, Clock::time_point deadline, std::function<void(Outcome)> done,
+        std::uint64_t client = 0);
 
     // How many images wait.
     std::size_t queued() const;

@@ -1,0 +1,103 @@
+#include "workers.hpp"
+
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "trtdet/errors.hpp"
+
+namespace trtdet::serve {
+
+Workers::Workers(int of_client) : of_client_(of_client) {
+    const auto count = 2 * static_cast<std::size_t>(of_client);
+    try {
+        threads_.reserve(count);
+        while (threads_.size() < count) {
+            threads_.emplace_back([this] { work(); });
+        }
+    } catch (const std::system_error& error) {
+        const auto started = threads_.size();
+        stop();
+        throw Error(
+            "only " + std::to_string(started) + " of " + std::to_string(count) + " threads could be started: " +
+            error.code().message() + "; allow more processes and memory (ulimit -u, -v), or fewer --workers");
+    } catch (...) {
+        stop();
+        throw;
+    }
+}
+
+Workers::~Workers() {
+    stop();
+}
+
+void Workers::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        finishing_ = true;
+    }
+    changed_.notify_all();
+    for (auto& thread : threads_) {
+        thread.join();
+    }
+    threads_.clear();
+}
+
+void Workers::finish() {
+    stop();
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+}
+
+void Workers::post(std::uint64_t client, std::function<void()> task) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!finished_) {
+            Line& line = lines_[client];
+            line.client = client;
+            line.tasks.push_back(std::move(task));
+            queue_up(line);
+            changed_.notify_one();
+            return;
+        }
+    }
+    task();
+}
+
+// Needs no memory.
+void Workers::queue_up(Line& line) {
+    if (!line.is_linked() && !line.tasks.empty() && line.running < of_client_) {
+        turn_.push_back(line);
+    }
+}
+
+void Workers::work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        // A task may post another one.
+        changed_.wait(lock, [this] { return !turn_.empty() || (finishing_ && lines_.empty()); });
+        if (turn_.empty()) {
+            return;
+        }
+        Line& line = turn_.front();
+        turn_.pop_front();
+        auto task = std::move(line.tasks.front());
+        line.tasks.pop_front();
+        ++line.running;
+        queue_up(line);
+        lock.unlock();
+        task();
+        task = nullptr;
+        lock.lock();
+        --line.running;
+        queue_up(line);
+        if (line.running == 0 && line.tasks.empty()) {
+            lines_.erase(line.client);
+        }
+        if (finishing_ && lines_.empty()) {
+            changed_.notify_all();
+        }
+    }
+}
+
+}  // namespace trtdet::serve
