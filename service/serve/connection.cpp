@@ -395,8 +395,8 @@ private:
         read();
     }
 
-    // What has arrived of the body is charged. Where all of the memory for bodies is taken, the client that has been
-    // sending for longest loses its request, and this one waits a moment. Returns whether to go on.
+    // What has arrived of the body is charged. Where all of the memory for bodies is taken, the client that has most of
+    // it loses the request that it has been sending for longest, and this one waits a moment. Returns whether to go on.
     bool hold_body() {
         const auto& body = parser_->get().body();
         // Where the length is not known the body takes room ahead.
@@ -405,11 +405,12 @@ private:
             return true;
         }
         const auto refusal = held_->refusal(bytes);
-        if (refusal.of() != MemoryLimitError::Of::all || tries_++ >= most_tries ||
-            !server_.connections.drop_slowest(*this)) {
+        const auto most = held_->budget().most_taken_by();
+        if (refusal.of() != MemoryLimitError::Of::all || most == client()->number || tries_++ >= most_tries) {
             respond(refusal.response(), false);
             return false;
         }
+        server_.connections.drop_slowest(port(), most);
         pause_.expires_after(pause_between_tries);
         pause_.async_wait([self = shared_self(), round = round_](error_code error) {
             if (!error && self->state_ == State::body && round == self->round_) {
@@ -461,6 +462,8 @@ private:
         server_.service.answered(head_, response, took);
         state_ = State::writing;
         server_.connections.set_waiting(*this, Connections::Waits::not_at_all);
+        // What is charged no more is not kept.
+        std::string().swap(parser_->get().body());
         held_ = nullptr;
         answer_held_ = std::move(response.held);
         closing_ = !keep_alive;

@@ -101,21 +101,20 @@ bool Connections::make_room(Port& port, const Client* client) {
     return leaving != nullptr;
 }
 
-bool Connections::drop_slowest(Connection& but) {
+void Connections::drop_slowest(Port& port, std::uint64_t client) {
     std::shared_ptr<Connection> slowest;
     {
         const std::lock_guard lock(mutex_);
-        for (auto& connection : but.port().unfinished) {
-            if (&connection != &but && (slowest = connection.weak_from_this().lock())) {
+        for (auto& connection : port.unfinished) {
+            if (connection.client()->number == client && (slowest = connection.weak_from_this().lock())) {
                 connection.unlink();
                 break;
             }
         }
     }
     if (slowest) {
-        slowest->leave(false);
+        slowest->leave(true);
     }
-    return slowest != nullptr;
 }
 
 std::vector<std::shared_ptr<Connection>> Connections::all() {

@@ -63,8 +63,8 @@ struct Port {
     const bool for_probes;             // GET and HEAD alone
     std::size_t connected = 0;
 
-    // In the order in which they will be asked to leave: those that are answered for the last time, that are between two
-    // requests, or before the first; and those whose request has begun to arrive and is not whole.
+    // In the order in which they will be asked to leave: those that are answered for the last time, that are between
+    // two requests, or before the first; and those whose request has begun to arrive and is not whole.
     using List = boost::intrusive::list<Connection, boost::intrusive::constant_time_size<false>>;
     List idle{};
     List unfinished{};
@@ -105,8 +105,8 @@ public:
     // Returns whether there is any.
     bool make_room(Port& port, const Client* client = nullptr);
 
-    // Asks the connection of the oldest unfinished request to leave, but not this one. Returns whether there is any.
-    bool drop_slowest(Connection& but);
+    // Asks the connection of a client's oldest unfinished request to leave, if there is any. client: its number.
+    void drop_slowest(Port& port, std::uint64_t client);
 
     std::vector<std::shared_ptr<Connection>> all();
 

@@ -1,5 +1,6 @@
 #include "memory_budget.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "trtdet/errors.hpp"
@@ -58,6 +59,14 @@ MemoryLimitError MemoryBudget::too_much(std::uint64_t bytes) const {
 std::uint64_t MemoryBudget::taken() const {
     const std::lock_guard lock(mutex_);
     return taken_;
+}
+
+std::uint64_t MemoryBudget::most_taken_by() const {
+    const std::lock_guard lock(mutex_);
+    const auto most = std::max_element(by_client_.begin(), by_client_.end(), [](const auto& one, const auto& other) {
+        return one.second < other.second;
+    });
+    return most == by_client_.end() ? 0 : most->first->number;
 }
 
 MemoryBudget::Share::~Share() {

@@ -65,6 +65,7 @@ public:
         bool try_set(std::uint64_t bytes) noexcept;
 
         std::uint64_t bytes() const { return bytes_; }
+        const MemoryBudget& budget() const { return budget_; }
 
         // Why there is no room for so many bytes at this moment.
         MemoryLimitError refusal(std::uint64_t bytes) const;
@@ -76,6 +77,9 @@ public:
     };
 
     std::uint64_t taken() const;
+
+    // The number of the client that has most of it; 0 where nobody has any.
+    std::uint64_t most_taken_by() const;
 
 private:
     enum class Room { enough, of_client, of_all };

@@ -1,5 +1,6 @@
 #include "workers.hpp"
 
+#include <algorithm>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -8,8 +9,15 @@
 
 namespace trtdet::serve {
 
+namespace {
+
+// So many clients beside the first find a thread that waits for them.
+constexpr int most_others = 8;
+
+}  // namespace
+
 Workers::Workers(int of_client) : of_client_(of_client) {
-    const auto count = 2 * static_cast<std::size_t>(of_client);
+    const auto count = static_cast<std::size_t>(of_client + most_others);
     try {
         threads_.reserve(count);
         while (threads_.size() < count) {
@@ -64,9 +72,14 @@ void Workers::post(std::uint64_t client, std::function<void()> task) {
     task();
 }
 
+int Workers::most_running() const {
+    const auto clients = static_cast<int>(lines_.size());
+    return std::max(1, (of_client_ + clients - 1) / clients);
+}
+
 // Needs no memory.
 void Workers::queue_up(Line& line) {
-    if (!line.is_linked() && !line.tasks.empty() && line.running < of_client_) {
+    if (!line.is_linked() && !line.tasks.empty() && line.running < most_running()) {
         turn_.push_back(line);
     }
 }

@@ -14,12 +14,12 @@
 
 namespace trtdet::serve {
 
-// Does what is posted: clients take turns, and the tasks of one of them begin in their order. As many threads again as
-// one client may keep busy are there for the others, so that no client's tasks wait for those of another one to end.
-// Tasks must not throw. Any thread may call any member but finish() at any time.
+// Does what is posted: clients take turns, and the tasks of one of them begin in their order. A client who is alone may
+// keep some threads busy; several share that number, and each may keep one busy, so that no client's tasks wait for
+// those of another one to end. Tasks must not throw. Any thread may call any member but finish() at any time.
 class Workers {
 public:
-    // of_client: tasks of one client at a time.
+    // of_client: tasks at a time of a client who is alone.
     //
     // Throws Error: there are not so many threads to be had.
     explicit Workers(int of_client);
@@ -46,6 +46,7 @@ private:
 
     void work();
     void queue_up(Line& line);
+    int most_running() const;
     void stop();
 
     const int of_client_;

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 import pytest
-from attacks import brackets, numbers, png_of_texts, webp_of_tables
+from benchmarks.costly_requests import brackets, numbers, png_of_texts, webp_of_tables
 from PIL import Image
 from serving import Answer, call, check, post, read_answer, until
 
