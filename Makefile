@@ -8,6 +8,7 @@
 # make test-triton      packaged repositories in a real Triton server, in .venv-triton
 # make docs      the pages as a site, into build/site
 # make fuzz      what reads bytes from outside, with libFuzzer, each target for FUZZ_SECONDS; needs clang
+# make attack    clients that want to cost the service much, on the loopback; IMAGES=folder of images, BUNDLE=folder
 # make test-tensorrt86   what can be asked of TensorRT 8.6.0 without a GPU, in .venv86; needs Python 3.10, cc and 4 GB
 
 PYTHON ?= python3
@@ -32,7 +33,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_TARGETS := manifest image recording multipart inference
 
 .PHONY: demo test test-all test-rest test-benchmarks test-tensorrt86 test-triton test-sanitized chromium lint service service-tests \
-  docs fuzz clean
+  docs fuzz attack clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
@@ -100,6 +101,10 @@ fuzz: $(VENV)/.dev
 	  build/fuzz/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -timeout=20 -artifact_prefix=build/fuzz/ -print_final_stats=1 \
 	    build/fuzz/corpus/$$target build/fuzz/seeds/$$target; \
 	done
+
+attack: $(VENV)/.dev service
+	$(BIN)/python benchmarks/attack.py $(BUNDLE) --images $(IMAGES) --service $(SERVICE)/serve/trtdet-serve -- \
+	  --library-folder $$($(BIN)/python -c "import onnxruntime, os; print(os.path.dirname(onnxruntime.__file__))")/capi
 
 # The library's own tests, then the whole process as its clients see it.
 test-sanitized: $(VENV)/.dev service

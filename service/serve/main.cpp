@@ -29,6 +29,7 @@
 #include "model.hpp"
 #include "service.hpp"
 #include "trtdet/errors.hpp"
+#include "trtdet/version.hpp"
 
 namespace {
 

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "trtdet/engine.hpp"
+#include "trtdet/version.hpp"
 
 namespace trtdet::serve {
 namespace {

@@ -16,6 +16,7 @@
 #include "inference_request.hpp"
 #include "memory_budget.hpp"
 #include "trtdet/errors.hpp"
+#include "trtdet/version.hpp"
 #include "work.hpp"
 
 namespace trtdet::serve {

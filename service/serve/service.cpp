@@ -8,6 +8,7 @@
 #include "detect.hpp"
 #include "open_inference.hpp"
 #include "router.hpp"
+#include "trtdet/version.hpp"
 #include "workers.hpp"
 
 namespace trtdet::serve {

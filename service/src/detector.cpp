@@ -567,6 +567,12 @@ Detector::~Detector() {
     stop();
 }
 
+std::unique_ptr<Detector> Detector::open(
+    const std::filesystem::path& folder, const EngineOptions& engine, DetectorOptions options) {
+    const Bundle bundle = Bundle::open(folder);
+    return std::make_unique<Detector>(bundle.manifest(), open_engine(bundle, engine), std::move(options));
+}
+
 std::future<Found> Detector::detect(const ImageView& image, Clock::time_point deadline) {
     return std::move(detect(Span<const ImageView>(&image, 1), deadline).front());
 }

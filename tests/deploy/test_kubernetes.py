@@ -73,6 +73,44 @@ def test_the_parts_belong_together(example):
     assert int(scraped["prometheus.io/port"]) in ports.values()
 
 
+def test_pods_keep_to_the_restricted_standard(example):
+    """Pod Security Standards, "restricted": https://kubernetes.io/docs/concepts/security/pod-security-standards/."""
+    _, parts = example
+    pod = parts["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    assert all(len(volume.keys() & allowed) == 1 for volume in pod["volumes"])
+    # Nothing in the pod asks the cluster for anything.
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_the_network_policy_lets_in_what_the_service_is_for(example):
+    name, parts = example
+    policy = parts["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == parts["Service"]["spec"]["selector"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy["egress"] == []
+    assert all(rule["from"] for rule in policy["ingress"])
+    clients, metrics = ({port["port"] for port in rule["ports"]} for rule in policy["ingress"])
+    assert clients | metrics == set(PORTS[name])
+    scraped = parts["Deployment"]["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"]
+    assert {PORTS[name][port] for port in metrics} == {int(scraped)}
+
+
 def test_models_are_read_from_a_claimed_volume(example):
     _, parts = example
     pod = parts["Deployment"]["spec"]["template"]["spec"]

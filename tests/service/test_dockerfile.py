@@ -68,14 +68,15 @@ def _steps(parse: object, stream: IO[bytes]) -> Iterator[tuple[str, str]]:
             yield step["instruction"], step["value"]
 
 
-def test_hadolint_has_nothing_to_say(tmp_path):
+@pytest.mark.parametrize("file", sorted(SERVICE.glob("Dockerfile*")), ids=lambda file: file.name)
+def test_hadolint_has_nothing_to_say(file, tmp_path):
     program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None:
         pytest.skip("needs hadolint: pip install 'trtdet[dev]'")
-    done = finished(program, "--no-color", DOCKERFILE)
+    done = finished(program, "--no-color", file)
     assert (done.stdout, done.stderr) == ("", "")
     bad = tmp_path / "Dockerfile"
-    bad.write_text(DOCKERFILE.read_text().replace("# hadolint ignore=DL3008\n", "").replace("USER 10001:10001\n", ""))
+    bad.write_text(file.read_text().replace("# hadolint ignore=DL3008\n", "").replace("USER 10001:10001\n", ""))
     assert "DL3008" in subprocess.run([program, bad], capture_output=True, text=True, check=False).stdout
 
 

@@ -10,7 +10,7 @@ import pytest
 from serving import find, finished, shapes_bundle
 
 from service.tests.record import record
-from trtdet import Detector
+from trtdet import Detector, __version__
 from trtdet.data import find_images
 from trtdet.demo import shapes
 from trtdet.options import NmsOptions
@@ -61,6 +61,50 @@ def test_another_minor_version_is_another_library_before_1_0(prefix):
     assert version.startswith("0.")
     library = next(prefix.glob("lib/**/libtrtdet.so"))
     assert library.readlink().name == f"libtrtdet.so.{version}"
+
+
+def test_programs_end_where_memory_is_overrun(prefix):
+    """By what the compiler and the linker add: stack protector, checked copies, tables that are read-only early."""
+    if shutil.which("readelf") is None:
+        pytest.skip("needs readelf")
+    files = [prefix / "bin" / "trtdet-serve", next(prefix.glob("lib/**/libtrtdet.so")).resolve()]
+    if b"__asan_init" in files[0].read_bytes() or b"__tsan_init" in files[0].read_bytes():
+        pytest.skip("a sanitizer does that")
+    for file in files:
+        headers = finished("readelf", "-W", "-d", "-l", "-h", file).stdout
+        assert "BIND_NOW" in headers
+        assert "GNU_RELRO" in headers
+        assert re.search(r"GNU_STACK .* RW ", headers)
+        assert re.search(r"Type: +DYN", headers)
+        symbols = finished("readelf", "-W", "--dyn-syms", file).stdout
+        assert "__stack_chk_fail" in symbols
+        assert "_chk@" in symbols.replace("__stack_chk_fail", "")
+
+
+def test_pkg_config_finds_it_wherever_it_is(prefix, tmp_path):
+    if shutil.which("pkg-config") is None:
+        pytest.skip("needs pkg-config")
+    (folder,) = prefix.glob("lib/**/pkgconfig")
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(folder)}
+    flags = finished("pkg-config", "--cflags", "--libs", "trtdet", env=environment).stdout.split()
+    assert finished("pkg-config", "--modversion", "trtdet", env=environment).stdout.strip() == __version__
+    (tmp_path / "main.cpp").write_text(
+        "#include <trtdet/detector.hpp>\n#include <trtdet/version.hpp>\n#include <cstdio>\n"
+        "int main(int, char** arguments) {\n"
+        "    std::puts(TRTDET_VERSION);\n"
+        "    try {\n"
+        "        trtdet::Detector::open(arguments[1]);\n"
+        "    } catch (const trtdet::Error& error) {\n"
+        "        std::puts(error.what());\n"
+        "    }\n"
+        "}\n"
+    )
+    program = tmp_path / "program"
+    finished("c++", "-std=c++17", tmp_path / "main.cpp", "-o", program, *flags)
+    (library,) = {file.parent for file in prefix.glob("lib/**/libtrtdet.so")}
+    lines = finished(program, tmp_path, env={**os.environ, "LD_LIBRARY_PATH": str(library)}).stdout.splitlines()
+    assert lines[0] == __version__
+    assert "manifest.json" in lines[1]
 
 
 @pytest.mark.slow

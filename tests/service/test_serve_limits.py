@@ -6,9 +6,10 @@ import time
 from collections import Counter
 
 import pytest
-from benchmarks.costly_requests import brackets, numbers, png_of_texts, webp_of_tables
 from PIL import Image
 from serving import Answer, call, check, post, read_answer, until
+
+from benchmarks.costly_requests import brackets, numbers, png_of_texts, webp_of_tables
 
 HEADER = b"POST /v1/detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 9\r\n\r\n"
 OTHER, THIRD = "127.0.0.2", "127.0.0.3"

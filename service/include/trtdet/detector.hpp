@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
@@ -68,6 +69,12 @@ public:
     // Throws EngineError: the outputs are not what the manifest says, there is no memory for the lanes, or the engine
     // fails.
     Detector(Manifest manifest, std::shared_ptr<Engine> engine, DetectorOptions options = {});
+
+    // Opens a bundle's folder and what runs it: every file is compared with its SHA-256 before anything is loaded.
+    //
+    // Throws BundleError: as Bundle::open(). UnavailableError, EngineError: as open_engine() and the constructor.
+    static std::unique_ptr<Detector> open(
+        const std::filesystem::path& folder, const EngineOptions& engine = {}, DetectorOptions options = {});
 
     // As stop(). Not within a callback: a lane's thread cannot wait for itself.
     ~Detector();
