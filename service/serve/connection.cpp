@@ -405,12 +405,11 @@ private:
             return true;
         }
         const auto refusal = held_->refusal(bytes);
-        const auto most = held_->budget().most_taken_by();
-        if (refusal.of() != MemoryLimitError::Of::all || most == client()->number || tries_++ >= most_tries) {
+        if (refusal.of() != MemoryLimitError::Of::all || tries_++ >= most_tries ||
+            !server_.connections.drop_slowest(*this, held_->budget().most_taken_by())) {
             respond(refusal.response(), false);
             return false;
         }
-        server_.connections.drop_slowest(port(), most);
         pause_.expires_after(pause_between_tries);
         pause_.async_wait([self = shared_self(), round = round_](error_code error) {
             if (!error && self->state_ == State::body && round == self->round_) {

@@ -101,12 +101,13 @@ bool Connections::make_room(Port& port, const Client* client) {
     return leaving != nullptr;
 }
 
-void Connections::drop_slowest(Port& port, std::uint64_t client) {
+bool Connections::drop_slowest(Connection& asks, std::uint64_t client) {
     std::shared_ptr<Connection> slowest;
     {
         const std::lock_guard lock(mutex_);
-        for (auto& connection : port.unfinished) {
-            if (connection.client()->number == client && (slowest = connection.weak_from_this().lock())) {
+        for (auto& connection : asks.port().unfinished) {
+            if (&connection != &asks && connection.client()->number == client &&
+                (slowest = connection.weak_from_this().lock())) {
                 connection.unlink();
                 break;
             }
@@ -115,6 +116,7 @@ void Connections::drop_slowest(Port& port, std::uint64_t client) {
     if (slowest) {
         slowest->leave(true);
     }
+    return slowest != nullptr;
 }
 
 std::vector<std::shared_ptr<Connection>> Connections::all() {

@@ -105,8 +105,11 @@ public:
     // Returns whether there is any.
     bool make_room(Port& port, const Client* client = nullptr);
 
-    // Asks the connection of a client's oldest unfinished request to leave, if there is any. client: its number.
-    void drop_slowest(Port& port, std::uint64_t client);
+    // Asks the connection of a client's oldest unfinished request to leave, but not the one that asks. client: its
+    // number.
+    //
+    // Returns whether there is any.
+    bool drop_slowest(Connection& asks, std::uint64_t client);
 
     std::vector<std::shared_ptr<Connection>> all();
 

@@ -20,6 +20,7 @@
 #include "memory_budget.hpp"
 #include "metrics.hpp"
 #include "request.hpp"
+#include "statistics.hpp"
 #include "trtdet/detector.hpp"
 #include "trtdet/image.hpp"
 
@@ -80,6 +81,7 @@ struct Served {
     const std::string name;
     const std::function<std::shared_ptr<Detector>()> current;
     Health health;
+    Statistics statistics;
 };
 
 // Any thread may use it; who works for a request keeps it alive.

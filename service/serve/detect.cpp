@@ -14,7 +14,6 @@
 #include <variant>
 #include <vector>
 
-#include "heap_meter.hpp"
 #include "memory_budget.hpp"
 #include "multipart.hpp"
 #include "trtdet/errors.hpp"
@@ -26,9 +25,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view form = "multipart/form-data";
-
-// Bytes that a decoder takes without being charged for: its own small things, before and beside the image.
-constexpr std::size_t decoder_allowance = 1U << 20U;
 
 double milliseconds(Clock::duration duration) {
     return std::chrono::duration<double, std::milli>(duration).count();
@@ -213,6 +209,25 @@ public:
         : Work(std::move(context), model, std::move(place), std::move(request), std::move(done)) {}
 
     void begin() {
+        if (is_packed()) {
+            post([self = shared_from_this(), this] { begin_packed(); });
+        } else {
+            begin_with_body();
+        }
+    }
+
+private:
+    void begin_packed() noexcept {
+        try {
+            if (unpack()) {
+                begin_with_body();
+            }
+        } catch (...) {
+            end_without_memory();
+        }
+    }
+
+    void begin_with_body() {
         try {
             wanted_ = read_wanted(split_target(request_.head.target).query, detector_->manifest(), context_->options);
             if (auto refusal = find_pictures()) {
@@ -228,7 +243,6 @@ public:
         start(pictures_.size());
     }
 
-private:
     std::optional<Response> find_pictures() {
         const auto& head = request_.head;
         if (request_.body.empty()) {
@@ -268,35 +282,13 @@ private:
     void prepare(std::size_t index) override {
         auto& picture = pictures_[index];
         const auto begin = Clock::now();
-        const int orientation = context_->options.exif_orientation ? exif_orientation(picture.bytes) : 1;
         MemoryBudget::Share memory(context_->decoding, client_);
-        const DecodeHooks hooks{
-            [&](std::size_t bytes) {
-                // Turning takes the image a second time, and no more than decoding did.
-                memory.wait_for(orientation == 1 ? bytes : 2 * bytes, deadline());
-            },
-            [this] { return wanted(); }};
-        const auto image = upright(decoded(picture.bytes, memory, hooks), orientation);
+        const auto image = decode(picture.bytes, memory);
         picture.width = image.width;
         picture.height = image.height;
         detector_->detect(image, deadline(), settled(index), client_->number);
         picture.decoded = Clock::now() - begin;
-    }
-
-    // What the decoder takes beside what it is known to need, tables above all, is charged as it takes it.
-    Image decoded(std::string_view bytes, MemoryBudget::Share& memory, const DecodeHooks& hooks) const {
-        const HeapMeter meter([&memory](std::size_t taken) {
-            return taken <= memory.bytes() + decoder_allowance || memory.try_set(taken);
-        });
-        try {
-            return decode_image(bytes, context_->options.limits, hooks);
-        } catch (const std::exception&) {
-            // Not every decoder says that it had no memory.
-            if (meter.refused()) {
-                throw memory.refusal(meter.refused_bytes());
-            }
-            throw;
-        }
+        model_.statistics.decoded(picture.decoded);
     }
 
     bool has_more() const override { return wanted_.masks; }

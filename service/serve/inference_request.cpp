@@ -152,26 +152,62 @@ bool flag(const Json& parameters, const char* name, bool otherwise) {
 }
 
 // Checks name, datatype and shape; returns how many images there are.
-std::size_t check_input(const Json& input, const InputSpec& spec, std::size_t max_images) {
+std::size_t check_input(const Json& input, const InputSpec& spec, std::size_t max_images, bool as_files) {
     if (const auto name = text_member(input, "name", "an input"); name != spec.name) {
         throw InferenceError("the model has no input " + quote(name) + "; expected " + quote(spec.name));
     }
-    if (const auto datatype = text_member(input, "datatype", "the input"); datatype != "FP32") {
-        throw InferenceError("the input's datatype is " + quote(datatype) + "; expected \"FP32\"");
+    if (const auto datatype = text_member(input, "datatype", "the input"); !as_files && datatype != "FP32") {
+        throw InferenceError(
+            "the input's datatype is " + quote(datatype) + "; expected \"FP32\", or \"BYTES\" for image files");
     }
     const auto& shape = member(input, "shape", "the input");
-    const std::int64_t wanted[] = {0, 3, spec.preprocess.height, spec.preprocess.width};
-    bool same = shape.is_array() && shape.size() == 4;
-    for (std::size_t axis = 0; same && axis < 4; ++axis) {
+    std::vector<std::int64_t> wanted{0, 3, spec.preprocess.height, spec.preprocess.width};
+    std::string expected = ",3," + std::to_string(wanted[2]) + "," + std::to_string(wanted[3]);
+    if (as_files) {
+        // One file an image, with or without an axis of its own.
+        wanted = shape.is_array() && shape.size() == 2 ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{0};
+        expected.clear();
+    }
+    bool same = shape.is_array() && shape.size() == wanted.size();
+    for (std::size_t axis = 0; same && axis < wanted.size(); ++axis) {
         same = shape[axis].is_number_integer() && (axis == 0 ? shape[axis] >= 1 : shape[axis] == wanted[axis]);
     }
     if (!same || shape[0] > max_images) {
         throw InferenceError(
             "the input's shape is " + quote(shape.dump(-1, ' ', false, Json::error_handler_t::replace)) +
-            "; expected [1 to " + std::to_string(max_images) + ",3," + std::to_string(wanted[2]) + "," +
-            std::to_string(wanted[3]) + "]");
+            "; expected [1 to " + std::to_string(max_images) + expected + "]");
     }
     return shape[0].get<std::size_t>();
+}
+
+// Whether the input's elements are files.
+bool takes_files(const Json& input) {
+    return input.is_object() && input.contains("datatype") && input["datatype"] == "BYTES";
+}
+
+// So many elements of the datatype BYTES, each after its length.
+std::vector<std::string_view> elements(std::string_view bytes, std::size_t count) {
+    std::vector<std::string_view> found;
+    constexpr std::size_t prefix = 4;
+    while (found.size() < count) {
+        std::uint32_t length = 0;
+        if (bytes.size() >= prefix) {
+            std::memcpy(&length, bytes.data(), prefix);
+        }
+        if (bytes.size() < prefix || bytes.size() - prefix < length) {
+            throw InferenceError(
+                "the bytes behind the JSON end within element " + std::to_string(found.size()) + " of " +
+                std::to_string(count) + "; each is its length, 4 bytes, little-endian, and a file");
+        }
+        found.push_back(bytes.substr(prefix, length));
+        bytes.remove_prefix(prefix + length);
+    }
+    if (!bytes.empty()) {
+        throw InferenceError(
+            std::to_string(bytes.size()) + " bytes stand behind the last of the " + std::to_string(count) +
+            " elements that the shape names");
+    }
+    return found;
 }
 
 std::vector<InferenceRequest::Output> wanted_outputs(const Json& request, const std::vector<std::string_view>& names) {
@@ -252,7 +288,8 @@ InferenceRequest parse_inference(
         throw InferenceError("'inputs' is not a list of one input, " + quote(input.name));
     }
     InferenceRequest request;
-    request.images = check_input(inputs[0], input, max_images);
+    const bool as_files = takes_files(inputs[0]);
+    request.images = check_input(inputs[0], input, max_images, as_files);
     request.outputs = wanted_outputs(json, outputs);
     request.values_of_image = input.preprocess.values();
     if (json.contains("id")) {
@@ -261,6 +298,15 @@ InferenceRequest parse_inference(
     const auto expected = request.images * request.values_of_image;
     const auto own = parameters(inputs[0], "the input");
     auto values = reader.take();
+    if (as_files) {
+        if (values || !own.contains("binary_data_size") || own["binary_data_size"] != tensors.size()) {
+            throw InferenceError(
+                "image files stand behind the JSON, with the parameter 'binary_data_size' of the input: here " +
+                std::to_string(tensors.size()) + ", and not in its 'data'");
+        }
+        request.files = elements(tensors, request.images);
+        return request;
+    }
     if (own.contains("binary_data_size")) {
         if (values) {
             throw InferenceError("the input has both 'data' and 'binary_data_size'; send one of them");

@@ -30,10 +30,11 @@ struct InferenceRequest {
     std::size_t images = 0;
     std::vector<Output> outputs;
 
-    // The tensor of one image, float32 (3, H, W).
+    // The tensor of one image, float32 (3, H, W); not of files.
     std::vector<float> image(std::size_t index) const;
 
-    // Either is empty.
+    // Of these all but one are empty: images are files where the input's datatype is BYTES, within the body.
+    std::vector<std::string_view> files;
     std::vector<float> values;  // of all images, as they stood in the JSON
     std::string_view bytes;     // within the body that was parsed, little-endian
 
@@ -57,6 +58,9 @@ std::uint64_t inference_memory(
 // header_length: of the header Inference-Header-Content-Length, the bytes of JSON that stand before the tensors; empty
 // where the body is JSON as a whole.
 // outputs: the names that may be asked for; all are wanted where the request names none.
+//
+// Where the input's datatype is BYTES, its elements are the images' files, behind the JSON as the protocol has them:
+// each after its length, 4 bytes, little-endian.
 //
 // Throws InferenceError: it is not JSON, not of the protocol, asks for shared memory, or has another input than the
 // model: name, datatype, shape, size. DeadlineError: limits.wanted said no.

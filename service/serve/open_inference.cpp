@@ -204,15 +204,18 @@ private:
             if (!wanted()) {
                 throw DeadlineError("the time for the answer was over before the request was read");
             }
+            if (!unpack()) {
+                return;
+            }
             const auto& manifest = detector_->manifest();
             const InferenceLimits limits{context_->options.max_images, [this] { return wanted(); }};
             const std::string_view header = request_.head.inference_header_length;
             memory_.wait_for(inference_memory(request_.body.size(), header, manifest.input, limits), deadline());
             inference_ = parse_inference(request_.body, header, manifest.input, output_names(manifest), limits);
-            if (inference_.bytes.empty()) {
+            if (!inference_.values.empty()) {
                 release_body();
-                memory_.set(inference_.values.size() * sizeof(float));
             }
+            memory_.set(inference_.values.size() * sizeof(float));
         } catch (const InferenceError& error) {
             return refuse(error_response(400, "bad-inference", error.what()));
         } catch (const DeadlineError& error) {
@@ -234,6 +237,13 @@ private:
     }
 
     void prepare(std::size_t index) override {
+        if (!inference_.files.empty()) {
+            const auto begin = Clock::now();
+            MemoryBudget::Share memory(context_->decoding, client_);
+            const auto image = decode(inference_.files[index], memory);
+            detector_->detect(image, deadline(), settled(index), client_->number);
+            return model_.statistics.decoded(Clock::now() - begin);
+        }
         detector_->detect_input(inference_.image(index), deadline(), settled(index), client_->number);
     }
 
@@ -343,6 +353,76 @@ Response metadata(const Served& model) {
          {"parameters", {{"content_hash", manifest.content_hash}, {"runs_on", detector->ran_on()}}}});
 }
 
+// Model configuration as Triton has it (model_config.proto), with what is known of a bundle.
+Response configuration(const Served& model) {
+    const auto detector = model.current();
+    const auto& manifest = detector->manifest();
+    const auto& preprocess = manifest.input.preprocess;
+    Json outputs = Json::array();
+    for (const auto& output : outputs_of(manifest)) {
+        outputs.push_back(
+            {{"name", output.name},
+             {"data_type", output.is_float ? "TYPE_FP32" : "TYPE_INT32"},
+             {"dims", output.shape}});
+    }
+    return json_response(
+        {{"name", model.name},
+         {"platform", "trtdet_bundle"},
+         {"backend", "trtdet"},
+         {"version_policy", {{"latest", {{"num_versions", 1}}}}},
+         {"max_batch_size", manifest.input.max_batch},
+         {"input",
+          {{{"name", manifest.input.name},
+            {"data_type", "TYPE_FP32"},
+            {"dims", {3, preprocess.height, preprocess.width}}}}},
+         {"output", outputs},
+         {"dynamic_batching", Json::object()}});
+}
+
+Json spent(const Spent& what) {
+    return {{"count", what.count}, {"ns", what.time.count()}};
+}
+
+// Statistics as Triton has them; compute_output is a part of the run here.
+Json statistics_of(const Served& model) {
+    using std::chrono::duration_cast;
+    using std::chrono::milliseconds;
+    const auto counts = model.statistics.counts();
+    Json batches = Json::array();
+    for (const auto& [size, images] : counts.batches) {
+        const auto runs = images.count / static_cast<std::uint64_t>(size);
+        batches.push_back(
+            {{"batch_size", size},
+             {"compute_input", spent({})},
+             {"compute_infer", spent({runs, images.time / size})},
+             {"compute_output", spent({})}});
+    }
+    return {
+        {"name", model.name},
+        {"version", only_version},
+        {"last_inference", duration_cast<milliseconds>(counts.last.time_since_epoch()).count()},
+        {"inference_count", counts.infer.count},
+        {"execution_count", counts.executions()},
+        {"inference_stats",
+         {{"success", spent(counts.success)},
+          {"fail", spent(counts.fail)},
+          {"queue", spent(counts.queue)},
+          {"compute_input", spent(counts.input)},
+          {"compute_infer", spent(counts.infer)},
+          {"compute_output", spent({})},
+          {"cache_hit", spent({})},
+          {"cache_miss", spent({})}}},
+        {"batch_stats", batches}};
+}
+
+Response statistics(const std::vector<const Served*>& models) {
+    Json all = Json::array();
+    for (const auto* model : models) {
+        all.push_back(statistics_of(*model));
+    }
+    return json_response({{"model_stats", all}});
+}
+
 Response model_readiness(const Context& context, const Served& model) {
     if (context.leaving) {
         return error_response(503, "stopping", "the service is stopping");
@@ -433,7 +513,7 @@ std::vector<Endpoint> open_inference_endpoints(const std::shared_ptr<Context>& c
                 return json_response(
                     {{"name", "trtdet-serve"},
                      {"version", TRTDET_VERSION},
-                     {"extensions", {"binary_tensor_data", "model_repository"}}});
+                     {"extensions", {"binary_tensor_data", "model_configuration", "model_repository", "statistics"}}});
             }),
         page(
             "/v2/health/live", "200 while the process works",
@@ -441,7 +521,19 @@ std::vector<Endpoint> open_inference_endpoints(const std::shared_ptr<Context>& c
         page("/v2/health/ready", "200 while it should be sent requests", [context](const Words& /*words*/) {
             return server_readiness(*context);
         })};
+    // Before the model that has this name, as Triton does.
+    endpoints.push_back(page("/v2/models/stats", "the same of all models", [context](const Words& /*words*/) {
+        std::vector<const Served*> all;
+        for (const auto& model : context->models) {
+            all.push_back(model.get());
+        }
+        return statistics(all);
+    }));
     add_pages(endpoints, context, "", "inputs and outputs of a model", metadata);
+    add_pages(endpoints, context, "/config", "configuration of a model, as Triton's", configuration);
+    add_pages(endpoints, context, "/stats", "what a model has done, as Triton counts it", [](const Served& model) {
+        return statistics({&model});
+    });
     add_pages(
         endpoints, context, "/ready", "200 while the model should be sent requests",
         [context](const Served& model) { return model_readiness(*context, model); });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "encoding.hpp"
 #include "log.hpp"
 
 namespace trtdet::serve {
@@ -73,10 +74,11 @@ std::optional<Response> refuse_body(const Head& head, std::uint64_t limit) {
             413, "body-too-large",
             "the body has " + std::to_string(*head.length) + " bytes, allowed are " + std::to_string(limit));
     }
-    if (!head.content_encoding.empty() && head.content_encoding != "identity") {
+    if (!head.content_encoding.empty() && head.content_encoding != "identity" && !is_packing(head.content_encoding)) {
         return error_response(
             415, "unsupported-media-type",
-            "the Content-Encoding is " + quote(head.content_encoding) + "; send the body as it is, without one");
+            "the Content-Encoding is " + quote(head.content_encoding) +
+                "; send the body as it is, or with gzip or deflate");
     }
     return std::nullopt;
 }

@@ -1,14 +1,24 @@
 #include "work.hpp"
 
 #include <exception>
+#include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
+#include "encoding.hpp"
+#include "heap_meter.hpp"
 #include "memory_budget.hpp"
 #include "trtdet/errors.hpp"
 #include "workers.hpp"
 
 namespace trtdet::serve {
+namespace {
+
+// Bytes that a decoder takes without being charged for: its own small things, before and beside the image.
+constexpr std::size_t decoder_allowance = 1U << 20U;
+
+}  // namespace
 
 Work::Work(std::shared_ptr<Context> context, Served& model, std::unique_ptr<Place> place, Request request, Done done)
     : context_(std::move(context)),
@@ -38,6 +48,59 @@ void Work::start(std::size_t images) {
             finish();
         }
     }
+}
+
+Image Work::decode(std::string_view file, MemoryBudget::Share& memory) const {
+    const bool turns = context_->options.exif_orientation;
+    const int orientation = turns ? exif_orientation(file) : 1;
+    const DecodeHooks hooks{
+        [&](std::size_t bytes) {
+            // Turning takes the image a second time, and no more than decoding did.
+            memory.wait_for(orientation == 1 ? bytes : 2 * bytes, deadline());
+        },
+        [this] { return wanted(); }};
+    // What the decoder takes beside what it is known to need, tables above all, is charged as it takes it.
+    std::optional<HeapMeter> meter(std::in_place, [&memory](std::size_t taken) {
+        return taken <= memory.bytes() + decoder_allowance || memory.try_set(taken);
+    });
+    try {
+        auto image = decode_image(file, context_->options.limits, hooks);
+        meter.reset();
+        return upright(std::move(image), orientation);
+    } catch (const std::exception&) {
+        // Not every decoder says that it had no memory.
+        if (meter && meter->refused()) {
+            throw memory.refusal(meter->refused_bytes());
+        }
+        throw;
+    }
+}
+
+bool Work::unpack() {
+    if (!is_packed()) {
+        return true;
+    }
+    const auto memory = std::make_shared<MemoryBudget::Share>(context_->bodies, client_);
+    const auto hold = [&](std::uint64_t bytes) {
+        if (!wanted()) {
+            throw DeadlineError("the time for the answer was over while the body was unpacked");
+        }
+        memory->set(bytes);
+    };
+    try {
+        request_.body = unpacked(request_.body, request_.head.content_encoding, context_->options.max_body, hold);
+        request_.held = memory;
+        return true;
+    } catch (const EncodingError& error) {
+        refuse(error_response(400, "bad-encoding", error.what()));
+    } catch (const BodyTooLargeError& error) {
+        refuse(error_response(413, "body-too-large", error.what()));
+    } catch (const MemoryLimitError& error) {
+        refuse(error.response());
+    } catch (const DeadlineError& error) {
+        refuse(error_response(504, "deadline-exceeded", error.what()));
+    }
+    return false;
 }
 
 void Work::release_body() {
@@ -70,6 +133,9 @@ std::function<void(Outcome)> Work::settled(std::size_t index) {
     return [self = shared_from_this(), index](Outcome outcome) {
         // Here and not with the answer, which nobody may be waiting for any more.
         self->model_.health.note(outcome, Clock::now() < self->deadline());
+        if (!outcome.error) {
+            self->model_.statistics.image(outcome.found.queued, outcome.found.ran, outcome.found.batch);
+        }
         if (outcome.error || !self->has_more()) {
             self->settle(index, std::move(outcome));
         } else {
@@ -111,6 +177,7 @@ void Work::finish() noexcept {
     if (--waiting_ != 0) {
         return;
     }
+    model_.statistics.request(!failed(), Clock::now() - request_.arrived);
     try {
         done_([self = shared_from_this()] { return self->finished(); });
     } catch (...) {

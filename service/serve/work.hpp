@@ -5,11 +5,15 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "context.hpp"
+#include "encoding.hpp"
+#include "memory_budget.hpp"
 #include "request.hpp"
 #include "trtdet/detector.hpp"
+#include "trtdet/image.hpp"
 
 namespace trtdet::serve {
 
@@ -70,6 +74,19 @@ protected:
 
     // Ends a request for which there is no memory; needs none.
     void end_without_memory() noexcept;
+
+    // Decodes an image, and charges to the memory what the decoder takes; by the workers.
+    //
+    // Throws ImageError, ImageTooLargeError: as decode_image(). MemoryLimitError, DeadlineError: there is no memory for
+    // it, or none in time.
+    Image decode(std::string_view file, MemoryBudget::Share& memory) const;
+
+    // Takes the Content-Encoding from the body, by the workers; nothing where it has none. Returns whether the body is
+    // there now; else the request is refused: it is not what the encoding says, or too large.
+    bool unpack();
+
+    // Whether unpack() has anything to do.
+    bool is_packed() const { return is_packing(request_.head.content_encoding); }
 
     // Nothing of the body is needed any more; in the thread that alone works on the request.
     void release_body();

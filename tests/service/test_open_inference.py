@@ -1,6 +1,8 @@
 """trtdet-serve as a client of the Open Inference Protocol sees it."""
 
+import gzip
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import Answer, Case, Server, total
+from serving import Answer, Case, Server, check, total
 
 from trtdet.data.images import preprocess, read_image
 from trtdet.detection.suppression import Detections
@@ -160,3 +162,127 @@ def test_lists_may_be_nested_as_the_shape_is(server, case):
     metrics = server.metrics()
     assert (metrics["trtdet_images_total"], metrics["trtdet_decode_seconds_count"]) == (4, 0)
     assert metrics["trtdet_detect_seconds_count"] == 2
+
+
+def files(triton: Any, case: Case, name: str, axis: bool) -> Any:
+    """Two pictures as they are on the disk, as elements of a tensor."""
+    elements = np.array([picture.data for picture in case.pictures[:2]], np.object_)
+    tensor = triton.InferInput(name, [2, 1] if axis else [2], "BYTES")
+    tensor.set_data_from_numpy(elements[:, None] if axis else elements)
+    return tensor
+
+
+@pytest.mark.parametrize("axis", [True, False])
+def test_files_of_images_are_decoded_by_the_service(triton, client, case, axis):
+    name = case.bundles[0].name
+    (declared,) = client.get_model_metadata(name)["inputs"]
+    result = client.infer(name, [files(triton, case, declared["name"], axis)])
+    for index, picture in enumerate(case.pictures[:2]):
+        count = int(result.as_numpy("num_dets")[index, 0])
+        rows = zip(*(result.as_numpy(output)[index, :count] for output in OUTPUTS[1:]), strict=True)
+        found = [{"box": box.tolist(), "score": float(score), "class": int(label)} for box, score, label in rows]
+        # Boxes are in pixels of the image.
+        check({"width": picture.width, "height": picture.height, "detections": found}, picture, case.hashes[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": [3]}, "end within element 2 of 3"),
+        ({"shape": [1]}, "stand behind the last of the 1 elements"),
+        ({"shape": [2, 2]}, "expected [1 to 32]"),
+        ({"parameters": {}}, "'binary_data_size' of the input"),
+        ({"data": ["x", "y"]}, "holds what is not a number"),
+    ],
+)
+def test_files_that_are_not_as_the_protocol_says(server, case, change, message):
+    picture = case.pictures[0].data
+    tensors = 2 * (len(picture).to_bytes(4, "little") + picture)
+    tensor = {"name": "images", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(tensors)}}
+    tensor["name"] = server.call("GET", f"/v2/models/{case.bundles[0].name}").json["inputs"][0]["name"]
+    head = json.dumps({"inputs": [{**tensor, **change}]}).encode()
+    answer = server.call(
+        "POST",
+        f"/v2/models/{case.bundles[0].name}/infer",
+        head + tensors,
+        {"Inference-Header-Content-Length": str(len(head))},
+    )
+    assert answer.status == 400
+    assert message in answer.json["error"]
+
+
+def test_a_file_that_is_no_image_says_which(triton, client, case):
+    name = case.bundles[0].name
+    (declared,) = client.get_model_metadata(name)["inputs"]
+    tensor = triton.InferInput(declared["name"], [2], "BYTES")
+    tensor.set_data_from_numpy(np.array([case.pictures[0].data, b"no image"], np.object_))
+    with pytest.raises(Exception, match="image 1: the image cannot be decoded"):
+        client.infer(name, [tensor])
+
+
+def test_configuration_and_statistics_are_read_as_triton_gives_them(triton, client, case):
+    first, name = case.bundles[0].name, "other"
+    config = client.get_model_config(name)
+    (declared,) = client.get_model_metadata(name)["inputs"]
+    assert config["name"] == name
+    assert config["max_batch_size"] >= 1
+    assert config["input"] == [{"name": declared["name"], "data_type": "TYPE_FP32", "dims": declared["shape"][1:]}]
+    assert [output["name"] for output in config["output"]] == OUTPUTS
+    client.infer(name, [files(triton, case, declared["name"], axis=False)])
+    with pytest.raises(Exception, match="expected"):
+        client.infer(name, [triton.InferInput("none", [1], "BYTES").set_data_from_numpy(np.array([b""], np.object_))])
+    (counted,) = client.get_inference_statistics(name)["model_stats"]
+    assert counted["inference_count"] == 2
+    assert 1 <= counted["execution_count"] <= 2
+    assert counted["last_inference"] > 1.7e12
+    spent = counted["inference_stats"]
+    assert spent["success"]["count"] == 1
+    assert spent["compute_input"]["count"] == spent["compute_infer"]["count"] == spent["queue"]["count"] == 2
+    assert 0 < spent["compute_infer"]["ns"] <= spent["success"]["ns"] * 2
+    assert sum(batch["batch_size"] * batch["compute_infer"]["count"] for batch in counted["batch_stats"]) == 2
+    others = {one["name"]: one["inference_count"] for one in client.get_inference_statistics()["model_stats"]}
+    assert others == {first: 0, name: 2}
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_bodies_are_taken(triton, client, case, algorithm):
+    name = case.bundles[0].name
+    batch, expected = tensors(case.bundles[0], case, 1)
+    (declared,) = client.get_model_metadata(name)["inputs"]
+    result = client.infer(name, [ask(triton, batch, True, declared["name"])], request_compression_algorithm=algorithm)
+    same(result.as_numpy, expected)
+
+
+def bare(data: bytes) -> bytes:
+    """Deflate without zlib's header, as some clients send it."""
+    squeezer = zlib.compressobj(wbits=-15)
+    return squeezer.compress(data) + squeezer.flush()
+
+
+@pytest.mark.parametrize(
+    ("pack", "encoding"),
+    [(gzip.compress, "gzip"), (gzip.compress, "x-gzip"), (zlib.compress, "deflate"), (bare, "deflate")],
+)
+def test_compressed_images_are_taken(server, case, pack, encoding):
+    headers = {"Content-Type": "image/jpeg", "Content-Encoding": encoding}
+    packed = pack(case.pictures[0].data)
+    answer = server.call("POST", "/v1/detect", packed, headers)
+    check(answer.json["images"][0], case.pictures[0], case.hashes[0])
+    for body, word in ((packed[:-20], "cut"), (packed + b"x", "follows the end"), (b"\x1f\x8bnothing", "is not what")):
+        answer = server.call("POST", "/v1/detect", body, headers)
+        assert (answer.status, answer.error) == (400, "bad-encoding")
+        assert word in answer.json["error"]["message"]
+
+
+def test_a_body_may_not_be_larger_without_its_encoding(serve):
+    with serve("--max-body-mb", 4, "--max-bodies-mb", 32) as server:
+        headers = {"Content-Type": "image/jpeg", "Content-Encoding": "gzip"}
+        # As much as is allowed, and a byte more.
+        answer = server.call("POST", "/v1/detect", gzip.compress(bytes(4 << 20)), headers)
+        assert answer.error == "bad-image"
+        before = server.peak_memory()
+        for size in ((4 << 20) + 1, 1 << 28):
+            answer = server.call("POST", "/v1/detect", gzip.compress(bytes(size)), headers)
+            assert (answer.status, answer.error) == (413, "body-too-large")
+        if not server.sanitized:
+            assert server.peak_memory() - before < 16 << 20
