@@ -5,11 +5,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import cards
 import numpy as np
 import pytest
 import task_models
 
+from benchmarks import cards
 from trtdet import build
 from trtdet.bundle import Bundle
 from trtdet.config import Config
