@@ -12,7 +12,7 @@ from scored import evaluation, near_truth
 from trtdet.data import CocoDataset
 from trtdet.detection.masks import paste, run_lengths
 from trtdet.errors import DataError
-from trtdet.evaluation.comparison import compare, mask_score
+from trtdet.evaluation.comparison import compare, part_scores
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
 from trtdet.evaluation.parts import FoundParts
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
@@ -200,9 +200,10 @@ def test_detectors_are_compared_by_their_masks(masked):
     assert f"(mask mAP {100 * pair[1].masks.map:.2f}): mask mAP" in str(masks)
     assert masks.as_dict()["map"] == pair[1].masks.map
     ends = {end: pytest.approx(getattr(masks, end), abs=0.03) for end in ("low", "high")}
-    assert mask_score(*pair) == {"map": pair[0].masks.map, "difference": masks.difference, **ends}
-    assert mask_score(pair[1], None) == {"map": pair[1].masks.map, "difference": 0, "low": None, "high": None}
-    assert mask_score(dataclasses.replace(pair[0], masks=None), pair[1]) is None
+    assert part_scores(*pair) == {"masks": {"map": pair[0].masks.map, "difference": masks.difference, **ends}}
+    alone = {"map": pair[1].masks.map, "difference": 0, "low": None, "high": None}
+    assert part_scores(pair[1], None) == {"masks": alone}
+    assert part_scores(dataclasses.replace(pair[0], masks=None), pair[1]) == {}
     with pytest.raises(DataError, match=r"'m.onnx' .* without masks"):
         compare(pair[0], dataclasses.replace(pair[1], masks=None), of="masks")
 

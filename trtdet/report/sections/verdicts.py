@@ -98,9 +98,10 @@ def _candidate_sentence(part: CandidatePart) -> str:
     score = "mAP" if part.figure == "map" else "agreement"
     difference, low, high = (100 * value for value in (part.difference, part.low, part.high))
     speed = "" if part.ratio is None else f", {part.ratio:.2f} of FP16's time, {part.how} on {part.on}"
+    others = "".join(f", {of.replace('_', ' ')} {accuracy}" for of, accuracy in part.parts.items())
     return (
         f"candidate '{part.name}' ships: {score} {difference:+.2f} points against FP32 (90 % interval {low:+.2f} .. "
-        f"{high:+.2f}, {part.images} images, onnxruntime){speed}"
+        f"{high:+.2f}, {part.images} images, onnxruntime){others}{speed}"
     )
 
 
