@@ -126,6 +126,23 @@ def test_detections_are_kept(crowded, tmp_path):
     assert read.compute() == metric.compute()
 
 
+def test_parts_are_kept_with_detections(masked, tmp_path):
+    metric = masks_near(CocoMetric(masked, sigmas=(0.1, 0.2)))
+    rng = np.random.default_rng(4)
+    for image_id, parts in list(metric.parts.items()):
+        count = len(metric.detections[image_id][1])
+        points, rotated = (rng.random((count, *shape)).astype(np.float32) for shape in ((2, 3), (5,)))
+        metric.parts[image_id] = dataclasses.replace(parts, keypoints=points, rotated_boxes=rotated)
+    metric.save(tmp_path / "detections.npz")
+    read = CocoMetric.load(tmp_path / "detections.npz", masked)
+    assert read.compute_masks() == metric.compute_masks() and read.sigmas == metric.sigmas
+    for image_id, parts in metric.parts.items():
+        assert parts.masks == read.parts[image_id].masks
+        assert parts.keypoints is not None and parts.rotated_boxes is not None
+        np.testing.assert_array_equal(parts.keypoints, read.parts[image_id].keypoints)
+        np.testing.assert_array_equal(parts.rotated_boxes, read.parts[image_id].rotated_boxes)
+
+
 def test_the_same_detections_on_fewer_images(crowded):
     full = noisy(CocoMetric(crowded))
     part = full.of(crowded.of(crowded.images[1:3]))
