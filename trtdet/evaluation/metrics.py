@@ -218,7 +218,7 @@ class CocoMetric:
         """
         ids = self._scored()
         values = (np.concatenate(each) for each in zip(*(self.detections[one] for one in ids), strict=True))
-        content = dict(zip(_SAVED, values, strict=True))
+        content: dict[str, Any] = dict(zip(_SAVED, values, strict=True))
         parts = [self.parts[one] for one in ids]
         points, rotated = ([getattr(one, name) for one in parts] for name in ("keypoints", "rotated_boxes"))
         if all(one is not None for one in points):
