@@ -21,7 +21,8 @@ from cards import CLASSES, POINTS, SIZE, drawn
 NETWORKS = {"seg": "11/yolo11-seg", "pose": "v8/yolov8-pose", "obb": "11/yolo11-obb"}
 """Of each task, as the package names its file."""
 
-EPOCHS = {"seg": 5, "pose": 7, "obb": 5}
+STEPS = {"seg": (1600, 5), "pose": (1200, 6), "obb": (1200, 4)}
+"""Pictures and epochs of each task."""
 
 SCALE = (0.5, 0.125, 1024)
 """Depth, width, and the most channels before the width; the package's smallest has a width of 0.25."""
@@ -71,7 +72,7 @@ def write_network(folder: Path, task: str) -> Path:
     return path
 
 
-def train(folder: Path, task: str, images: int) -> None:
+def train(folder: Path, task: str) -> None:
     """Trains one network and exports it.
 
     No picture is mirrored: the order of a card's corners is clockwise. Keypoints weigh five times the package's
@@ -81,11 +82,12 @@ def train(folder: Path, task: str, images: int) -> None:
 
     place = folder / task
     place.mkdir(parents=True, exist_ok=True)
+    images, epochs = STEPS[task]
     data, network = write_data(place, task, images), write_network(place, task)
     YOLO(network).train(
         data=data,
         imgsz=max(SIZE),
-        epochs=EPOCHS[task],
+        epochs=epochs,
         batch=16,
         workers=0,
         device="cpu",
@@ -122,10 +124,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--task", nargs="+", choices=tuple(NETWORKS), default=list(NETWORKS))
-    parser.add_argument("--images", type=int, default=1600)
     arguments = parser.parse_args()
     for task in arguments.task:
-        train(arguments.folder, task, arguments.images)
+        train(arguments.folder, task)
 
 
 if __name__ == "__main__":
