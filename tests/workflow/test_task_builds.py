@@ -168,6 +168,19 @@ def test_candidates_and_plans_are_judged_by_their_parts_too(task, annotated, pic
 
 
 @pytest.mark.slow
+def test_the_verdict_of_a_build_is_of_the_parts_too(pictures, others, tmp_path):
+    model, config = configured(tmp_path, "pose")
+    seen = {"val_images": pictures / "images", "annotations": pictures / "annotations.json"}
+    calibration = CalibrationOptions(images=others, check_input=False)
+    asked = BuildOptions(effort="none", calibration=calibration, plan=PlanOptions(**seen), backend="onnxruntime")
+    done = build(model, config, tmp_path / "b", asked)
+    assert done.worth is not None and [one.of for one in done.worth.parts] == ["keypoints"]
+    assert ", keypoint mAP " in str(done.worth)
+    assert done.worth.as_dict()["comparison"]["keypoints"]["difference"] == done.worth.parts[0].difference
+    assert "; keypoint mAP against " in written(report([done.bundle.path]), "md").decode()
+
+
+@pytest.mark.slow
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("task", TASKS)
 def test_an_engine_of_tensorrt_rtx_has_the_same_outputs(task, pictures, tmp_path):

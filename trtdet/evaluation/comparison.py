@@ -80,6 +80,12 @@ class Comparison:
             f"paired bootstrap over {self.images} images, {self.bootstrap.resamples} resamples): {self.verdict}"
         )
 
+    @property
+    def score(self) -> PartScore:
+        """The difference with its interval; ``map`` is the evaluation's."""
+        score = self.reference.score_of(self.of).map + self.difference
+        return PartScore(map=score, difference=self.difference, low=self.low, high=self.high)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         scores = self.reference.score_of(self.of)
@@ -138,8 +144,7 @@ def part_scores(evaluation: Evaluation, reference: Evaluation | None) -> dict[Of
         if reference is None:
             scores[of] = PartScore(map=score, difference=0.0, low=None, high=None)
         else:
-            loss = compare(evaluation, reference, of=of)
-            scores[of] = PartScore(map=score, difference=loss.difference, low=loss.low, high=loss.high)
+            scores[of] = {**compare(evaluation, reference, of=of).score, "map": score}
     return scores
 
 
