@@ -146,7 +146,7 @@ def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor, parts: Sequence[
     computed = maker(best.inputs[1])
     limit = best.inputs[1] if computed is None else computed.attrs.get("value")
     count = int(np.asarray(limit.values).reshape(-1)[0]) if isinstance(limit, gs.Constant) else None
-    return _Best(every[0], scores, count, tuple(every[1:]))
+    return _Best(every[0], scores, limit=count, parts=tuple(every[1:]))
 
 
 def _before(rows: gs.Tensor, places: gs.Tensor) -> gs.Tensor | None:
