@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from cards import CLASSES, POINTS, SIZE
 from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.cards import CLASSES, POINTS, SIZE
 
 TASKS = {"seg": "segment", "pose": "pose", "obb": "obb"}
 MASKS, STRIDE = 8, 8

@@ -13,10 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cards
 import pytest
 import task_models
 
+from benchmarks import cards
 from trtdet.cli import main
 from trtdet.config import load_config
 

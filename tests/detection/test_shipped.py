@@ -40,6 +40,7 @@ OUTPUTS: dict[str, Shapes] = {
         ("scrfd", "scrfd-kps"),
         tuple((1, 2 * cells, columns) for columns in (1, 4, 10) for cells in grids(640, 8, 16, 32)),
     ),
+    **dict.fromkeys(("retinaface", "retinaface-kps"), tuple((1, 2 * ANCHORS, columns) for columns in (4, 2, 10))),
     **dict.fromkeys(
         ("yunet", "yunet-kps"),
         tuple((1, cells, columns) for columns in (1, 1, 4, 10) for cells in grids(640, 8, 16, 32)),

@@ -12,7 +12,7 @@ from scored import evaluation, near_truth
 from trtdet.data import CocoDataset
 from trtdet.detection.masks import paste, run_lengths
 from trtdet.errors import DataError
-from trtdet.evaluation.comparison import compare, mask_score
+from trtdet.evaluation.comparison import compare, part_scores
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
 from trtdet.evaluation.parts import FoundParts
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
@@ -126,6 +126,23 @@ def test_detections_are_kept(crowded, tmp_path):
     assert read.compute() == metric.compute()
 
 
+def test_parts_are_kept_with_detections(masked, tmp_path):
+    metric = masks_near(CocoMetric(masked, sigmas=(0.1, 0.2)))
+    rng = np.random.default_rng(4)
+    for image_id, parts in list(metric.parts.items()):
+        count = len(metric.detections[image_id][1])
+        points, rotated = (rng.random((count, *shape)).astype(np.float32) for shape in ((2, 3), (5,)))
+        metric.parts[image_id] = dataclasses.replace(parts, keypoints=points, rotated_boxes=rotated)
+    metric.save(tmp_path / "detections.npz")
+    read = CocoMetric.load(tmp_path / "detections.npz", masked)
+    assert read.compute_masks() == metric.compute_masks() and read.sigmas == metric.sigmas
+    for image_id, parts in metric.parts.items():
+        assert parts.masks == read.parts[image_id].masks
+        assert parts.keypoints is not None and parts.rotated_boxes is not None
+        np.testing.assert_array_equal(parts.keypoints, read.parts[image_id].keypoints)
+        np.testing.assert_array_equal(parts.rotated_boxes, read.parts[image_id].rotated_boxes)
+
+
 def test_the_same_detections_on_fewer_images(crowded):
     full = noisy(CocoMetric(crowded))
     part = full.of(crowded.of(crowded.images[1:3]))
@@ -200,9 +217,10 @@ def test_detectors_are_compared_by_their_masks(masked):
     assert f"(mask mAP {100 * pair[1].masks.map:.2f}): mask mAP" in str(masks)
     assert masks.as_dict()["map"] == pair[1].masks.map
     ends = {end: pytest.approx(getattr(masks, end), abs=0.03) for end in ("low", "high")}
-    assert mask_score(*pair) == {"map": pair[0].masks.map, "difference": masks.difference, **ends}
-    assert mask_score(pair[1], None) == {"map": pair[1].masks.map, "difference": 0, "low": None, "high": None}
-    assert mask_score(dataclasses.replace(pair[0], masks=None), pair[1]) is None
+    assert part_scores(*pair) == {"masks": {"map": pair[0].masks.map, "difference": masks.difference, **ends}}
+    alone = {"map": pair[1].masks.map, "difference": 0, "low": None, "high": None}
+    assert part_scores(pair[1], None) == {"masks": alone}
+    assert part_scores(dataclasses.replace(pair[0], masks=None), pair[1]) == {}
     with pytest.raises(DataError, match=r"'m.onnx' .* without masks"):
         compare(pair[0], dataclasses.replace(pair[1], masks=None), of="masks")
 

@@ -121,12 +121,16 @@ def test_names_of_the_model_say_how_many_classes_there_are():
 
 @pytest.mark.parametrize(
     ("family", "widths"),
-    [("scrfd", (1, 4)), ("scrfd-kps", (1, 4, 10)), ("yunet", (1, 1, 4)), ("yunet-kps", (1, 1, 4, 10))],
+    [
+        *(("scrfd", (1, 4)), ("scrfd-kps", (1, 4, 10)), ("yunet", (1, 1, 4)), ("yunet-kps", (1, 1, 4, 10))),
+        *(("retinaface", (4, 2)), ("retinaface-kps", (4, 2, 10))),
+    ],
 )
 def test_a_shipped_head_brings_its_pixels_and_its_class(family, widths):
-    anchors = 2 if family.startswith("scrfd") else 1
+    anchors = 1 if family.startswith("yunet") else 2
+    levels = (TOTAL,) if family.startswith("retinaface") else CELLS
     outputs = {
-        f"{at}-{cells}": _random(1, anchors * cells, width) for at, width in enumerate(widths) for cells in CELLS
+        f"{at}-{cells}": _random(1, anchors * cells, width) for at, width in enumerate(widths) for cells in levels
     }
     config = _guessed(outputs)
     shipped = load_config(family)

@@ -104,6 +104,77 @@ def test_the_best_are_those_of_the_model(net, run, tail, limit):
     np.testing.assert_array_equal(classes, rows[:, 5].astype(int))
 
 
+PARTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "masks": (5, {"masks": True}),
+    "keypoints": (6, {"keypoints": {"names": ["one", "two"]}}),
+    "angles": (1, {"rotated": True, "boxes": "cxcywh"}),
+}
+
+
+def with_parts(net: Any, width: int, prototypes: bool) -> onnx.ModelProto:
+    """Rows with a part behind box, score and class, as Detect.postprocess of Ultralytics 8.4 writes them."""
+    text = BOTH.replace("boxes_of, scores_of = Split", "boxes_of, scores_of, part_of = Split") + TAILS["best anchors"]
+    text = text.replace("(image_rows)", "(rows)").replace("(box, score, label)", "(box, score, label, part)")
+    text = text.replace(
+        "output0 =",
+        "wide = Expand (anchor_column, wide_part)\npart = GatherElements <axis = 1> (part_of, wide)\noutput0 =",
+    )
+    outputs = f"float[1,{ROWS},{6 + width}] output0" + f", float[1,{width},2,2] output1" * prototypes
+    body = "rows_flat = Conv <strides = [8, 8]> (image, w)\nrows = Reshape (rows_flat, rows_shape)\n" + text
+    body += "output1 = Slice (whole, start, end, middle)\n" * prototypes
+    body = body.replace("output1 =", "whole = Conv <strides = [4, 4]> (image, w2)\noutput1 =")
+    rng = np.random.default_rng(3)
+    constants = CONSTANTS | {
+        "w": rng.normal(0, 0.2, ((4 + CLASSES + width) * ANCHORS, 3, 8, 8)).astype(np.float32),
+        "rows_shape": np.array([1, 4 + CLASSES + width, ANCHORS]),
+        "parts": np.array([4, CLASSES, width]),
+        "wide_part": np.array([1, ROWS, width]),
+        "w2": rng.normal(0, 0.2, (width + 1, 3, 4, 4)).astype(np.float32),
+        "start": np.array([0]),
+        "end": np.array([width]),
+    }
+    text = f"(float[1,3,8,8] image) => ({outputs}) {{{body}}}"
+    return net(text, opset=17, **{name: value for name, value in constants.items() if name in text})
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_follow_their_boxes(net, run, part):
+    width, head = PARTS[part]
+    model, config = with_parts(net, width, part == "masks"), configuration(**head)
+    done = rewrite(model, Options(config))
+    assert done.config.head.decode == "boxes"
+    assert not {"TopK", "Mod", "GatherElements"} & {node.op_type for node in done.model.graph.node}
+    images = np.random.default_rng(1).uniform(0, 1, (1, 3, 8, 8)).astype(np.float32)
+    given = run(model, image=images)
+    rows = given["output0"][0]
+    rows = rows[rows[:, 4] > config.nms.score_threshold]
+    assert len(rows) > 2
+    found = Detector.running(done.model, done.config, "host")(images)
+    boxes, scores, classes = found.image(0)
+    np.testing.assert_array_equal(scores, rows[:, 4])
+    np.testing.assert_array_equal(classes, rows[:, 5].astype(int))
+    parts = found.image_parts(0)
+    if part == "masks":
+        np.testing.assert_array_equal(boxes, rows[:, :4])
+        np.testing.assert_array_equal(parts.mask_coefficients, rows[:, 6:])
+        np.testing.assert_array_equal(parts.prototypes, given["output1"][0])
+    elif part == "keypoints":
+        np.testing.assert_array_equal(parts.keypoints, rows[:, 6:].reshape(-1, 2, 3))
+    else:
+        np.testing.assert_allclose(parts.rotated_boxes, rows[:, [0, 1, 2, 3, 6]], atol=1e-5)
+
+
+def test_parts_that_do_not_follow_their_boxes_stay(net):
+    model = with_parts(net, 6, prototypes=False)
+    for node in model.graph.node:
+        if "part_of" in node.input:
+            node.input[1] = "first_part"
+    constant = onnx.numpy_helper.from_array(np.zeros((1, ROWS, 6), np.int64), "first_part")
+    model.graph.initializer.append(constant)
+    done = rewrite(model, Options(configuration(keypoints={"names": ["one", "two"]})))
+    assert done.config.head.decode == "detections"
+
+
 ANOTHER_CHOICE = {
     "anchors by the sum of their scores": (
         "best anchors",

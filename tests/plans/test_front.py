@@ -8,6 +8,7 @@ import pytest
 
 from trtdet.audit.neighbours import Joint
 from trtdet.errors import ConfigError
+from trtdet.evaluation.comparison import PartScore
 from trtdet.plans.front import TRIES, Score, Search, TradeOff, cheapest_within
 from trtdet.plans.optimiser import PrecisionChoice, Problem
 
@@ -26,6 +27,8 @@ class Images:
     errors: dict[str, float]
     wide: float = 0.5
     images: int = 50
+    part: float = 0.0
+    """Points that keypoints lose more than boxes; none without it."""
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
     @property
@@ -36,7 +39,10 @@ class Images:
         self.asked.append(names)
         lost = self.loss(sum(error for name, error in self.errors.items() if name not in names))
         reach = self.wide * lost
-        return Score(0.3 - lost, -lost, -lost - reach, -lost + reach, self.images)
+        score = Score(0.3 - lost, -lost, -lost - reach, -lost + reach, self.images)
+        further = lost + self.part / 100 * (lost > 0)
+        keypoints = PartScore(map=0.4, difference=-further, low=-further - reach, high=-further + reach)
+        return replace(score, parts={"keypoints": keypoints}) if self.part else score
 
 
 def search(
@@ -163,6 +169,26 @@ def test_how_many_images_would_show_a_cheaper_plan_is_said():
     least = min(50 * (3 * found.score.loss / (1.0 - found.score.loss)) ** 2 for found in near)
     assert done.needed == pytest.approx(least, abs=1)
     assert f"; {done.needed} images on each side would show it of a cheaper plan" in done.summary
+
+
+def test_a_bound_holds_for_what_loses_most():
+    (alone, _), (both, _) = (search(POWERS, linear(0.01)) for _ in range(2))
+    for images in (both.measure, both.report):
+        assert isinstance(images, Images)
+        images.part = 0.2
+    boxes, parts = (cheapest_within(each, 0.3) for each in (alone, both))
+    assert len(parts.chosen.names) > len(boxes.chosen.names) and parts.chosen.score.worst <= 0.3
+    table = parts.table().markdown()
+    assert "keypoints against FP32" in table and "keypoints on other images" in table
+    assert "keypoints" not in boxes.table().markdown()
+
+
+def test_an_error_names_what_loses_most():
+    asked, _ = search(POWERS, lambda error: 0.05 + error)
+    assert isinstance(asked.measure, Images)
+    asked.measure.part = 2.0
+    with pytest.raises(ConfigError, match=r"the best of \d, all, loses 7.00 of keypoints \(up to 9.50 at 90 %\)"):
+        cheapest_within(asked, 0.3)
 
 
 def test_a_bound_that_nothing_keeps_is_an_error_that_names_the_best():

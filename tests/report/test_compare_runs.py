@@ -11,6 +11,7 @@ from test_front_page import point, swept
 
 from trtdet.cli import main
 from trtdet.errors import ConfigError
+from trtdet.evaluation.comparison import PartScore
 from trtdet.experiments.experiment import Variant
 from trtdet.quantization import Entry, PrecisionPlan
 from trtdet.report import compare_runs, page
@@ -62,6 +63,16 @@ def test_variants_of_sweeps_differ_by_noise_or_more(tmp_path):
     assert verdicts == {"FP32": "equal", "INT8 minmax, near": "noise", "INT8 minmax, far": "more than noise"}
     assert found.verdict == ("1 of 3 variants differ by more than noise.", "In a alone: INT8 minmax, gone.")
     assert [column for column in found.variants.as_dicts()[0] if "MB" in column or "ms" in column] == []
+
+
+def test_parts_of_sweeps_differ_too(tmp_path):
+    pair = [
+        replace(row("v", -0.02), parts={"masks": PartScore(map=0.3, difference=x, low=x - 0.01, high=x + 0.01)})
+        for x in (-0.01, -0.05)
+    ]
+    found = compare_runs(*(sweep(tmp_path / name, one) for name, one in zip("ab", pair, strict=True)))
+    (line,) = found.variants.as_dicts()
+    assert (line["masks"], line["verdict"]) == ("-4.00 (± 1.41)", "more than noise")
 
 
 def test_latencies_of_sweeps_stand_beside_each_other(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from report_pages import Page
 
 from trtdet.errors import ConfigError
-from trtdet.evaluation.comparison import MaskScore
+from trtdet.evaluation.comparison import PartScore
 from trtdet.experiments.experiment import Experiment, Variant
 from trtdet.report import experiment_page
 
@@ -80,13 +80,34 @@ def test_every_point_is_drawn_with_its_facts_and_the_best_are_joined():
 
 
 def test_the_score_of_masks_stands_beside_that_of_boxes():
-    masks: MaskScore = {"map": 0.42, "difference": -0.001, "low": -0.003, "high": 0.002}
-    made = front(replace(POINTS[0], masks=masks), POINTS[4])
+    masks: PartScore = {"map": 0.42, "difference": -0.001, "low": -0.003, "high": 0.002}
+    made = front(replace(POINTS[0], parts={"masks": masks}), POINTS[4])
     header, _, *rows = made.markdown().splitlines()
     assert header.index("90 % interval") < header.index("masks against FP32") < header.index("predicted error")
     assert ["-0.10 (-0.30 .. +0.20)" in row for row in rows] == [True, False]
     tips = [tip for trace in Page(experiment_page(made)).traces for tip in trace["hovertext"]]
     assert ["<br>mask mAP 42.00, -0.10 (-0.30 .. +0.20)<br>" in tip for tip in tips] == [True, False]
+
+
+def test_a_variant_is_as_good_as_what_it_loses_most():
+    lost: PartScore = {"map": 0.3, "difference": -0.03, "low": -0.04, "high": -0.02}
+    equal: PartScore = {"map": 0.33, "difference": 0.0, "low": -0.01, "high": 0.01}
+    cheap, dear = (point("optimiser", ms, -0.001) for ms in (0.3, 0.4))
+    assert [variant.dominated_by for variant in front(cheap, dear).variants] == [None, 1]
+    made = front(replace(cheap, parts={"keypoints": lost}), replace(dear, parts={"keypoints": equal}))
+    assert [variant.dominated_by for variant in made.variants] == [None, None]
+    assert "keypoints against FP32" in made.markdown() and "-3.00 (-4.00 .. -2.00)" in made.markdown()
+    text = "".join(Page(experiment_page(made)).text)
+    assert "the cheapest INT8 variant without a significant loss is 2" in text
+    assert "-0.10 (-0.30 .. +0.10), keypoints -3.00 (-4.00 .. -2.00) to " in text
+
+
+def test_agreement_of_parts_stands_where_there_are_no_annotations():
+    agreement: PartScore = {"map": None, "difference": -0.03, "low": -0.04, "high": -0.02}
+    made = replace(front(replace(POINTS[0], parts={"rotated_boxes": agreement})), reference=None)
+    assert "rotated boxes against FP32" in made.markdown() and "rotated mAP" not in made.markdown()
+    (tip,) = (tip for trace in Page(experiment_page(made)).traces for tip in trace["hovertext"])
+    assert "<br>agreement of rotated boxes against 100 -3.00 (-4.00 .. -2.00)<br>" in tip
 
 
 @pytest.mark.parametrize("points", [POINTS[:1], (POINTS[4], POINTS[4]), (point("all FP16", 0.0, 0.0, 0.0),)])

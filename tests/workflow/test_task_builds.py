@@ -5,12 +5,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import cards
 import numpy as np
 import pytest
 import task_models
 
-from trtdet import build
+from benchmarks import cards
+from trtdet import build, prepare, sweep
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.data import CocoDataset
@@ -21,7 +21,8 @@ from trtdet.evaluation.comparison import compare
 from trtdet.evaluation.guessing import guess_config
 from trtdet.evaluation.resampling import Bootstrap
 from trtdet.evaluation.scoring import evaluate
-from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
+from trtdet.experiments.experiment import Experiment
+from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions, PrepareOptions, SweepOptions
 from trtdet.report import report, written
 from trtdet.runtime.detector import Detector
 from trtdet.runtime.pictures import infer
@@ -34,6 +35,12 @@ TASKS = list(PART)
 @pytest.fixture(scope="session")
 def pictures(once):
     return once("cards", lambda folder: cards.generate(folder, first=0, count=8))
+
+
+@pytest.fixture(scope="session")
+def others(once):
+    """Pictures that calibrate where ``pictures`` measure."""
+    return once("other-cards", lambda folder: cards.generate(folder, first=500, count=8)) / "images"
 
 
 def configured(folder: Path, task: str) -> tuple[Path, Config]:
@@ -114,6 +121,63 @@ def test_nms_in_the_graph_and_on_the_host_give_the_same(task, mode, pictures, tm
     assert int(first.num_dets[0, 0]) == count > 2
     for name, value in second.image_parts(0).items().items():
         np.testing.assert_allclose(first.image_parts(0).items()[name], value, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_a_grid_scores_the_parts_too(task, pictures, tmp_path):
+    model, config = configured(tmp_path, task)
+    plan = PlanOptions(val_images=pictures / "images", annotations=pictures / "annotations.json", int8_all=True)
+    calibration = CalibrationOptions(images=pictures / "images", check_input=False)
+    options = SweepOptions(calibration=calibration, plan=plan, efforts=("none",), backend="onnxruntime")
+    made = sweep(model, config, tmp_path / "sweep", options)
+    exact, rough = made.variants
+    assert list(exact.parts) == list(rough.parts) == [PART[task]]
+    assert exact.parts[PART[task]]["low"] is None and rough.parts[PART[task]]["low"] is not None
+    assert f"{PART[task].replace('_', ' ')} against FP32" in made.markdown()
+    again = sweep(model, config, tmp_path / "sweep", options)
+    assert again.variants == made.variants
+    assert Experiment.load(tmp_path / "sweep" / "experiment.json").variants[1].parts == rough.parts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("annotated", [True, False])
+@pytest.mark.parametrize("task", TASKS)
+def test_candidates_and_plans_are_judged_by_their_parts_too(task, annotated, pictures, others, tmp_path):
+    model, config = configured(tmp_path, task)
+    seen = {"val_images": pictures / "images", "annotations": pictures / "annotations.json"} if annotated else {}
+    images = CalibrationOptions(images=others, check_input=False, num_images=4)
+    asked = BuildOptions(effort="none", calibration=images, plan=PlanOptions(**seen))
+    folder = prepare(model, config, tmp_path / "p", PrepareOptions("tensorrt-10.3", asked, max_map_drop=100, points=0))
+    assert folder.content.bound.endswith(f", of boxes and of {PART[task].replace('_', ' ')}")
+    for candidate in folder.content.candidates:
+        (score,) = candidate.accuracy.parts.values()
+        assert list(candidate.accuracy.parts) == [PART[task]] and (score["map"] is not None) == annotated
+        assert score["low"] <= score["difference"] <= score["high"]
+        assert annotated or -1 <= score["difference"] <= 0
+    assert PART[task].replace("_", " ") in folder.table().markdown()
+
+    limits = {"max_map_drop": 60.0} if annotated else {"max_disagreement": 100.0}
+    plan = PlanOptions(**{"val_images": pictures / "images", **seen, **limits}, int8_all=True)
+    asked = BuildOptions(effort="none", calibration=images, plan=plan, backend="onnxruntime")
+    bundle = build(model, config, tmp_path / "b", asked).bundle
+    trade_off = json.loads(bundle.file("tradeoff.json").read_text())
+    assert [list(one["score"]["parts"]) for one in trade_off["candidates"]] == [[PART[task]]] * len(
+        trade_off["candidates"]
+    )
+
+
+@pytest.mark.slow
+def test_the_verdict_of_a_build_is_of_the_parts_too(pictures, others, tmp_path):
+    model, config = configured(tmp_path, "pose")
+    seen = {"val_images": pictures / "images", "annotations": pictures / "annotations.json"}
+    calibration = CalibrationOptions(images=others, check_input=False)
+    asked = BuildOptions(effort="none", calibration=calibration, plan=PlanOptions(**seen), backend="onnxruntime")
+    done = build(model, config, tmp_path / "b", asked)
+    assert done.worth is not None and [one.of for one in done.worth.parts] == ["keypoints"]
+    assert ", keypoint mAP " in str(done.worth)
+    assert done.worth.as_dict()["comparison"]["keypoints"]["difference"] == done.worth.parts[0].difference
+    assert "; keypoint mAP against " in written(report([done.bundle.path]), "md").decode()
 
 
 @pytest.mark.slow

@@ -25,8 +25,9 @@ from trtdet.bundle import Bundle, BundleWriter, GuardPart, Manifest, Quantizatio
 from trtdet.config import NmsMode
 from trtdet.data import CocoDataset, ImageCache
 from trtdet.errors import TrtdetWarning
-from trtdet.evaluation.comparison import Comparison, compare
+from trtdet.evaluation.comparison import Comparison, compare, spread_text
 from trtdet.evaluation.confidence import apart_from
+from trtdet.evaluation.parts import NAMES
 from trtdet.evaluation.scoring import evaluate
 from trtdet.files import writing
 from trtdet.files.atomic import Temporary, remove
@@ -124,6 +125,7 @@ class Worth:
     against: str  # the other precision, ``fp16`` or ``fp32``
     run_info: RunInfo | None = None  # machine of the runs; None if nothing was run
     comparison: Comparison | None = None  # difference of mAP; None without annotated images
+    parts: tuple[Comparison, ...] = ()  # the same of masks, keypoints and rotated boxes
     batch: int = 1
     latency: Ratio | None = None  # of INT8 divided by the other's, below 1 is faster; None if engines cannot run here
     unmeasured: str = ""  # reason for a missing latency, else empty
@@ -138,9 +140,8 @@ class Worth:
         other, ratio, estimate = self.against.upper(), self.latency, self.estimate
         accuracy = "mAP not measured (give --val-images and --annotations)"
         if self.comparison is not None:
-            measured = (self.comparison.difference, self.comparison.low, self.comparison.high)
-            difference, low, high = (100 * share for share in measured)
-            accuracy = f"mAP {difference:+.2f} ({low:+.2f} .. {high:+.2f})"
+            measured = [f"{NAMES[one.of]} {spread_text(one.score)}" for one in (self.comparison, *self.parts)]
+            accuracy = ", ".join(measured)
         if ratio is None:
             sentences = [f"INT8 against {other}: {accuracy}, latency not measured, as {self.unmeasured}"]
         else:
@@ -219,14 +220,16 @@ class Worth:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        plain = asdict(replace(self, comparison=None, estimate=None, guard=None))
+        plain = asdict(replace(self, comparison=None, parts=(), estimate=None, guard=None))
         del plain["run_info"]
         return {
             **plain,
             "said": str(self),
             "advice": self.advice,
             "ran_on": str(self.run_info) if self.run_info is not None else None,
-            "comparison": self.comparison.as_dict() if self.comparison is not None else None,
+            "comparison": None
+            if self.comparison is None
+            else self.comparison.as_dict() | {one.of: one.as_dict() for one in self.parts},
             "speedup": self.speedup,
             "estimate": self.estimate.as_dict() if self.estimate is not None else None,
             "guard": self.guard.model_dump() if self.guard is not None else None,
@@ -286,8 +289,9 @@ def compare_with_fp16(
                 for path, stage in ((bundle.path, "mAP with INT8"), (other.path, "mAP without INT8"))
             )
             comparison = compare(int8_score, other_score)
+            parts = tuple(compare(int8_score, other_score, of=part) for part in int8_score.scored_parts)
             ran_on = worth.run_info or comparison.reference.run_info
-            worth = replace(worth, against=other.manifest.shipped, run_info=ran_on, comparison=comparison)
+            worth = replace(worth, against=other.manifest.shipped, run_info=ran_on, comparison=comparison, parts=parts)
         if options.least_speedup is not None:
             worth = worth.guarded(options.least_speedup)
         elif estimated and worth.speedup is not None and worth.speedup < 1:

@@ -22,8 +22,8 @@ from trtdet.building.graph import PlacedGraph
 from trtdet.bundle import Bundle
 from trtdet.data import CocoDataset, ImageCache
 from trtdet.errors import ConfigError, DataError, TrtdetError, TrtdetWarning
-from trtdet.evaluation.agreement import agree
-from trtdet.evaluation.comparison import compare
+from trtdet.evaluation.agreement import agree, part_agreements
+from trtdet.evaluation.comparison import compare, part_scores
 from trtdet.evaluation.confidence import halves
 from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.options import BuildOptions, PlanOptions, spelled
@@ -276,18 +276,32 @@ def score_against(
     error: type[TrtdetError] = DataError,
     subject: str = "accuracy cannot be measured by agreement",
 ) -> Score:
-    """A network's score against the float model's on the same images: mAP, or else the agreement.
+    """A network's score against the float model's on the same images, of boxes and parts: mAP, or else the agreement.
 
     Raises ``error``, which names the ``subject``, if the float model detects too little for an agreement.
     """
     if by_map:
         gap = compare(evaluation, reference)
-        return Score(evaluation.result.map, difference=gap.difference, low=gap.low, high=gap.high, images=gap.images)
+        return Score(
+            evaluation.result.map,
+            difference=gap.difference,
+            low=gap.low,
+            high=gap.high,
+            images=gap.images,
+            parts=part_scores(evaluation, reference),
+        )
     found = agree(evaluation, reference)
     if found.ap is None or found.low is None or found.high is None:
         raise error(f"{subject}: {found.problem}")
-    low, high = found.low - 1, found.high - 1
-    return Score(None, difference=found.ap - 1, low=low, high=high, images=found.images, agreement=found.ap)
+    return Score(
+        None,
+        difference=found.ap - 1,
+        low=found.low - 1,
+        high=found.high - 1,
+        images=found.images,
+        agreement=found.ap,
+        parts=part_agreements(evaluation, reference),
+    )
 
 
 class PlanScorer:

@@ -282,13 +282,30 @@ class GuardPart(_Part):
     reason: str
 
 
+class PartAccuracy(_Part):
+    """Accuracy of masks, keypoints or rotated boxes of a candidate, as :class:`CandidatePart` has that of boxes.
+
+    ``map`` is null without annotated images.
+    """
+
+    map: float | None
+    difference: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """The difference with its interval, in points (hundredths)."""
+        return f"{100 * self.difference:+.2f} ({100 * self.low:+.2f} .. {100 * self.high:+.2f})"
+
+
 class CandidatePart(_Part):
     """A network that was considered for the engine, see :mod:`trtdet.candidates`.
 
     ``map`` is the network's mAP, 0..1, and ``difference`` its distance to the float model's, with the 90 % interval
-    ``low`` to ``high``; without annotated images they are of the agreement with the float model. ``ms`` is the median
-    time of a run, and ``ratio`` its time divided by that of FP16, with its interval. ``problem`` says why it was not
-    built or not shipped; empty if it could be.
+    ``low`` to ``high``; without annotated images they are of the agreement with the float model. ``parts`` has the same
+    of masks, keypoints and rotated boxes, where the detector gives them. ``ms`` is the median time of a run, and
+    ``ratio`` its time divided by that of FP16, with its interval. ``problem`` says why it was not built or not shipped;
+    empty if it could be.
     """
 
     name: str
@@ -300,6 +317,7 @@ class CandidatePart(_Part):
     low: float
     high: float
     images: int
+    parts: dict[Literal["masks", "keypoints", "rotated_boxes"], PartAccuracy] = {}
     ms: float | None = None
     ratio: float | None = None
     ratio_low: float | None = None

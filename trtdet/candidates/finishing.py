@@ -32,6 +32,7 @@ from trtdet.bundle import MANIFEST, Bundle, BundleWriter, CandidatePart, Manifes
 from trtdet.calibration import cache
 from trtdet.candidates.folder import Candidate, PreparedFolder
 from trtdet.errors import BackendError, TrtdetWarning
+from trtdet.evaluation.comparison import least_difference
 from trtdet.options import FinishOptions
 from trtdet.performance import BenchOptions, Target, measure
 from trtdet.performance.results import ROUNDS, Ratio
@@ -59,11 +60,13 @@ class Finished:
 def times_table(candidates: Sequence[CandidatePart]) -> Table:
     """The candidates of a finished bundle with their times, the shipped one marked."""
     how = next((part.how for part in candidates if part.how), None)
+    parts = candidates[0].parts
     columns = (
         Column("candidate", align="left"),
         Column("multiply-adds in INT8", ".0%"),
         Column("against FP32", "+.2f"),
         Column("90 % interval", align="right"),
+        *(Column(f"{of.replace('_', ' ')} against FP32", align="right") for of in parts),
         Column(f"ms {how or ''}".strip(), ".3f"),
         Column("of FP16's time", ".3f"),
         Column("90 % interval", align="right"),
@@ -75,6 +78,7 @@ def times_table(candidates: Sequence[CandidatePart]) -> Table:
             part.int8_share,
             100 * part.difference,
             f"{100 * part.low:+.2f} .. {100 * part.high:+.2f}",
+            *(str(part.parts[of]) for of in parts),
             part.ms,
             part.ratio,
             "" if part.ratio_low is None else f"{part.ratio_low:.3f} .. {part.ratio_high:.3f}",
@@ -120,8 +124,8 @@ def finish(
     """Builds the candidates that may ship, times them side by side, and writes a bundle with the fastest.
 
     FP16 and the default plan are built first. Candidates within 2 % of the fastest, which the measurement cannot tell
-    apart, count as equally fast; of these, the most accurate ships. Where no GPU runs the engines, times
-    are estimates for a GPU.
+    apart, count as equally fast; of these, the most accurate ships, by boxes or the part that lost most. Where no GPU
+    runs the engines, times are estimates for a GPU.
 
     Args:
         prepared: the folder that ``trtdet prepare`` wrote.
@@ -278,7 +282,7 @@ def _choice(entrants: list[_Entrant], times: _Times, least: float | None) -> tup
         equal = [
             name for name, ratio in ratios.items() if ratio.low <= first.high and ratio.value <= _EQUAL * first.value
         ]
-    best = max(equal, key=lambda name: by_name[name].candidate.accuracy.difference)
+    best = max(equal, key=lambda name: least_difference(by_name[name].candidate.accuracy))
     if least is not None and times.baseline == FP16 and ratios[best].value > 1 / least:
         gain = f"the fastest other takes {ratios[best].value:.3f} of its time, and {least:g} times as fast is asked for"
         return by_name[FP16], f"'{FP16}' ships: {gain}"

@@ -22,11 +22,13 @@ from pydantic import TypeAdapter
 
 from trtdet.bundle import MANIFEST, Manifest
 from trtdet.errors import BundleError
+from trtdet.evaluation.comparison import PartScore, each_score, spread_text
+from trtdet.evaluation.parts import Of
 from trtdet.files import sha256_file
 from trtdet.files.documents import DocumentError, read_document
 from trtdet.options.fields import Precision
 from trtdet.quantization import WeightForm
-from trtdet.tables import Column, Table
+from trtdet.tables import Cell, Column, Table
 
 PREPARED = "prepared.json"
 WEIGHTS = "weights.bin"
@@ -43,7 +45,8 @@ class Accuracy:
     """Accuracy of a network on images that neither calibrated it nor chose its plan.
 
     ``figure``: ``map`` for COCO mAP 0.50:0.95; ``agreement`` for the average precision against the float model's
-    detections, without annotations. ``low``, ``high``: 90 % interval of ``difference``.
+    detections, without annotations. ``low``, ``high``: 90 % interval of ``difference``. ``parts``: the same of masks,
+    keypoints and rotated boxes.
     """
 
     figure: Literal["map", "agreement"]
@@ -52,9 +55,11 @@ class Accuracy:
     low: float
     high: float
     images: int  # number of images
+    parts: dict[Of, PartScore] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{100 * self.difference:+.2f} ({100 * self.low:+.2f} .. {100 * self.high:+.2f})"
+        """The boxes' difference with its interval, in points (hundredths)."""
+        return spread_text(each_score(self)["boxes"])
 
 
 @dataclass(frozen=True)
@@ -174,21 +179,23 @@ class PreparedFolder:
 
 def candidates_table(candidates: tuple[Candidate, ...]) -> Table:
     """The candidates, and whether each may ship."""
-    figure = "mAP" if candidates[0].accuracy.figure == "map" else "agreement"
+    figure, parts = "mAP" if candidates[0].accuracy.figure == "map" else "agreement", candidates[0].accuracy.parts
     columns = (
         Column("candidate", align="left"),
         Column("multiply-adds in INT8", ".0%"),
         Column(figure, ".2f"),
         Column("against FP32 (90 % interval)", align="right"),
+        *(Column(of.replace("_", " "), align="right") for of in parts),
         Column("network", align="left"),
         Column("", align="left"),
     )
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         (
             one.name,
             one.int8_share,
             100 * one.accuracy.value,
             str(one.accuracy),
+            *(spread_text(one.accuracy.parts[of]) for of in parts),
             one.title,
             f"may not ship: {one.refused}" if one.refused else "",
         )

@@ -40,6 +40,8 @@ from trtdet.candidates.folder import (
 from trtdet.candidates.readme import readme
 from trtdet.config import Config
 from trtdet.errors import ConfigError, ModelError
+from trtdet.evaluation.comparison import PartScore, each_score
+from trtdet.evaluation.parts import Of
 from trtdet.evaluation.plausibility import Plausibility
 from trtdet.experiments.search import measuring_images, plan_with, titled_plans
 from trtdet.files import FolderWriter
@@ -242,8 +244,17 @@ class Preparing:
             evaluation = measure(draft.scored, stage=f"measuring {draft.name}")
             score = score_against(evaluation, reference, dataset.annotated)
             assert score.value is not None, "a score has mAP or agreement"
-            bounds = {"difference": score.difference, "low": score.low, "high": score.high}
-            accuracies.append(Accuracy(figure, score.value, **bounds, images=len(dataset.images)))
+            accuracies.append(
+                Accuracy(
+                    figure,
+                    score.value,
+                    difference=score.difference,
+                    low=score.low,
+                    high=score.high,
+                    images=len(dataset.images),
+                    parts=dict(score.parts),
+                )
+            )
         return accuracies
 
     def candidate(self, draft: _Draft, accuracy: Accuracy, refused: str) -> Candidate:
@@ -264,7 +275,10 @@ class Preparing:
 
 
 def _bound(drafts: list[_Draft], scores: list[Accuracy], limit: float | None) -> tuple[str, list[str]]:
-    """Which candidates may ship, in words, and for each the reason why it may not. FP16 always may."""
+    """Which candidates may ship, in words, and for each the reason why it may not. FP16 always may.
+
+    The bound holds for boxes and for each part.
+    """
     annotated = scores[0].figure == "map"
     # Without a candidate of this name the default plan is FP16, which is the first.
     default = next((score for draft, score in zip(drafts, scores, strict=True) if draft.name == "default"), scores[0])
@@ -276,22 +290,30 @@ def _bound(drafts: list[_Draft], scores: list[Accuracy], limit: float | None) ->
         bound = f"no loss of mAP that {scores[0].images} images show, and at most {_USUAL_DROP} points"
     else:
         bound = f"an agreement at most {_USUAL_DROP} points below that of the default plan"
+    parts = list(scores[0].parts)
+    if parts:
+        bound += f", of boxes and of {' and of '.join(of.replace('_', ' ') for of in parts)}"
+    usual = each_score(default)
 
-    def refusal(draft: _Draft, score: Accuracy) -> str:
-        if draft.name == "fp16":
-            return ""
-        loss = -100 * score.difference
+    def reason(of: Of, score: PartScore) -> str:
+        what = f" of {of.replace('_', ' ')}" if parts else ""
+        low, high = score["low"], score["high"]
+        assert low is not None and high is not None, "a candidate is compared with the float model"
+        loss, worst = -100 * score["difference"], -100 * low
         if limit is not None:
-            worst = -100 * score.low
-            return f"loses up to {worst:.2f} points, over {limit:g}" if worst > limit else ""
+            return f"loses up to {worst:.2f} points{what}, over {limit:g}" if worst > limit else ""
         if not annotated:
-            below = 100 * (default.value - score.value)
-            return f"agrees {below:.2f} points less than the default plan" if below > drop else ""
+            below = 100 * (usual[of]["difference"] - score["difference"])
+            return f"agrees {below:.2f} points less than the default plan{what}" if below > drop else ""
         if loss > drop:
-            return f"loses {loss:.2f} points, over {drop:g}"
-        return f"loses {loss:.2f} points, which the images show" if score.high < 0 else ""
+            return f"loses {loss:.2f} points{what}, over {drop:g}"
+        return f"loses {loss:.2f} points{what}, which the images show" if high < 0 else ""
 
-    return bound, [refusal(draft, score) for draft, score in zip(drafts, scores, strict=True)]
+    refusals = []
+    for draft, score in zip(drafts, scores, strict=True):
+        reasons = [] if draft.name == "fp16" else [reason(of, each) for of, each in each_score(score).items()]
+        refusals.append("; ".join(filter(None, reasons)))
+    return bound, refusals
 
 
 def _bundle_files(draft: _Draft, seen: Plausibility | None) -> Iterator[tuple[str, bytes]]:

@@ -87,9 +87,10 @@ def _compare(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _paired(options: Namespace, console: Console) -> str:
-    """Evaluates both on the same images; returns a sentence on the difference, and on whether it is noise."""
+    """Evaluates both on the same images; returns a sentence on each difference, and on whether it is noise."""
     from trtdet.data import CocoDataset, ImageCache
     from trtdet.evaluation.comparison import compare, open_pair
+    from trtdet.evaluation.parts import NAMES, Of
     from trtdet.evaluation.scoring import evaluate
 
     pair, cache = open_pair(options.second, options.first), ImageCache()
@@ -97,13 +98,18 @@ def _paired(options: Namespace, console: Console) -> str:
     second, first = (
         evaluate(detector, dataset, partial(console.progress, "evaluating"), cache=cache) for detector in pair
     )
-    comparison = compare(second, first, progress=partial(console.progress, "resampling"))
-    noise = "which is noise" if comparison.low <= 0 <= comparison.high else "which is more than noise"
-    return (
-        f"mAP {100 * first.result.map:.2f} -> {100 * second.result.map:.2f}: {100 * comparison.difference:+.2f} "
-        f"(90 % interval {100 * comparison.low:+.2f} .. {100 * comparison.high:+.2f}, paired bootstrap over "
-        f"{comparison.images} images), {noise}."
-    )
+    scored: tuple[Of, ...] = ("boxes", *(part for part in second.scored_parts if part in first.scored_parts))
+    sentences = []
+    for of in scored:
+        comparison = compare(second, first, progress=partial(console.progress, "resampling"), of=of)
+        noise = "which is noise" if comparison.low <= 0 <= comparison.high else "which is more than noise"
+        before, after = (100 * each.score_of(of).map for each in (first, second))
+        sentences.append(
+            f"{NAMES[of]} {before:.2f} -> {after:.2f}: {100 * comparison.difference:+.2f} (90 % interval "
+            f"{100 * comparison.low:+.2f} .. {100 * comparison.high:+.2f}, paired bootstrap over {comparison.images} "
+            f"images), {noise}."
+        )
+    return " ".join(sentences)
 
 
 def _package_options(parser: ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from trtdet.data import GroundTruth
 from trtdet.detection.masks import areas
 from trtdet.detection.rotated import corners
 from trtdet.errors import ConfigError, DataError
-from trtdet.evaluation.comparison import check_classes, check_pair, check_score, warn_of_thresholds
+from trtdet.evaluation.comparison import PartScore, check_classes, check_pair, check_score, warn_of_thresholds
 from trtdet.evaluation.matching import IOU_THRESHOLDS, pooled
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.parts import NAMES, FoundParts, Of
@@ -128,6 +128,21 @@ def agreeing_parts(evaluation: Evaluation, reference: Evaluation) -> tuple[Of, .
     both = (evaluation.metric, reference.metric)
     found = [parts for metric in both for parts in metric.parts.values()]
     return tuple(of for of in NAMES if of != "boxes" and found and all(parts.has(of) for parts in found))
+
+
+def part_agreements(evaluation: Evaluation, reference: Evaluation) -> dict[Of, PartScore]:
+    """The agreement of each part that both have, with a reference on the same images.
+
+    Raises:
+        ConfigError, DataError: as :func:`agreement_of`; DataError if the reference has too little of a part.
+    """
+    scores: dict[Of, PartScore] = {}
+    for of in agreeing_parts(evaluation, reference):
+        part = agree(evaluation, reference, of=of)
+        if part.ap is None or part.low is None or part.high is None:
+            raise DataError(f"the agreement of {of.replace('_', ' ')} cannot be measured: {part.problem}")
+        scores[of] = PartScore(map=None, difference=part.ap - 1, low=part.low - 1, high=part.high - 1)
+    return scores
 
 
 def agreement_of(

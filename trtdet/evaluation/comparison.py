@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,12 @@ class Comparison:
             f"paired bootstrap over {self.images} images, {self.bootstrap.resamples} resamples): {self.verdict}"
         )
 
+    @property
+    def score(self) -> PartScore:
+        """The difference with its interval; ``map`` is the evaluation's."""
+        score = self.reference.score_of(self.of).map + self.difference
+        return PartScore(map=score, difference=self.difference, low=self.low, high=self.high)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         scores = self.reference.score_of(self.of)
@@ -101,26 +107,74 @@ class Comparison:
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class MaskScore(TypedDict):
-    """Mask score in a row of variants: mAP and differences as fractions; a reference has no ``low`` and ``high``."""
+class PartScore(TypedDict):
+    """Score of boxes or a part against a reference on the same images, as fractions.
 
-    map: Finite
+    ``map`` is None and ``difference`` the agreement minus 1 without annotations; the reference itself has no ``low``
+    and ``high``.
+    """
+
+    map: Finite | None
     difference: Finite
     low: Finite | None
     high: Finite | None
 
 
-def mask_score(evaluation: Evaluation, reference: Evaluation | None) -> MaskScore | None:
-    """The mask score against a reference on the same images; None if detector or annotations have no masks.
+class PartScored(Protocol):
+    """What has a score of boxes, as the fields of :class:`PartScore`, and those of the ``parts``."""
+
+    @property
+    def difference(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def parts(self) -> Mapping[Of, PartScore]: ...
+
+
+def part_scores(evaluation: Evaluation, reference: Evaluation | None) -> dict[Of, PartScore]:
+    """The mAP of each part against a reference on the same images; a part without a score is left out.
 
     Without a reference, the evaluation is the reference. Raises ConfigError, DataError as :func:`compare`.
     """
-    if evaluation.masks is None:
-        return None
-    if reference is None:
-        return {"map": evaluation.masks.map, "difference": 0.0, "low": None, "high": None}
-    loss = compare(evaluation, reference, of="masks")
-    return {"map": evaluation.masks.map, "difference": loss.difference, "low": loss.low, "high": loss.high}
+    scores: dict[Of, PartScore] = {}
+    for of in evaluation.scored_parts:
+        score = evaluation.score_of(of).map
+        if reference is None:
+            scores[of] = PartScore(map=score, difference=0.0, low=None, high=None)
+        else:
+            scores[of] = {**compare(evaluation, reference, of=of).score, "map": score}
+    return scores
+
+
+def each_score(scored: PartScored) -> dict[Of, PartScore]:
+    """The differences of boxes and of the parts."""
+    boxes = PartScore(map=None, difference=scored.difference, low=scored.low, high=scored.high)
+    return {"boxes": boxes, **scored.parts}
+
+
+def decisive(scored: PartScored) -> tuple[Of, PartScore]:
+    """Boxes or the part that may have lost most, with the lowest ``low``, and its score."""
+
+    def worst(pair: tuple[Of, PartScore]) -> float:
+        low = pair[1]["low"]
+        return pair[1]["difference"] if low is None else low
+
+    return min(each_score(scored).items(), key=worst)
+
+
+def least_difference(scored: PartScored) -> float:
+    """Difference of boxes or of a part, whichever lost most."""
+    return min(score["difference"] for score in each_score(scored).values())
+
+
+def spread_text(score: PartScore) -> str:
+    """The difference with its interval in points (hundredths); empty for the reference itself."""
+    if score["low"] is None or score["high"] is None:
+        return ""
+    difference, low, high = (100 * value for value in (score["difference"], score["low"], score["high"]))
+    return f"{difference:+.2f} ({low:+.2f} .. {high:+.2f})"
 
 
 def open_pair(

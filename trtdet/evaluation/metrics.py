@@ -60,6 +60,9 @@ _STATS = {
 }
 """The evaluators' ``stats`` in their order, by field of CocoResult: the printed title, IoU, area and limit."""
 
+_SAVED = ("boxes", "scores", "classes")
+"""Arrays of saved detections, in the order of :data:`Found`."""
+
 _MODULES: dict[Engine, str] = {"faster-coco-eval": "faster_coco_eval", "pycocotools": "pycocotools"}
 
 
@@ -205,26 +208,53 @@ class CocoMetric:
         return self
 
     def save(self, path: Path) -> None:
-        """Writes the detections, without masks, as a compressed ``.npz`` that :meth:`load` reads: ``ids`` (I,) and
-        ``counts`` (I,) of the images, and of all images one after another ``boxes`` (N, 4) as x1 y1 x2 y2 in pixels,
-        ``scores`` (N,) and ``classes`` (N,). Raises DataError if no image was given."""
+        """Writes the detections as a compressed ``.npz`` that :meth:`load` reads: ``ids`` (I,) and ``counts`` (I,) of
+        the images, and of all images one after another ``boxes`` (N, 4) as x1 y1 x2 y2 in pixels, ``scores`` (N,) and
+        ``classes`` (N,).
+
+        Parts that all images have follow: ``keypoints`` (N, P, 3) with the ``sigmas`` (P,); ``rotated_boxes`` (N, 5);
+        of masks the characters of all run lengths as uint8 ``masks``, their ``mask_ends`` (N,) there, and their
+        ``mask_sizes`` (N, 2), height and width. Raises DataError if no image was given.
+        """
         ids = self._scored()
-        boxes, scores, classes = (
-            np.concatenate(parts) for parts in zip(*(self.detections[one] for one in ids), strict=True)
-        )
+        values = (np.concatenate(each) for each in zip(*(self.detections[one] for one in ids), strict=True))
+        content: dict[str, Any] = dict(zip(_SAVED, values, strict=True))
+        parts = [self.parts[one] for one in ids]
+        points, rotated = ([getattr(one, name) for one in parts] for name in ("keypoints", "rotated_boxes"))
+        if all(one is not None for one in points):
+            content |= {"keypoints": np.concatenate(points), "sigmas": np.array(self.sigmas, np.float64)}
+        if all(one is not None for one in rotated):
+            content["rotated_boxes"] = np.concatenate(rotated)
+        if all(one.masks is not None for one in parts):
+            masks = [mask for one in parts for mask in one.masks or ()]
+            texts = [mask["counts"].encode() for mask in masks]
+            content["masks"] = np.frombuffer(b"".join(texts), np.uint8)
+            content["mask_ends"] = np.cumsum([len(text) for text in texts], dtype=np.int64)
+            content["mask_sizes"] = np.array([mask["size"] for mask in masks], np.int64).reshape(-1, 2)
         counts = [len(self.detections[one][1]) for one in ids]
         with path.open("wb") as stream:
-            np.savez_compressed(stream, ids=ids, counts=counts, boxes=boxes, scores=scores, classes=classes)
+            np.savez_compressed(stream, ids=ids, counts=counts, **content)
 
     @classmethod
     def load(cls, path: Path, dataset: CocoDataset) -> CocoMetric:
         """The detections of :meth:`save` on images of ``dataset``; errors as in :meth:`update`."""
-        metric = cls(dataset)
-        with np.load(path, allow_pickle=False) as found:
-            ends = np.cumsum(found["counts"])[:-1]
-            parts = (np.split(found[name], ends) for name in ("boxes", "scores", "classes"))
-            for image_id, *detections in zip(found["ids"].tolist(), *parts, strict=True):
-                metric.update(image_id, *detections)
+        with np.load(path, allow_pickle=False) as file:
+            saved = {name: file[name] for name in file.files}
+        metric = cls(dataset, sigmas=saved["sigmas"].tolist() if "sigmas" in saved else ())
+        masks: list[dict[str, Any]] | None = None
+        if "masks" in saved:
+            texts = [text.tobytes().decode() for text in np.split(saved["masks"], saved["mask_ends"])]
+            pairs = zip(saved["mask_sizes"].tolist(), texts[:-1], strict=True)
+            masks = [{"size": size, "counts": text} for size, text in pairs]
+        ends = np.cumsum(saved["counts"])
+        for image_id, start, end in zip(saved["ids"].tolist(), ends - saved["counts"], ends, strict=True):
+            boxes, scores, classes = (saved[name][start:end] for name in _SAVED)
+            parts = FoundParts(
+                None if masks is None else masks[start:end],
+                keypoints=saved["keypoints"][start:end] if "keypoints" in saved else None,
+                rotated_boxes=saved["rotated_boxes"][start:end] if "rotated_boxes" in saved else None,
+            )
+            metric.update(image_id, boxes, scores, classes=classes, parts=parts)
         return metric
 
     def of(self, dataset: CocoDataset) -> CocoMetric:

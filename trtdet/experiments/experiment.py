@@ -13,7 +13,8 @@ from typing_extensions import TypedDict
 
 from trtdet.audit.roofline import TIME_WITHIN
 from trtdet.building.variants import EXPERIMENT, Overrides
-from trtdet.evaluation.comparison import Finite, MaskScore
+from trtdet.evaluation.comparison import Finite, PartScore, each_score, least_difference, spread_text
+from trtdet.evaluation.parts import NAMES, Of
 from trtdet.files import write_atomically
 from trtdet.files.documents import read_result
 from trtdet.options import BuildOptions, Objective
@@ -57,7 +58,7 @@ class Variant:
         latency_ms: measured; per image if the objective is throughput; None if no engine ran.
         device: GPU that ran the engine.
         seconds: build time of a grid's engine.
-        masks: mask score; None if the detector or the annotations have no masks.
+        parts: scores of masks, keypoints and rotated boxes, where detector and annotations have them.
         tf32: the engine has float32 convolutions, which may run in TF32.
         proposals: of a two-stage detector, if their number is an axis.
         same_as: title of an earlier variant with the same network, whose score is reused.
@@ -66,7 +67,8 @@ class Variant:
         estimated: milliseconds on the experiment's GPU; None if no engine lists its layers.
         number: in the experiment, from 1.
         dominated_by: number of the cheapest better variant. Better means no worse in accuracy and cost and better in
-            one; or cheaper, with no larger predicted error and an accuracy not below the interval.
+            one; or cheaper, with no larger predicted error and an accuracy not below the interval. Accuracy is that of
+            boxes or of the part that lost most.
     """
 
     name: str
@@ -86,7 +88,7 @@ class Variant:
     latency_ms: Finite | None = None
     device: str | None = None
     seconds: Finite | None = None
-    masks: MaskScore | None = None
+    parts: dict[Of, PartScore] = field(default_factory=dict)
     tf32: bool = False
     proposals: Proposals | None = None
     same_as: str = ""
@@ -104,14 +106,12 @@ class Variant:
     @property
     def interval(self) -> str:
         """Interval of the difference, in points (hundredths); empty for the float model itself."""
-        return interval(self.low, self.high)
+        return "" if self.low is None or self.high is None else f"{100 * self.low:+.2f} .. {100 * self.high:+.2f}"
 
     @property
-    def mask_difference(self) -> str:
-        """Difference of mask mAP with its 90 % interval, in points (hundredths); empty without masks."""
-        if self.masks is None or self.masks["low"] is None:
-            return ""
-        return f"{100 * self.masks['difference']:+.2f} ({interval(self.masks['low'], self.masks['high'])})"
+    def least(self) -> float:
+        """Difference of boxes or of a part, whichever lost most."""
+        return least_difference(self)
 
     def row(self) -> dict[str, Any]:
         """Plain values for ``rows.jsonl``."""
@@ -119,9 +119,20 @@ class Variant:
         return plain
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """An interval in points (hundredths)."""
-    return "" if low is None or high is None else f"{100 * low:+.2f} .. {100 * high:+.2f}"
+def _columns_of(of: Of) -> tuple[tuple[Column, Callable[[Variant], Cell]], ...]:
+    """Two columns of a part: its mAP, and the difference with its interval."""
+
+    def score(row: Variant) -> float | None:
+        value = row.parts[of]["map"] if of in row.parts else None
+        return None if value is None else 100 * value
+
+    def difference(row: Variant) -> str | None:
+        return spread_text(row.parts[of]) or None if of in row.parts else None
+
+    return (
+        (Column(NAMES[of], ".2f"), score),
+        (Column(f"{of.replace('_', ' ')} against FP32", align="right"), difference),
+    )
 
 
 @dataclass(frozen=True)
@@ -215,21 +226,23 @@ class Experiment:
         """A copy with ``number`` and ``dominated_by`` of every variant; a search is sorted by cost."""
         order = self.variants
         if self.kind == "tune":
-            order = tuple(
-                sorted(order, key=lambda variant: (self.cost(variant), -variant.difference, len(variant.kept)))
-            )
+            order = tuple(sorted(order, key=lambda variant: (self.cost(variant), -variant.least, len(variant.kept))))
         variants = [replace(variant, number=number) for number, variant in enumerate(order, 1)]
         by_cost = sorted(variants, key=self.cost)
 
         def dominates(other: Variant, variant: Variant) -> bool:
-            own, theirs = ((self.cost(each), -each.difference) for each in (variant, other))
+            own, theirs = ((self.cost(each), -each.least) for each in (variant, other))
             measured = theirs != own and theirs[0] <= own[0] and theirs[1] <= own[1]
             # A difference within the interval is no reason to pay more for a larger predicted error.
+            scores = each_score(other)
             predicted = (
-                None not in (variant.error, other.error, variant.low)
+                None not in (variant.error, other.error)
                 and theirs[0] < own[0]
                 and (other.error or 0.0) <= (variant.error or 0.0)
-                and other.difference >= (variant.low or 0.0)
+                and all(
+                    score["low"] is not None and of in scores and scores[of]["difference"] >= score["low"]
+                    for of, score in each_score(variant).items()
+                )
             )
             return measured or predicted
 
@@ -267,8 +280,7 @@ class Experiment:
             (Column("AP50", ".2f"), lambda row: None if row.map50 is None else 100 * row.map50),
             (Column(against, "+.2f"), lambda row: 100 * row.difference),
             (Column("90 % interval", align="right"), lambda row: row.interval or None),
-            (Column("mask mAP", ".2f"), lambda row: row.masks and 100 * row.masks["map"]),
-            (Column("masks against FP32", align="right"), lambda row: row.mask_difference or None),
+            *(column for of in dict.fromkeys(of for row in rows for of in row.parts) for column in _columns_of(of)),
             (Column("predicted error", ".3g"), lambda row: row.error),
             (Column(""), lambda row: f"dominated by {row.dominated_by}" if row.dominated_by else None),
         ]

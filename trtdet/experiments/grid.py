@@ -40,7 +40,7 @@ from trtdet.building.variants import Overrides, with_absolute_paths
 from trtdet.config import Config, NmsConfig, SiluForm
 from trtdet.data import CocoDataset, content_hash
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
-from trtdet.evaluation.comparison import compare, mask_score
+from trtdet.evaluation.comparison import compare, part_scores
 from trtdet.evaluation.scoring import Evaluation, evaluate_each, proposal_recall
 from trtdet.experiments.experiment import Experiment, Variant
 from trtdet.experiments.folder import (
@@ -433,7 +433,7 @@ class _Measuring:
                 difference=difference.difference if difference else 0.0,
                 low=difference.low if difference else None,
                 high=difference.high if difference else None,
-                masks=mask_score(evaluation, None if is_reference else reference),
+                parts=part_scores(evaluation, None if is_reference else reference),
                 build=self._build(group, network),
                 config=Overrides(nms=nms.model_dump(mode="json"), head=dict(grid.overrides(group.limits))),
                 **facts,

@@ -32,7 +32,6 @@ from trtdet.building.validation import check_tune, scored_images
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
 from trtdet.errors import DataError, TrtdetError, TrtdetWarning
-from trtdet.evaluation.comparison import mask_score
 from trtdet.evaluation.confidence import apart_from
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.experiments.experiment import Experiment, Variant
@@ -349,9 +348,9 @@ class _Measuring:
             evaluation = self._scored(network.model, stage)
         reference = self._reference
         score = score_against(evaluation, reference, self._dataset.annotated)
-        facts.update(difference=score.difference, low=score.low, high=score.high)
+        facts.update(difference=score.difference, low=score.low, high=score.high, parts=dict(score.parts))
         if self._dataset.annotated:
-            facts.update(map50=evaluation.result.map50, masks=mask_score(evaluation, reference))
+            facts.update(map50=evaluation.result.map50)
         return Variant(
             name=plan.name,
             titles=plan.titles,

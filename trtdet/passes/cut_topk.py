@@ -7,12 +7,15 @@ before the TopK. All boxes and scores become outputs, and the pass ``nms`` selec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from trtdet.config import HeadConfig
+from trtdet.detection.parts import PROTOTYPES
 from trtdet.passes.base import Options
 from trtdet.passes.exported import SIZES
 from trtdet.passes.walk import above, depends, maker, upstream
@@ -27,33 +30,53 @@ def cut(graph: gs.Graph, options: Options) -> Options:
     Two forms are cut if the configuration has no suppression:
 
     - rows (B, K, 6) of rule ``detections``, as Ultralytics exports YOLOv10, YOLO26 and RT-DETR (``Detect.postprocess``
-      in ultralytics/nn/modules/head.py): the best of all scores, or of those of the best anchors, which is the same;
+      in ultralytics/nn/modules/head.py): the best of all scores, or of those of the best anchors, which is the same.
+      Coefficients of masks, keypoints or the angle behind them are the third output then, and follow their boxes;
     - labels (B, K), boxes (B, K, 4) and scores (B, K), as RT-DETR, D-FINE and DEIM are exported
       (``RTDETRPostProcessor``). Their boxes are multiplied by the original image size, an input that is removed too.
     """
     config = options.config
     if config.nms.suppresses or config.head.decode not in ("boxes", "detections") or config.head.compute is not None:
         return options
-    if config.head.has_parts:  # whose rows were selected too
-        return options
     outputs = {tensor.name: tensor for tensor in graph.outputs}
     selected = [outputs[name] for name in config.head.outputs or outputs if name in outputs]
     best = None
-    joined = maker(selected[0], "Concat") if len(selected) == 1 and config.head.decode == "detections" else None
-    if joined is not None and len(joined.inputs) == 3:
-        best = _best(*joined.inputs)
-        # Rows of unknown shape stay: they can be read without a cut.
-        if best is not None and (best[0].shape is None or best[1].shape is None):
-            best = None
-    elif len(selected) == 3:
+    if len(selected) == 3 and not config.head.has_parts:
         best = _best_of_three(graph, selected)
-    if best is None or not _fit(best[0], best[1], len(config.classes)):
+    elif config.head.decode == "detections":
+        best = _best_of_rows(selected, config.head)
+    if best is None or not _fit(best.boxes, best.scores, len(config.classes)):
         return options
     head = {"decode": "boxes", "outputs": None, **_cut(graph, best, len(selected) == 3)}
     changed = config.model_copy(update={"head": config.head.model_copy(update=head)})
-    if best[2] is not None:
-        changed = changed.with_nms(max_detections=min(config.nms.max_detections, best[2]))
+    if best.limit is not None:
+        changed = changed.with_nms(max_detections=min(config.nms.max_detections, best.limit))
     return replace(options, config=changed)
+
+
+class _Best(NamedTuple):
+    """What a selection chooses from: boxes (B, N, 4), scores (B, N, C) and parts, and its K, None if computed."""
+
+    boxes: gs.Tensor
+    scores: gs.Tensor
+    limit: int | None
+    parts: tuple[gs.Tensor, ...] = ()
+
+
+def _best_of_rows(selected: list[gs.Variable], head: HeadConfig) -> _Best | None:
+    """Like :func:`_best`, for rows (B, K, 6 + E), whose last E columns are of one part, and the prototypes of masks."""
+    rows = [tensor for tensor in selected if len(tensor.shape or ()) == 3]
+    prototypes = [tensor for tensor in selected if len(tensor.shape or ()) == 4]
+    columns = [name for name in head.raw_parts if name != PROTOTYPES]
+    joined = maker(rows[0], "Concat") if (len(rows), len(prototypes)) == (1, int(head.masks)) else None
+    if joined is None or len(columns) > 1 or len(joined.inputs) != 3 + len(columns) or len(selected) > 1 + head.masks:
+        return None
+    box, score, label, *parts = joined.inputs
+    best = _best(box, score, label, parts=parts)
+    # Rows of unknown shape stay: they can be read without a cut.
+    if best is None or any(tensor.shape is None for tensor in (best.boxes, best.scores, *best.parts)):
+        return None
+    return best._replace(parts=(*best.parts, *prototypes))
 
 
 def cut_three(graph: gs.Graph) -> tuple[dict[str, Any], int | None] | None:
@@ -63,25 +86,25 @@ def cut_three(graph: gs.Graph) -> tuple[dict[str, Any], int | None] | None:
     best = _best_of_three(graph, selected) if len(selected) == 3 else None
     if best is None:
         return None
-    return {"decode": "boxes", **_cut(graph, best, three=True)}, best[2]
+    return {"decode": "boxes", **_cut(graph, best, three=True)}, best.limit
 
 
-def _cut(graph: gs.Graph, best: tuple[gs.Tensor, gs.Tensor, int | None], three: bool) -> dict[str, Any]:
-    """Makes boxes and scores the outputs, in place; returns keys of the head that follow."""
-    boxes, scores, _ = best
+def _cut(graph: gs.Graph, best: _Best, three: bool) -> dict[str, Any]:
+    """Makes boxes, scores and parts the outputs, in place; returns keys of the head that follow."""
+    boxes, scores = best.boxes, best.scores
     head: dict[str, Any] = {}
     if three:
         head = {"boxes": "xyxy", "units": "relative", "scores": "probabilities", "background": "none", "columns": None}
         if (sigmoid := maker(scores, "Sigmoid")) is not None:
             scores, head["scores"] = sigmoid.inputs[0], "logits"
-    for tensor in (boxes, scores):
+    graph.outputs = [boxes, scores, *best.parts]
+    for tensor in graph.outputs:
         tensor.dtype = tensor.dtype or np.float32
-    graph.outputs = [boxes, scores]
     graph.cleanup(remove_unused_graph_inputs=True)
     return head
 
 
-def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
+def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> _Best | None:
     """Like :func:`_best`, for labels, boxes and scores in any order; boxes before they are scaled to the image size."""
     boxes = [tensor for tensor in selected if len(tensor.shape or ()) == 3]
     flat = [tensor for tensor in selected if len(tensor.shape or ()) == 2]
@@ -89,7 +112,7 @@ def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Ten
     if (len(boxes), len(flat), len(labels)) != (1, 2, 1):
         return None
     best = _best(boxes[0], flat[1 - flat.index(labels[0])], labels[0])
-    scaling = None if best is None else maker(best[0], "Mul")
+    scaling = None if best is None else maker(best.boxes, "Mul")
     if best is None or scaling is None:
         return None
     sizes = [tensor for tensor in graph.inputs if len(tensor.shape or ()) == 2]
@@ -97,12 +120,12 @@ def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> tuple[gs.Ten
     for relative, factor in (scaling.inputs, scaling.inputs[::-1]):
         here, there = (any(depends(tensor, size) for size in sizes) for tensor in (relative, factor))
         if there and not here:
-            return relative, best[1], best[2]
+            return best._replace(boxes=relative)
     return None
 
 
-def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor, int | None] | None:
-    """Boxes (B, N, 4), scores (B, N, C) before the selection, and K or None if computed; None for other patterns."""
+def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor, parts: Sequence[gs.Tensor] = ()) -> _Best | None:
+    """Boxes, scores and parts before the selection; None for other patterns."""
     values = above(score, *_SAME_VALUES)
     best = maker(values, "TopK")
     if best is None or best.outputs[0] is not values or not best.attrs.get("largest", 1):
@@ -117,15 +140,22 @@ def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor) -> tuple[gs.Tens
             return None
     if not depends(label, places):
         return None
-    chosen = False
-    while (gather := maker(boxes, "GatherElements", "GatherND")) is not None:
-        chosen = chosen or depends(gather.inputs[1], places)
-        boxes = gather.inputs[0]
-    if not chosen:
+    every = [before for rows in (boxes, *parts) if (before := _before(rows, places)) is not None]
+    if len(every) < 1 + len(parts):
         return None
     computed = maker(best.inputs[1])
     limit = best.inputs[1] if computed is None else computed.attrs.get("value")
-    return boxes, scores, int(np.asarray(limit.values).reshape(-1)[0]) if isinstance(limit, gs.Constant) else None
+    count = int(np.asarray(limit.values).reshape(-1)[0]) if isinstance(limit, gs.Constant) else None
+    return _Best(every[0], scores, limit=count, parts=tuple(every[1:]))
+
+
+def _before(rows: gs.Tensor, places: gs.Tensor) -> gs.Tensor | None:
+    """Rows before their selection by ``places``; None if these do not choose them."""
+    chosen = False
+    while (gather := maker(rows, "GatherElements", "GatherND")) is not None:
+        chosen = chosen or depends(gather.inputs[1], places)
+        rows = gather.inputs[0]
+    return rows if chosen else None
 
 
 def _fit(boxes: gs.Tensor, scores: gs.Tensor, classes: int) -> bool:

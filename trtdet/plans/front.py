@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol
 
 from trtdet.errors import ConfigError
+from trtdet.evaluation.comparison import PartScore, decisive, spread_text
 from trtdet.evaluation.confidence import images_needed
+from trtdet.evaluation.parts import Of
 from trtdet.options import PlanOptions, spelled
 from trtdet.plans.optimiser import Plan, Problem, cheapest, front, most_accurate
 from trtdet.tables import Column, Table
@@ -26,6 +28,7 @@ from trtdet.tables import Column, Table
 TRIES = 4  # measurements of a bisection over the front
 FRONT = 2**TRIES - 1  # plans of the front that are bisected
 _VERIFIED_BEFORE = (0.0, 0.25, 0.5)  # plans with at most these shares of the chosen plan's error are verified before it
+_PLACES = (" against FP32", " on other images")  # titles of the parts' differences
 _CLEAR = 0.5  # if the cheapest plan loses at most this share of the limit, only it is verified and nothing is ranked
 
 
@@ -56,7 +59,7 @@ def limit_of(options: PlanOptions) -> tuple[LossLimit, float] | None:
 
 @dataclass(frozen=True)
 class Score:
-    """A measured score of a plan."""
+    """A measured score of a plan: of its boxes, and of the parts; a limit holds for each of them."""
 
     map: float | None  # COCO mAP 0.50:0.95, 0..1; None without annotations
     difference: float  # ``map`` minus the float model's mAP, or ``agreement - 1``
@@ -64,6 +67,7 @@ class Score:
     high: float
     images: int = 0
     agreement: float | None = None  # AP against the float model's detections, 0..1; None if mAP is limited
+    parts: Mapping[Of, PartScore] = field(default_factory=dict)
 
     @property
     def value(self) -> float | None:
@@ -72,17 +76,23 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """Loss in points (hundredths)."""
-        return -100 * self.difference
+        """Loss of boxes or of the part that may have lost most, in points (hundredths)."""
+        return -100 * decisive(self)[1]["difference"]
 
     @property
     def worst(self) -> float:
-        """Upper end of the 90 % interval of the loss, in points (hundredths)."""
-        return -100 * self.low
+        """Upper end of the 90 % interval of ``loss``, in points (hundredths)."""
+        return -100 * (decisive(self)[1]["low"] or 0.0)
+
+    @property
+    def loss_text(self) -> str:
+        """``loss`` and ``worst`` in words."""
+        what = f" of {decisive(self)[0].replace('_', ' ')}" if self.parts else ""
+        return f"loses {self.loss:.2f}{what} (up to {self.worst:.2f} at 90 %)"
 
     @property
     def interval(self) -> str:
-        """Interval of the difference, in points."""
+        """Interval of the boxes' difference, in points."""
         return f"{100 * self.low:+.2f} .. {100 * self.high:+.2f}"
 
 
@@ -129,10 +139,13 @@ class TradeOff:
     def table(self) -> Table:
         """The scored plans; scores in points."""
         column = AGREEMENT.column if self.figure == AGREEMENT.name else MAP.column
-        columns = (
+        parts = self.chosen.score.parts
+        columns: tuple[Column | str, ...] = (
             *(Column("kept in FP16", align="left"), "convs", Column("multiply-adds", ".1%"), Column(self.unit, ".4g")),
             *(Column(column, ".2f"), Column("against FP32", "+.2f"), Column("90 % interval", align="right")),
-            *(Column("on other images", "+.2f"), Column("90 % interval", align="right"), ""),
+            *(Column("on other images", "+.2f"), Column("90 % interval", align="right")),
+            *(Column(f"{of.replace('_', ' ')}{images}", align="right") for images in _PLACES for of in parts),
+            "",
         )
         rows = []
         for plan in self.candidates:
@@ -140,7 +153,10 @@ class TradeOff:
             others = (None, "") if reported is None else (100 * reported.difference, reported.interval)
             cells = (plan.kept, len(plan.names), plan.share, plan.cost, 100 * (score.value or 0.0))
             chosen = "<- chosen" if plan is self.chosen else ""
-            rows.append([*cells, 100 * score.difference, score.interval, *others, chosen])
+            of_parts = [
+                None if each is None else spread_text(each.parts[of]) for each in (score, reported) for of in parts
+            ]
+            rows.append([*cells, 100 * score.difference, score.interval, *others, *of_parts, chosen])
         return Table(columns, rows)
 
 
@@ -222,8 +238,7 @@ def cheapest_within(search: Search, bound: float) -> TradeOff:
     if verified is None:
         raise ConfigError(
             f"{search.figure.option} {bound:g}: {candidate.kept} keeps it on the images that chose it and is not shown "
-            f"to on the {report.images} others, where it loses {report.loss:.2f} (up to {report.worst:.2f} at 90 %)"
-            f"{_would_show(report, bound)}"
+            f"to on the {report.images} others, where it {report.loss_text}{_would_show(report, bound)}"
         )
     candidates = tuple(sorted(scored.values(), key=lambda each: (each.cost, len(each.names))))
     return TradeOff(
@@ -273,8 +288,8 @@ def _cheapest_of(scored: dict[tuple[str, ...], ScoredPlan], search: Search, boun
     best = min(scored.values(), key=lambda plan: plan.score.worst)
     raise ConfigError(
         f"{search.figure.option} {bound:g}: no plan keeps the loss within {bound:g} {search.figure.unit} of "
-        f"{100 * search.measure.reference:.2f}; the best of {len(scored)}, {best.kept}, loses {best.score.loss:.2f} "
-        f"(up to {best.score.worst:.2f} at 90 %){_would_show(best.score, bound)}"
+        f"{100 * search.measure.reference:.2f}; the best of {len(scored)}, {best.kept}, {best.score.loss_text}"
+        f"{_would_show(best.score, bound)}"
     )
 
 

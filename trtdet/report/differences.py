@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trtdet.errors import ConfigError
+from trtdet.evaluation.comparison import each_score
+from trtdet.evaluation.parts import Of
+from trtdet.experiments.experiment import Variant
 from trtdet.report.document import Grid, Missing, Report, Section
 from trtdet.report.runs import Run, read_run
 from trtdet.tables import Column, Table, Tables
@@ -194,6 +197,19 @@ def _figures(runs: Sequence[Run]) -> tuple[Figure, ...]:
     return tuple(figures)
 
 
+def _changes(first: Variant, second: Variant) -> dict[Of, tuple[float, float]]:
+    """What the difference to FP32 changes by, and the half of its interval, of boxes and the parts that both have."""
+    scores = each_score(first), each_score(second)
+    changes = {}
+    for of in scores[0]:
+        if of in scores[1]:
+            pair = scores[0][of], scores[1][of]
+            # FP32 has no interval: its reference is FP32 itself.
+            width = math.hypot(*(((score["high"] or 0.0) - (score["low"] or 0.0)) / 2 for score in pair))
+            changes[of] = pair[1]["difference"] - pair[0]["difference"], width
+    return changes
+
+
 def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
     """Compares the variants that both sweeps have.
 
@@ -204,20 +220,24 @@ def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
     common = [name for name in first if name in second]
     if not common:
         raise ConfigError(f"'{names[0]}' and '{names[1]}' have no variant in common: {len(first)} and {len(second)}")
-    rows, significant = [], 0
+    rows, significant, parts = [], 0, list(dict.fromkeys(of for name in common for of in first[name].parts))
     for name in common:
         pair = first[name], second[name]
-        difference = pair[1].difference - pair[0].difference
-        # FP32 has no interval: its reference is FP32 itself.
-        width = math.hypot(*(((row.high or 0.0) - (row.low or 0.0)) / 2 for row in pair))
-        significant += abs(difference) > width
-        verdict = "more than noise" if abs(difference) > width else "noise" if difference else "equal"
+        changes = _changes(*pair)
+        more = any(abs(change) > width for change, width in changes.values())
+        significant += more
+        verdict = "more than noise" if more else "noise" if any(change for change, _ in changes.values()) else "equal"
+        (difference, width), *_ = changes.values()
+        beside = (changes.get(of) for of in parts)
+        spreads = ("" if each is None else f"{100 * each[0]:+.2f} (± {100 * each[1]:.2f})" for each in beside)
         costs = [*(row.engine and row.engine / 1e6 for row in pair), *(row.latency_ms for row in pair)]
         scores = (100 * (row.map or 0) for row in pair)
-        rows.append((pair[0].title, *scores, 100 * difference, 100 * width, verdict, *costs))
+        rows.append((pair[0].title, *scores, 100 * difference, 100 * width, *spreads, verdict, *costs))
     columns: tuple[Column | str, ...] = (
         *(Column("variant", align="left"), Column(f"mAP in {names[0]}", ".2f"), Column(f"mAP in {names[1]}", ".2f")),
-        *(Column("difference", "+.2f"), Column("90 %, either side", ".2f"), "verdict"),
+        *(Column("difference", "+.2f"), Column("90 %, either side", ".2f")),
+        *(Column(of.replace("_", " "), align="right") for of in parts),
+        "verdict",
         *(Column(f"engine MB in {name}", ".1f") for name in names),
         *(Column(f"latency ms in {name}", ".2f") for name in names),
     )

@@ -16,15 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import interpolate
 
 from trtdet.errors import TrtdetWarning
 from trtdet.files import writing_atomically
 from trtdet.passes import Decoded
+from trtdet.quantization.gradients.head_error import HeadRows, head_sums, matched
 from trtdet.quantization.gradients.learned import Learned
-from trtdet.quantization.head_error import SEEN, paired
-
-Detections = tuple[torch.Tensor, torch.Tensor]  # boxes (..., 4) and scores (..., C)
 
 _ZOOM = 1.6  # maximum zoom factor of a view
 _AVERAGE = 0.9  # weight of the past in the running error at each step
@@ -106,14 +104,11 @@ class Reconstruction:
     def _update(self, images: torch.Tensor) -> None:
         """Adds images, float32 (B, 3, H, W), as many as the model takes; makes a step when there are enough."""
         expected, moved = (
-            (outputs[self._head.boxes], outputs[self._head.scores])
-            for outputs in (self._learned.in_float(images), self._learned(images))
+            HeadRows.of(outputs, self._head) for outputs in (self._learned.in_float(images), self._learned(images))
         )
-        if self._head.logits:
-            expected, moved = ((boxes, torch.sigmoid(scores)) for boxes, scores in (expected, moved))
         if self._chosen:
-            expected, moved = _matched(expected, moved)
-        sums = torch.stack([part.to(torch.float64) for part in _moved(expected, moved)])
+            expected, moved = matched(expected, moved)
+        sums = torch.stack([part.to(torch.float64) for part in head_sums(expected, moved, self._head.size)])
         of_images = sums.detach().cpu()
         self._sums += of_images
         # A step's sums are unknown before its last image, so the running average of past images scales the loss.
@@ -165,36 +160,3 @@ class Views:
                 around[:, top : top + zoomed[0], left : left + zoomed[1]] = view
                 views.append(around)
         return torch.stack(views)
-
-
-def _matched(reference: Detections, other: Detections) -> tuple[Detections, Detections]:
-    """Matching rows of two models: boxes (M, 4) and scores (M, C) of all images; zeros without a match."""
-    parts: list[list[torch.Tensor]] = [[], [], [], []]
-    for image in range(len(reference[0])):
-        of_image = [values[image] for values in (*reference, *other)]
-        arrays = [values.detach().cpu().numpy() for values in of_image]
-        rows, others = paired((arrays[0], arrays[1]), (arrays[2], arrays[3]))
-        for part, values, chosen in zip(parts, of_image, (rows, rows, others, others), strict=True):
-            part.append(pad(values, (0, 0, 0, 1))[chosen])
-    expected, moved = ((torch.cat(boxes), torch.cat(scores)) for boxes, scores in (parts[:2], parts[2:]))
-    return expected, moved
-
-
-def _moved(reference: Detections, other: Detections) -> Iterator[torch.Tensor]:
-    """The sums of :class:`trtdet.quantization.head_error.HeadError`: squared score errors, their weight, 1 - IoU, its
-    weight; for boxes (..., 4) and scores (..., C)."""
-    (boxes, scores), (moved, changed) = reference, other
-    pairs = (scores > SEEN) | (changed.detach() > SEEN)
-    weight = torch.maximum(scores, changed.detach())[pairs]
-    yield (weight * (changed[pairs] - scores[pairs]).square()).sum()
-    yield weight.sum()
-    best = scores.amax(-1)
-    detected = best > SEEN
-    first, second = boxes[detected], moved[detected]
-    low, high = torch.maximum(first[:, :2], second[:, :2]), torch.minimum(first[:, 2:], second[:, 2:])
-    shared, one, two = (
-        (end - start).clamp(min=0).prod(1)
-        for start, end in ((low, high), (first[:, :2], first[:, 2:]), (second[:, :2], second[:, 2:]))
-    )
-    yield (best[detected] * (1 - shared / (one + two - shared).clamp(min=1e-6))).sum()
-    yield best[detected].sum()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trtdet.evaluation.comparison import PartScore, each_score, spread_text
+from trtdet.evaluation.parts import NAMES, Of
 from trtdet.experiments.experiment import Experiment, Variant
 from trtdet.report.charts import COLOURS, GREY, axes
 from trtdet.report.document import Chart, Grid, Section, Text
@@ -33,7 +35,16 @@ def experiment_verdict(name: str, experiment: Experiment) -> tuple[str, ...]:
     cheapest, dearest = best[0], best[-1]
     measure = "mAP against FP32" if experiment.annotated else "agreement with FP32, against 100"
     ends = " to ".join(
-        f"{100 * variant.difference:+.2f}" + (f" ({variant.interval})" if variant.interval else "")
+        ", ".join(
+            [
+                f"{100 * variant.difference:+.2f}" + (f" ({variant.interval})" if variant.interval else ""),
+                *(
+                    f"{of.replace('_', ' ')} {text}"
+                    for of, score in variant.parts.items()
+                    if (text := spread_text(score))
+                ),
+            ]
+        )
         for variant in (cheapest, dearest)
     )
     lines = [
@@ -41,13 +52,18 @@ def experiment_verdict(name: str, experiment: Experiment) -> tuple[str, ...]:
         f"{experiment.cost(cheapest):.4g} to {experiment.cost(dearest):.4g} {experiment.unit}; {measure} from {ends}."
     ]
     quantized = [variant for variant in best if variant.counts["int8"]]
-    safe = next((variant for variant in quantized if variant.high is not None and variant.high >= 0), None)
+    safe = next((variant for variant in quantized if not _shows_loss(variant)), None)
     if safe is not None:
         lines.append(
             f"{name}: the cheapest INT8 variant without a significant loss is {safe.number} ({safe.title}) at "
             f"{experiment.cost(safe):.4g} {experiment.unit}."
         )
     return tuple(lines)
+
+
+def _shows_loss(variant: Variant) -> bool:
+    """Whether boxes or a part lose more than chance, or nothing is known."""
+    return any(score["high"] is None or score["high"] < 0 for score in each_score(variant).values())
 
 
 def _trade_offs(experiment: Experiment) -> Chart:
@@ -115,13 +131,20 @@ def _tip(experiment: Experiment, variant: Variant) -> str:
         f"{experiment.cost(variant):.4g} {experiment.unit}",
         f"{measure} {100 * variant.difference:+.2f}{spread}",
         f"mAP {100 * variant.map:.2f}" if variant.map is not None else "",
-        f"mask mAP {100 * variant.masks['map']:.2f}, {variant.mask_difference}" if variant.masks is not None else "",
+        *(_tip_of(of, score) for of, score in variant.parts.items()),
         f"{variant.weights / 1e6:.3f} MB of weights",
         f"engine {variant.engine / 1e6:.2f} MB" if variant.engine is not None else "",
         f"predicted error {variant.error:.3g}" if variant.error is not None else "",
         f"dominated by variant {variant.dominated_by}" if variant.dominated_by is not None else "",
     ]
     return "<br>".join(line for line in lines if line)
+
+
+def _tip_of(of: Of, score: PartScore) -> str:
+    """The fact of a part."""
+    if score["map"] is None:
+        return f"agreement of {of.replace('_', ' ')} against 100 {spread_text(score)}"
+    return f"{NAMES[of]} {100 * score['map']:.2f}, {spread_text(score)}"
 
 
 _DASHES = {"mAP": "solid", "AR@100": "dash", "AR@1000": "dot", "mask mAP": "dashdot"}
@@ -143,7 +166,7 @@ def _proposals(experiment: Experiment) -> Chart:
             "mAP": [variant.map for variant, _ in rows],
             "AR@100": [recall["ar100"] for _, recall in rows],
             "AR@1000": [recall["ar1000"] for _, recall in rows],
-            "mask mAP": [None if variant.masks is None else variant.masks["map"] for variant, _ in rows],
+            "mask mAP": [variant.parts["masks"]["map"] if "masks" in variant.parts else None for variant, _ in rows],
         }
         colour = COLOURS[place % len(COLOURS)]
         for name, dash in _DASHES.items():

@@ -10,6 +10,8 @@ from typing import Any
 from trtdet.audit.roofline import TIME_WITHIN
 from trtdet.bundle import CandidatePart
 from trtdet.candidates import times_table
+from trtdet.evaluation.comparison import spread_text
+from trtdet.evaluation.parts import NAMES, Of
 from trtdet.quantization import Cause
 from trtdet.report.document import Grid, Section
 from trtdet.report.runs import Run
@@ -77,10 +79,14 @@ def accuracy_sentence(worth: Mapping[str, Any] | None, scores: Mapping[str, Any]
         name = Path(against.get("file", "")).name
     if "difference" in against:
         difference, low, high = (100 * against[key] for key in ("difference", "low", "high"))
+        parts = "".join(
+            f"; {NAMES[of]} against {100 * against[of]['map']:.2f}: {spread_text(against[of])}"
+            for of in _parts(against)
+        )
         return (
             f"mAP {100 * scores['map']:.2f} against {100 * against['map']:.2f} of {name}: {difference:+.2f} points "
             f"({100 * against['confidence']:g} % interval {low:+.2f} .. {high:+.2f}, paired bootstrap over "
-            f"{against['images']} images, {against['ran_on']}): {against['verdict']}"
+            f"{against['images']} images, {against['ran_on']}): {against['verdict']}{parts}"
         )
     if scores["map"] is not None:
         return f"mAP {100 * scores['map']:.2f} on {scores['images']} images, {scores['ran_on']}"
@@ -93,14 +99,20 @@ def accuracy_sentence(worth: Mapping[str, Any] | None, scores: Mapping[str, Any]
     )
 
 
+def _parts(against: Mapping[str, Any]) -> list[Of]:
+    """The parts beside boxes that a comparison has."""
+    return [of for of in NAMES if of in against]
+
+
 def _candidate_sentence(part: CandidatePart) -> str:
     """Accuracy and speed of the candidate that ships."""
     score = "mAP" if part.figure == "map" else "agreement"
     difference, low, high = (100 * value for value in (part.difference, part.low, part.high))
     speed = "" if part.ratio is None else f", {part.ratio:.2f} of FP16's time, {part.how} on {part.on}"
+    others = "".join(f", {of.replace('_', ' ')} {accuracy}" for of, accuracy in part.parts.items())
     return (
         f"candidate '{part.name}' ships: {score} {difference:+.2f} points against FP32 (90 % interval {low:+.2f} .. "
-        f"{high:+.2f}, {part.images} images, onnxruntime){speed}"
+        f"{high:+.2f}, {part.images} images, onnxruntime){others}{speed}"
     )
 
 
@@ -120,7 +132,7 @@ def _next_steps(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[st
             "what INT8 cost in mAP was not measured",
         )
     against = (scores or {}).get("against") or (worth or {}).get("comparison") or {}
-    if against.get("high", 0.0) < 0:
+    if any(score.get("high", 0.0) < 0 for score in (against, *(against[of] for of in _parts(against)))):
         yield "build with --max-map-drop X, or with --effort thorough", "the loss of mAP is more than chance"
     if audit is not None and audit.departures:
         yield "see 'Not as planned' in the audit", f"{len(audit.departures)} convolutions run in another precision"

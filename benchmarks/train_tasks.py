@@ -1,0 +1,135 @@
+"""Trains small detectors of masks, keypoints and rotated boxes with ultralytics' own trainer on the pictures of
+``cards.py``, for docs/results/tasks.md. Needs ``pip install ultralytics``.
+
+The network is that of the package's YAML file made narrower, for two classes and an input of 128 x 160 pixels. Writes
+the data, the weights and the export ``DIR/cards-TASK.onnx``; and for trtdet ``DIR/measured``, 300 pictures with
+annotations, and ``DIR/calibration``, 64 pictures. With one thread a network takes 5 to 15 minutes.
+
+    OMP_NUM_THREADS=1 python benchmarks/train_tasks.py DIR --task seg pose obb
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import cv2
+import numpy as np
+import yaml
+from cards import CLASSES, POINTS, SIZE, drawn, generate
+
+NETWORKS = {"seg": "11/yolo11-seg", "pose": "v8/yolov8-pose", "obb": "11/yolo11-obb"}
+"""Of each task, as the package names its file."""
+
+STEPS = {"seg": (1600, 5), "pose": (1200, 6), "obb": (1200, 4)}
+"""Pictures and epochs of each task."""
+
+SCALE = (0.5, 0.125, 1024)
+"""Depth, width, and the most channels before the width; the package's smallest has a width of 0.25."""
+
+FIRST = {"train": 100_000, "val": 10_000}
+"""The seed of the first picture of a split; no other picture of the repository has these seeds."""
+
+
+def label(task: str, index: int, corners: np.ndarray) -> str:
+    """The line of one card, of which ``corners`` (4, 2) are x y in pixels."""
+    height, width = SIZE
+    points = corners / [width, height]
+    values = points.reshape(-1)
+    if task == "pose":
+        low, high = points.min(axis=0), points.max(axis=0)
+        values = np.concatenate([(low + high) / 2, high - low, np.column_stack([points, np.full(4, 2)]).reshape(-1)])
+    return " ".join([str(index), *(f"{value:.6f}" for value in values)])
+
+
+def write_data(folder: Path, task: str, images: int) -> Path:
+    """Writes the splits ``train`` and ``val`` as ultralytics reads them; gives the file that describes them."""
+    for split, count in (("train", images), ("val", 100)):
+        for kind in ("images", "labels"):
+            (folder / kind / split).mkdir(parents=True, exist_ok=True)
+        for seed in range(FIRST[split], FIRST[split] + count):
+            picture, classes, corners = drawn(seed)
+            cv2.imwrite(str(folder / "images" / split / f"{seed}.png"), picture[:, :, ::-1])
+            lines = [label(task, *card) for card in zip(classes, corners, strict=True)]
+            (folder / "labels" / split / f"{seed}.txt").write_text("\n".join(lines))
+    described = {"path": str(folder.resolve()), "train": "images/train", "val": "images/val"}
+    points = {"kpt_shape": [len(POINTS), 3]} if task == "pose" else {}
+    path = folder / "data.yaml"
+    path.write_text(yaml.safe_dump({**described, **points, "names": dict(enumerate(CLASSES))}))
+    return path
+
+
+def write_network(folder: Path, task: str) -> Path:
+    import ultralytics
+
+    models = Path(ultralytics.__file__).parent / "cfg/models"
+    network = yaml.safe_load((models / f"{NETWORKS[task]}.yaml").read_text())
+    network |= {"nc": len(CLASSES), "scales": {"t": list(SCALE)}, "scale": "t"}
+    if task == "pose":
+        network["kpt_shape"] = [len(POINTS), 3]
+    path = folder / f"{Path(NETWORKS[task]).name}.yaml"
+    path.write_text(yaml.safe_dump(network))
+    return path
+
+
+def train(folder: Path, task: str) -> None:
+    """Trains one network and exports it.
+
+    No picture is mirrored: the order of a card's corners is clockwise. Keypoints weigh five times the package's
+    default, whose tolerance without COCO's 17 keypoints is five times that of the evaluation.
+    """
+    from ultralytics import YOLO
+
+    place = folder / task
+    place.mkdir(parents=True, exist_ok=True)
+    images, epochs = STEPS[task]
+    data, network = write_data(place, task, images), write_network(place, task)
+    YOLO(network).train(
+        data=data,
+        imgsz=max(SIZE),
+        epochs=epochs,
+        batch=16,
+        workers=0,
+        device="cpu",
+        optimizer="AdamW",
+        lr0=0.004,
+        lrf=0.02,
+        warmup_epochs=1,
+        nbs=16,
+        mosaic=0.0,
+        fliplr=0.0,
+        hsv_h=0.0,
+        hsv_s=0.2,
+        hsv_v=0.2,
+        scale=0.15,
+        translate=0.1,
+        erasing=0.0,
+        overlap_mask=False,
+        mask_ratio=2,
+        pose=60.0,
+        seed=1,
+        plots=False,
+        amp=False,
+        val=False,
+        pretrained=False,
+        project=str(place.resolve()),
+        name="run",
+        exist_ok=True,
+    )
+    exported = YOLO(place / "run" / "weights" / "last.pt").export(format="onnx", imgsz=list(SIZE), opset=17)
+    Path(exported).replace(folder / f"cards-{task}.onnx")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--task", nargs="+", choices=tuple(NETWORKS), default=list(NETWORKS))
+    arguments = parser.parse_args()
+    for name, first, count in (("measured", 20_000, 300), ("calibration", 30_000, 64)):
+        generate(arguments.folder / name, first=first, count=count)
+    for task in arguments.task:
+        train(arguments.folder, task)
+
+
+if __name__ == "__main__":
+    main()

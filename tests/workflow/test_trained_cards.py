@@ -1,0 +1,95 @@
+"""A detector that was trained to find masks, keypoints and rotated boxes: what INT8 costs each, and what it may not.
+
+benchmarks/train_cards.py made tests/fixtures/cards.onnx.
+"""
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import cards
+from trtdet import build
+from trtdet.bundle import Bundle
+from trtdet.config import Config
+from trtdet.data import CocoDataset
+from trtdet.errors import TrtdetWarning
+from trtdet.evaluation.comparison import part_scores
+from trtdet.evaluation.scoring import Evaluation, evaluate
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
+from trtdet.runtime.detector import Detector
+
+MODEL = Path(__file__).parents[1] / "fixtures" / "cards.onnx"
+HEADS: dict[str, dict[str, Any]] = {
+    "masks": {"outputs": ["boxes", "scores", "mask_coefficients", "prototypes"], "masks": True},
+    "keypoints": {
+        "outputs": ["boxes", "scores", "keypoints"],
+        "keypoints": {"names": list(cards.POINTS), "sigmas": [0.05] * len(cards.POINTS)},
+    },
+    "rotated_boxes": {"outputs": ["rotated", "scores", "angles"], "rotated": True},
+}
+TASKS = list(HEADS)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def measured(once):
+    folder = once("measured-cards", lambda folder: cards.generate(folder, first=20_000, count=40))
+    return CocoDataset.load(folder / "annotations.json", folder / "images", cards.CLASSES)
+
+
+@pytest.fixture(scope="session")
+def calibration(once):
+    return once("calibration-cards", lambda folder: cards.generate(folder, first=30_000, count=24)) / "images"
+
+
+def configured(task: str) -> Config:
+    return Config.model_validate(
+        {
+            "name": "cards",
+            "classes": cards.CLASSES,
+            "input": {"size": cards.SIZE, "resize": "letterbox-topleft", "scale": 1 / 255},
+            "head": {"decode": "boxes", "boxes": "cxcywh", **HEADS[task]},
+            "nms": {"iou_threshold": 0.6, "score_threshold": 0.01},
+        }
+    )
+
+
+@cache
+def exact(task: str, dataset: CocoDataset) -> Evaluation:
+    return evaluate(Detector.open(MODEL, configured(task), "host"), dataset)
+
+
+def built(folder: Path, task: str, images: Path, effort: str = "quick", rule: str = "percentile") -> Bundle:
+    asked = BuildOptions(
+        effort=effort,
+        backend="onnxruntime",
+        calibration=CalibrationOptions(images=images, rule=rule),
+        plan=PlanOptions(int8_all=True),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)
+        return build(MODEL, configured(task), folder / task, asked).bundle
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_int8_keeps_boxes_and_parts(task, measured, calibration, tmp_path):
+    reference = exact(task, measured)
+    assert reference.result.map > 0.75 and reference.scored_parts == (task,)
+    assert reference.score_of(task).map > (0.6 if task == "keypoints" else 0.7)
+    bundle = built(tmp_path, task, calibration)
+    assert bundle.manifest.precision.int8 > 15 and bundle.manifest.precision.fp16 == 0
+    found = evaluate(Detector.open(bundle.path), measured)
+    assert found.result.map > reference.result.map - 0.02
+    # The interval of the keypoints' difference reaches 0.02 to each side.
+    assert part_scores(found, reference)[task]["difference"] > -0.03
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_ranges_that_clip_are_seen_in_every_part(task, measured, calibration, tmp_path):
+    reference = exact(task, measured)
+    bundle = built(tmp_path, task, calibration, effort="none", rule="percentile:97")
+    lost = part_scores(evaluate(Detector.open(bundle.path), measured), reference)[task]
+    assert lost["high"] < -0.2
