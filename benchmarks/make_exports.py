@@ -287,6 +287,27 @@ model.export(output_dir='rfdetr-out')
 os.replace('rfdetr-out/rfdetr-nano.onnx', OUT)
 """,
     ),
+    "lwdetr-tiny": Recipe(
+        "Atten4Vis+LW-DETR",
+        """
+sys.path.insert(0, '.')
+def stand_in(name, **content):  # of what only CUDA and TensorRT need
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(content)
+stand_in('MultiScaleDeformableAttention')
+stand_in('deploy._onnx', OnnxOptimizer=None)
+kept = torch.onnx.export
+def export(model, data, path, **options):
+    lively(model.backbone[0].projector, call=lambda pictures: model(data.repeat(4, 1, 1, 1) + pictures.mean()))
+    torch.nn.init.normal_(model.class_embed.weight, std=0.3)
+    return kept(model, data, OUT, **options)
+torch.onnx.export = export
+run('main.py', *'''--batch_size 1 --encoder vit_tiny --vit_encoder_num_layers 6 --window_block_indexes 0 2 4
+    --out_feature_indexes 1 3 5 --dec_layers 3 --group_detr 13 --two_stage --projector_scale P4 --hidden_dim 256
+    --sa_nheads 8 --ca_nheads 16 --dec_n_points 2 --bbox_reparam --lite_refpoint_refine --num_queries 100 --num_select 100
+    --dataset_file coco --square_resize_div_64 --use_ema --eval export_model --shape 320 320'''.split())
+""",
+    ),
     "yolo-nas-s-flat": _yolo_nas("FLAT_FORMAT"),
     "yolo-nas-s-batch": _yolo_nas("BATCH_FORMAT"),
 }
