@@ -32,6 +32,8 @@ from trtdet.runtime.detector import Detector
 Rows = NDArray[np.float64]
 """(n, 6): x1 y1 x2 y2 in pixels of the network's input, score, class."""
 
+OPEN_SIZE = (320, 320)
+
 
 def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
     """The detections of the first image in the outputs of a file, as the exporters write them.
@@ -165,11 +167,18 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
     return total, wrong, box, score
 
 
+def opened(path: Path) -> tuple[int, int] | None:
+    """The size for a file whose input has none, which its metadata does not say either."""
+    inputs = onnx.load(str(path), load_external_data=False).graph.input
+    sides = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim]
+    return None if len(sides) < 4 or any(sides[2:]) else OPEN_SIZE
+
+
 def row(path: Path, images: Path | None) -> list[str]:
     """One row of the table."""
     producer = onnx.load(str(path), load_external_data=False).producer_name or "?"
     try:
-        guess = guess_config(path)
+        guess = guess_config(path, size=opened(path))
     except TrtdetError as error:
         return [path.stem, producer, f"not taken: {error.problem}", "", ""]
     try:

@@ -227,6 +227,49 @@ model.export(OUT, preprocessing=False, input_image_shape=(320, 320),
     )
 
 
+def _mmdeploy(config: str, deploy: str, last: str) -> Recipe:
+    """MMDetection by MMDeploy; ``last`` begins the names of the layers that give scores. Of mmcv the package without
+    compiled operators is enough: they are rewritten."""
+    return Recipe(
+        "open-mmlab+mmdeploy",
+        f"""
+import cv2, mmcv, torchvision
+mmcv.__version__ = '2.1.0'  # of 2.2, which MMDetection refuses, all that is used is the same
+def compiled(name):
+    if name.startswith('__'):
+        raise AttributeError(name)
+    return lambda boxes, scores, iou_threshold, offset: torchvision.ops.nms(boxes, scores, iou_threshold)
+sys.modules['mmcv._ext'] = types.ModuleType('mmcv._ext')
+sys.modules['mmcv._ext'].__spec__ = importlib.machinery.ModuleSpec('mmcv._ext', None)
+sys.modules['mmcv._ext'].__getattr__ = compiled
+sys.path.insert(0, '.')
+import mmdeploy.apis.utils.utils
+import mmdet, mmengine
+from mmdet.registry import MODELS
+from mmdet.utils import register_all_modules
+from mmdeploy.apis import torch2onnx
+register_all_modules(init_default_scope=True)
+config = mmengine.Config.fromfile(os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'configs', '{config}'))
+model = MODELS.build(config.model)
+lively(model, call=lambda pictures: model.bbox_head(model.extract_feat(4 * pictures - 2)))
+for name, layer in model.bbox_head.named_modules():
+    if isinstance(layer, torch.nn.Conv2d) and name.startswith('{last}'):
+        torch.nn.init.normal_(layer.weight, std=0.5 / layer.weight[0].numel() ** 0.5)
+        if layer.bias is not None:
+            torch.nn.init.normal_(layer.bias, -2.0, 1.0)
+    if isinstance(layer, torch.nn.Conv2d) and name.startswith('rtm_reg'):  # distances, positive once trained
+        torch.nn.init.constant_(layer.bias, 3.0)
+torch.save({{'state_dict': model.state_dict(), 'meta': {{'dataset_meta': {{}}}}}}, OUT.replace('.onnx', '.pth'))
+cv2.imwrite(OUT.replace('.onnx', '.png'), np.random.randint(0, 255, (320, 320, 3), np.uint8))
+deploy = mmengine.Config.fromfile('configs/mmdet/detection/{deploy}')
+mmdeploy.apis.utils.utils.check_backend_device = lambda deploy_cfg, device: None  # files for TensorRT need no GPU
+deploy.onnx_config.input_shape = None if 'dynamic' in '{deploy}' else [320, 320]
+torch2onnx(OUT.replace('.onnx', '.png'), os.path.dirname(OUT), os.path.basename(OUT), deploy_cfg=deploy,
+           model_cfg=config, model_checkpoint=OUT.replace('.onnx', '.pth'), device='cpu')
+""",
+    )
+
+
 RECIPES = {
     "ultralytics-yolov8n-nms": _ultralytics("nms=True"),
     "ultralytics-yolov8n-nms-agnostic": _ultralytics("nms=True, agnostic_nms=True, max_det=50"),
@@ -291,22 +334,48 @@ os.replace('rfdetr-out/rfdetr-nano.onnx', OUT)
         "Atten4Vis+LW-DETR",
         """
 sys.path.insert(0, '.')
-def stand_in(name, **content):  # of what only CUDA and TensorRT need
+def stand_in(name, **content):  # of what only training, CUDA and TensorRT need
     sys.modules[name] = types.ModuleType(name)
     vars(sys.modules[name]).update(content)
-stand_in('MultiScaleDeformableAttention')
+for name in ('MultiScaleDeformableAttention', 'fairscale', 'fairscale.nn'):
+    stand_in(name)
+stand_in('fairscale.nn.checkpoint', checkpoint_wrapper=None)
 stand_in('deploy._onnx', OnnxOptimizer=None)
 kept = torch.onnx.export
 def export(model, data, path, **options):
-    lively(model.backbone[0].projector, call=lambda pictures: model(data.repeat(4, 1, 1, 1) + pictures.mean()))
     torch.nn.init.normal_(model.class_embed.weight, std=0.3)
     return kept(model, data, OUT, **options)
 torch.onnx.export = export
 run('main.py', *'''--batch_size 1 --encoder vit_tiny --vit_encoder_num_layers 6 --window_block_indexes 0 2 4
     --out_feature_indexes 1 3 5 --dec_layers 3 --group_detr 13 --two_stage --projector_scale P4 --hidden_dim 256
-    --sa_nheads 8 --ca_nheads 16 --dec_n_points 2 --bbox_reparam --lite_refpoint_refine --num_queries 100 --num_select 100
-    --dataset_file coco --square_resize_div_64 --use_ema --eval export_model --shape 320 320'''.split())
+    --sa_nheads 8 --ca_nheads 16 --dec_n_points 2 --bbox_reparam --lite_refpoint_refine --num_queries 100
+    --num_select 100 --dataset_file coco --square_resize_div_64 --use_ema --eval
+    export_model'''.split())
 """,
+    ),
+    "mmdeploy-rtmdet-tiny": _mmdeploy(
+        "rtmdet/rtmdet_tiny_8xb32-300e_coco.py", "detection_onnxruntime_static.py", "rtm_cls"
+    ),
+    "mmdeploy-rtmdet-tiny-dynamic": _mmdeploy(
+        "rtmdet/rtmdet_tiny_8xb32-300e_coco.py", "detection_onnxruntime_dynamic.py", "rtm_cls"
+    ),
+    "mmdeploy-rtmdet-tiny-trt": _mmdeploy(
+        "rtmdet/rtmdet_tiny_8xb32-300e_coco.py", "detection_tensorrt_static-320x320.py", "rtm_cls"
+    ),
+    "mmdeploy-yolox-tiny": _mmdeploy(
+        "yolox/yolox_tiny_8xb8-300e_coco.py", "detection_onnxruntime_static.py", "multi_level_conv_cls"
+    ),
+    "mmdeploy-atss-r18": _mmdeploy(
+        "atss/atss_r18_fpn_8xb8-amp-lsj-200e_coco.py", "detection_onnxruntime_static.py", "atss_cls"
+    ),
+    "mmdeploy-retinanet-r18": _mmdeploy(
+        "retinanet/retinanet_r18_fpn_1xb8-1x_coco.py", "detection_onnxruntime_static.py", "retina_cls"
+    ),
+    "mmdeploy-ssdlite": _mmdeploy(
+        "ssd/ssdlite_mobilenetv2-scratch_8xb24-600e_coco.py", "detection_onnxruntime_static.py", "cls_convs"
+    ),
+    "mmdeploy-yolov3": _mmdeploy(
+        "yolo/yolov3_mobilenetv2_8xb24-320-300e_coco.py", "detection_onnxruntime_static.py", "convs_pred"
     ),
     "yolo-nas-s-flat": _yolo_nas("FLAT_FORMAT"),
     "yolo-nas-s-batch": _yolo_nas("BATCH_FORMAT"),
