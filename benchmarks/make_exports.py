@@ -258,6 +258,7 @@ for name, layer in model.bbox_head.named_modules():
         if layer.bias is not None:
             torch.nn.init.normal_(layer.bias, -2.0, 1.0)
     if isinstance(layer, torch.nn.Conv2d) and name.startswith('rtm_reg'):  # distances, positive once trained
+        torch.nn.init.normal_(layer.weight, std=0.1 / layer.weight[0].numel() ** 0.5)
         torch.nn.init.constant_(layer.bias, 3.0)
 torch.save({{'state_dict': model.state_dict(), 'meta': {{'dataset_meta': {{}}}}}}, OUT.replace('.onnx', '.pth'))
 cv2.imwrite(OUT.replace('.onnx', '.png'), np.random.randint(0, 255, (320, 320, 3), np.uint8))
