@@ -62,10 +62,14 @@ def run(script, *words):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a file is written: ``code`` runs in the folder ``source`` of the check-outs, with ``OUT`` the file's path."""
+    """How a file is written: ``code`` runs in the folder ``source`` of the check-outs, with ``OUT`` the file's path.
+
+    ``torch`` is False for what needs the interpreter with TensorFlow.
+    """
 
     source: str
     code: str
+    torch: bool = True
 
 
 def _yolov7(*words: str, config: str = "yolov7-tiny") -> Recipe:
@@ -251,7 +255,11 @@ from mmdeploy.apis import torch2onnx
 register_all_modules(init_default_scope=True)
 config = mmengine.Config.fromfile(os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'configs', '{config}'))
 model = MODELS.build(config.model)
-lively(model, call=lambda pictures: model.bbox_head(model.extract_feat(4 * pictures - 2)))
+pixels = model.data_preprocessor
+def forward(pictures):
+    pictures = 255 * pictures
+    model.bbox_head(model.extract_feat((pictures - pixels.mean) / pixels.std if pixels._enable_normalize else pictures))
+lively(model, call=forward)
 for name, layer in model.bbox_head.named_modules():
     if isinstance(layer, torch.nn.Conv2d) and name.startswith('{last}'):
         torch.nn.init.normal_(layer.weight, std=0.5 / layer.weight[0].numel() ** 0.5)
@@ -270,6 +278,39 @@ torch2onnx(OUT.replace('.onnx', '.png'), os.path.dirname(OUT), os.path.basename(
 """,
     )
 
+
+_TENSORFLOW = """
+import numpy as np
+import tensorflow as tf
+import tf2onnx
+tf.keras.utils.set_random_seed(0)
+backbone = tf.keras.applications.MobileNetV2(input_shape=(320, 320, 3), include_top=False, weights=None, alpha=0.35)
+levels, cells = [], []
+for name, stride, sizes in (('block_13_expand_relu', 16, (0.1, 0.2)), ('out_relu', 32, (0.4, 0.6))):
+    features = backbone.get_layer(name).output
+    for count in (4, 21):
+        head = tf.keras.layers.Conv2D(6 * count, 3, padding='same')(features)
+        levels.append(tf.keras.layers.Reshape((-1, count))(head))
+    y, x = np.meshgrid(*[(np.arange(320 // stride) + 0.5) * stride / 320] * 2, indexing='ij')
+    shapes = [(size * root, size / root) for size in sizes for root in (1, 2**0.5, 0.5**0.5)]
+    cells.append(np.stack([np.stack([y, x, y * 0 + h, x * 0 + w], -1) for h, w in shapes], 2).reshape(-1, 4))
+model, anchors = tf.keras.Model(backbone.input, levels), np.concatenate(cells).astype(np.float32)
+for layer in model.layers:
+    layer.momentum = 0.0  # normalisation by random pictures
+model(np.random.rand(8, 20, 20, 3).repeat(16, 1).repeat(16, 2).astype(np.float32) * 2 - 1, training=True)
+
+@tf.function(input_signature=[tf.TensorSpec((1, 320, 320, 3), tf.uint8, name='input_tensor')])
+def detect(image):
+    boxes, scores, more_boxes, more_scores = model(tf.cast(image, tf.float32) * (2 / 255) - 1, training=False)
+    boxes, scores = tf.concat([boxes, more_boxes], 1), tf.sigmoid(tf.concat([scores, more_scores], 1))[..., 1:]
+    centre, size = boxes[..., :2] / 10 * anchors[:, 2:] + anchors[:, :2], tf.exp(boxes[..., 2:] / 5) * anchors[:, 2:]
+    boxes = tf.concat([centre - size / 2, centre + size / 2], -1)[:, :, None]
+    found = tf.image.combined_non_max_suppression(boxes, scores, 100, 100, 0.6, 0.3, clip_boxes=False)
+    return {'detection_boxes': found.nmsed_boxes, 'detection_scores': found.nmsed_scores,
+            'detection_classes': found.nmsed_classes + 1, 'num_detections': tf.cast(found.valid_detections, tf.float32)}
+tf2onnx.convert.from_function(detect, input_signature=detect.input_signature, opset=17, output_path=OUT)
+"""
+"""An SSD as TensorFlow's object detection exports it, with Keras' MobileNetV2 and TensorFlow's combined suppression."""
 
 RECIPES = {
     "ultralytics-yolov8n-nms": _ultralytics("nms=True"),
@@ -378,6 +419,7 @@ run('main.py', *'''--batch_size 1 --encoder vit_tiny --vit_encoder_num_layers 6 
     "mmdeploy-yolov3": _mmdeploy(
         "yolo/yolov3_mobilenetv2_8xb24-320-300e_coco.py", "detection_onnxruntime_static.py", "convs_pred"
     ),
+    "tensorflow-ssd": Recipe(".", _TENSORFLOW, torch=False),
     "yolo-nas-s-flat": _yolo_nas("FLAT_FORMAT"),
     "yolo-nas-s-batch": _yolo_nas("BATCH_FORMAT"),
 }
@@ -387,7 +429,7 @@ def write(name: str, recipe: Recipe, sources: Path, python: Path, out: Path) -> 
     """Runs a recipe; returns what went wrong, or an empty text."""
     target = out / f"{name}.onnx"
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
-        script.write(f"{PRELUDE}\nOUT = {str(target)!r}\n{recipe.code}")
+        script.write(f"{PRELUDE if recipe.torch else ''}\nOUT = {str(target)!r}\n{recipe.code}")
         script.flush()
         run = subprocess.run([python, script.name], cwd=sources / recipe.source, capture_output=True, text=True)
     (out / f"{name}.log").write_text(run.stdout + run.stderr)
@@ -418,6 +460,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of {', '.join(RECIPES)}")
     parser.add_argument("--sources", type=Path, required=True, help="check-outs of the frameworks")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter with torch")
+    parser.add_argument("--tensorflow", type=Path, help="interpreter with tensorflow and tf2onnx, for files of its own")
     parser.add_argument("--emptied", type=Path, help="folder of the files without weights")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the files")
     options = parser.parse_args()
@@ -425,8 +468,11 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in options.names or RECIPES:
-        if not (out / f"{name}.onnx").is_file():
-            problem = write(name, RECIPES[name], sources=options.sources.resolve(), python=options.python, out=out)
+        python = options.python if RECIPES[name].torch else options.tensorflow
+        if python is None:
+            print(f"{name}: not written, as --tensorflow is not given", flush=True)
+        elif not (out / f"{name}.onnx").is_file():
+            problem = write(name, RECIPES[name], sources=options.sources.resolve(), python=python, out=out)
             failed += bool(problem)
             print(f"{name}: {problem or 'written'}", flush=True)
         if options.emptied is not None and (out / f"{name}.onnx").is_file():

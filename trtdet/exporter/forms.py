@@ -25,6 +25,7 @@ class Form:
     outputs: frozenset[str] = frozenset()
     metadata: tuple[str, str] = ("", "")  # a key, and the start of its value
     suppresses: bool | None = None  # whether boxes are suppressed in the graph; None for both
+    boxes: str = "xyxy"  # the order of corners that a suppression reads
 
 
 FORMS = (
@@ -38,6 +39,13 @@ FORMS = (
     Form("YOLO-NAS", "yolov8", outputs=frozenset(("num_detections", "pred_boxes", "pred_scores", "pred_classes"))),
     Form("YOLO-NAS", "yolov8", outputs=frozenset(("graph2_num_predictions", "graph2_pred_boxes"))),
     Form("YOLO-NAS", "yolov8", outputs=frozenset(("graph2_flat_predictions",))),
+    Form(
+        "TensorFlow's object detection",
+        "dfine",
+        outputs=frozenset(("detection_boxes", "detection_scores", "detection_classes", "num_detections")),
+        suppresses=True,
+        boxes="yxyx",
+    ),
     Form("torchvision", "dfine", outputs=frozenset(("boxes", "scores", "labels"))),
 )
 """All forms; the first that fits counts."""

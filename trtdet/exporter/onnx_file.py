@@ -217,6 +217,8 @@ def _guessed_as_exported(
     default = COCO_CLASSES if count == len(COCO_CLASSES) else placeholders(count)
     data["classes"] = names if names is not None and len(names) == count else default
     data["head"] = {"units": _form(boxes, scores)["units"], **cut.head}
+    if form is not None and cut.head["boxes"] == "xyxy":
+        data["head"]["boxes"] = form.boxes
     thresholds = dict(cut.thresholds)
     most = thresholds.get("max_detections", NmsConfig().max_detections)
     if most > thresholds.get("pre_nms_topk", NmsConfig().pre_nms_topk):
