@@ -120,9 +120,10 @@ def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         del model.graph.output[:]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in plugin.input)
         gone = set(plugin.output)
-        for node in [node for node in model.graph.node if node == plugin or not gone.isdisjoint(node.input)]:
-            gone.update(node.output)
-            model.graph.node.remove(node)
+        for node in list(model.graph.node):
+            if node == plugin or not gone.isdisjoint(node.input):
+                gone.update(node.output)
+                model.graph.node.remove(node)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     height, width = image.shape[2:]
     sizes = {"im_shape": [[height, width]], "scale_factor": [[1, 1]], "orig_target_sizes": [[width, height]]}
