@@ -32,6 +32,10 @@ from trtdet.runtime.detector import Detector
 Rows = NDArray[np.float64]
 """(n, 6): x1 y1 x2 y2 in pixels of the network's input, score, class."""
 
+OPEN_SIZE = (320, 320)
+PLUGINS = ("EfficientNMS_TRT", "TRTBatchedNMS")
+"""Of TensorRT and MMDeploy; both run as the reference of the first."""
+
 
 def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
     """The detections of the first image in the outputs of a file, as the exporters write them.
@@ -50,6 +54,10 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
         table = np.concatenate([boxes[rows], scores[rows, classes][:, None], classes[:, None]], axis=1)
     elif {"dets", "labels"} <= arrays.keys():  # MMDeploy
         table = np.concatenate([arrays["dets"][0], arrays["labels"][0][:, None]], axis=1)
+    elif "detection_boxes" in arrays:  # TensorFlow: y1 x1 y2 x2 as shares, classes from 1
+        boxes = arrays["detection_boxes"][0][:, [1, 0, 3, 2]] * np.tile(config.input.size[::-1], 2)
+        scores, labels = (arrays[f"detection_{name}"][0][:, None] for name in ("scores", "classes"))
+        table = np.concatenate([boxes, scores, labels - 1], axis=1)[: int(arrays["num_detections"][0])]
     elif {"labels", "boxes", "scores"} == set(arrays) and arrays["boxes"].ndim == 2:  # torchvision, with background 0
         table = np.concatenate([arrays["boxes"], arrays["scores"][:, None], arrays["labels"][:, None] - 1], axis=1)
     elif {"labels", "boxes", "scores"} == set(arrays):  # RT-DETR, D-FINE, DEIM
@@ -105,14 +113,17 @@ def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
 
 
 def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """Outputs of a file in onnxruntime on one image (1, 3, H, W), in the form of its inputs; EfficientNMS_TRT by the
-    reference of the plugin."""
+    """Outputs of a file in onnxruntime on one image (1, 3, H, W), as its inputs want it; plugins by the reference."""
     model = onnx.load(str(path))
-    plugin = next((node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"), None)
+    plugin = next((node for node in model.graph.node if node.op_type in PLUGINS), None)
     if plugin is not None:
         del model.graph.output[:]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in plugin.input)
-        model.graph.node.remove(plugin)
+        gone = set(plugin.output)
+        for node in list(model.graph.node):
+            if node == plugin or not gone.isdisjoint(node.input):
+                gone.update(node.output)
+                model.graph.node.remove(node)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     height, width = image.shape[2:]
     sizes = {"im_shape": [[height, width]], "scale_factor": [[1, 1]], "orig_target_sizes": [[width, height]]}
@@ -133,9 +144,12 @@ def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
     if plugin is None:
         return dict(zip(names, results, strict=True))
     values = {a.name: a.ints[0] if a.ints else a.f or a.i for a in plugin.attribute if a.type != a.STRING}
-    fields = {field.name for field in dataclasses.fields(EfficientNms)}
-    attributes = EfficientNms(**{name: value for name, value in values.items() if name in fields})
-    found = efficient_nms(results[0], results[1], attributes)
+    if plugin.op_type != "EfficientNMS_TRT":
+        values["max_output_boxes"] = values["keep_topk"]
+        found = efficient_nms(results[0].reshape(1, -1, 4), results[1], _attributes(values))
+        table = np.concatenate([found.boxes, found.scores[..., None]], axis=2)[:, : int(found.num_dets[0, 0])]
+        return {"dets": table, "labels": found.classes[:, : table.shape[1]]}
+    found = efficient_nms(results[0], results[1], _attributes(values))
     return dict(zip(plugin.output, (found.num_dets, found.boxes, found.scores, found.classes), strict=True))
 
 
@@ -145,7 +159,7 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
     total, wrong, box, score = 0, 0, 0.0, 0.0
     for seed in range(pictures):
         image = picture(config.input, seed)[None]
-        image = np.round(image) if config.input.scale == 1 else image
+        image = np.round(image) if image.max() > 100 else image  # whole pixels
         boxes, scores, classes = detector(np.repeat(image, detector.batch, axis=0)).image(0)
         mine = np.concatenate([boxes, scores[:, None], classes[:, None]], axis=1).astype(np.float64)
         theirs = rows_of(original(path, image), config)
@@ -165,11 +179,23 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
     return total, wrong, box, score
 
 
+def _attributes(values: Mapping[str, Any]) -> EfficientNms:
+    fields = {field.name for field in dataclasses.fields(EfficientNms)}
+    return EfficientNms(**{name: value for name, value in values.items() if name in fields})
+
+
+def opened(path: Path) -> tuple[int, int] | None:
+    """The size for a file whose input has none, which its metadata does not say either."""
+    inputs = onnx.load(str(path), load_external_data=False).graph.input
+    sides = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim]
+    return None if len(sides) < 4 or any(sides[2:]) else OPEN_SIZE
+
+
 def row(path: Path, images: Path | None) -> list[str]:
     """One row of the table."""
     producer = onnx.load(str(path), load_external_data=False).producer_name or "?"
     try:
-        guess = guess_config(path)
+        guess = guess_config(path, size=opened(path))
     except TrtdetError as error:
         return [path.stem, producer, f"not taken: {error.problem}", "", ""]
     try:

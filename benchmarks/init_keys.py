@@ -5,9 +5,9 @@
 FOLDER holds the models, which the page says where to find; those that are absent are left out. What is right is
 written here as the code beside each model, or that of those who trained it, has it (where the two differ, both are
 accepted), or stands in a configuration ``NAME.yaml`` beside ``NAME.onnx``. Where a head is not recognised, the right
-one is told, and the pixels start as is usual. ``--copies`` adds, for each model, one with its input channels swapped
-and one that takes pixels of 0 to 255 and normalises them itself. ``--random N`` instead counts warnings of the input
-check on right configurations, with N random sets of 4 to 16 images each.
+one is told, and the pixels start as is usual. ``--copies`` adds, for each model, one with its input channels swapped,
+one that takes pixels of 0 to 255 and normalises them itself, and one with its input as (B, H, W, 3). ``--random N``
+instead counts warnings of the input check on right configurations, with N random sets of 4 to 16 images each.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def row(name: str, model: Path, truth: Truth, config: Config | None, images: tup
 
 
 def copies(model: Path, config: Config, folder: Path) -> list[tuple[str, Path, Config]]:
-    """Copies of a model with its input channels swapped and with the normalisation in it, and what is right."""
+    """Copies of a model with other pixels, and what is right: channels swapped, normalisation in it, channels last."""
     pixels = config.input
     inner = np.array(pixels.std, np.float32).reshape(1, 3, 1, 1)
     offset = np.array(pixels.mean, np.float32).reshape(1, 3, 1, 1)
@@ -196,8 +196,8 @@ def copies(model: Path, config: Config, folder: Path) -> list[tuple[str, Path, C
     )
     plain = pixels.model_copy(update={"scale": 1.0, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     made = []
-    for what, right_input in (("swapped", swapped), ("normalises itself", plain)):
-        if right_input == pixels:
+    for what, right_input in (("swapped", swapped), ("normalises itself", plain), ("channels last", pixels)):
+        if right_input == pixels and what == "normalises itself":
             continue
         loaded = load_model(model)
         graph, name = loaded.graph, loaded.graph.input[0].name
@@ -206,6 +206,12 @@ def copies(model: Path, config: Config, folder: Path) -> list[tuple[str, Path, C
         if what == "swapped":
             graph.initializer.append(numpy_helper.from_array(np.array([2, 1, 0]), "fed_order"))
             nodes = [helper.make_node("Gather", [name, "fed_order"], ["fed_pixels"], axis=1)]
+        elif what == "channels last":
+            dims = graph.input[0].type.tensor_type.shape.dim
+            channels = onnx.TensorShapeProto.Dimension(dim_value=3)
+            last = [dims[0], dims[2], dims[3], channels]
+            graph.input[0].type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto(dim=last))
+            nodes = [helper.make_node("Transpose", [name], ["fed_pixels"], perm=[0, 3, 1, 2])]
         else:
             graph.initializer.append(numpy_helper.from_array((np.float32(pixels.scale) / inner), "fed_scale"))
             graph.initializer.append(numpy_helper.from_array(offset / inner, "fed_offset"))

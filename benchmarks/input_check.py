@@ -79,7 +79,7 @@ def verdict(seen: Plausibility, reading: Reading) -> str:
     if seen.obstacle:
         return f"not looked at: {seen.obstacle}"
     if not seen.warning:
-        return f"silent ({seen.images})"
+        return f"silent ({max(seen.images, seen.placed)})"
     pixels = {"input.scale", "input.mean"}  # mean and deviation can make up for the scale
     if reading.key in seen.better or (reading.key in pixels and pixels & seen.better.keys()):
         return f"named ({seen.images})"

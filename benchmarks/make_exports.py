@@ -62,10 +62,14 @@ def run(script, *words):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a file is written: ``code`` runs in the folder ``source`` of the check-outs, with ``OUT`` the file's path."""
+    """How a file is written: ``code`` runs in the folder ``source`` of the check-outs, with ``OUT`` the file's path.
+
+    ``torch`` is False for what needs the interpreter with TensorFlow.
+    """
 
     source: str
     code: str
+    torch: bool = True
 
 
 def _yolov7(*words: str, config: str = "yolov7-tiny") -> Recipe:
@@ -227,6 +231,87 @@ model.export(OUT, preprocessing=False, input_image_shape=(320, 320),
     )
 
 
+def _mmdeploy(config: str, deploy: str, last: str) -> Recipe:
+    """MMDetection by MMDeploy; ``last`` begins the names of the layers that give scores. Of mmcv the package without
+    compiled operators is enough: they are rewritten."""
+    return Recipe(
+        "open-mmlab+mmdeploy",
+        f"""
+import cv2, mmcv, torchvision
+mmcv.__version__ = '2.1.0'  # of 2.2, which MMDetection refuses, all that is used is the same
+def compiled(name):
+    if name.startswith('__'):
+        raise AttributeError(name)
+    return lambda boxes, scores, iou_threshold, offset: torchvision.ops.nms(boxes, scores, iou_threshold)
+sys.modules['mmcv._ext'] = types.ModuleType('mmcv._ext')
+sys.modules['mmcv._ext'].__spec__ = importlib.machinery.ModuleSpec('mmcv._ext', None)
+sys.modules['mmcv._ext'].__getattr__ = compiled
+sys.path.insert(0, '.')
+import mmdeploy.apis.utils.utils
+import mmdet, mmengine
+from mmdet.registry import MODELS
+from mmdet.utils import register_all_modules
+from mmdeploy.apis import torch2onnx
+register_all_modules(init_default_scope=True)
+config = mmengine.Config.fromfile(os.path.join(os.path.dirname(mmdet.__file__), '.mim', 'configs', '{config}'))
+model = MODELS.build(config.model)
+pixels = model.data_preprocessor
+def forward(pictures):
+    pictures = 255 * pictures
+    model.bbox_head(model.extract_feat((pictures - pixels.mean) / pixels.std if pixels._enable_normalize else pictures))
+lively(model, call=forward)
+for name, layer in model.bbox_head.named_modules():
+    if isinstance(layer, torch.nn.Conv2d) and name.startswith('{last}'):
+        torch.nn.init.normal_(layer.weight, std=0.5 / layer.weight[0].numel() ** 0.5)
+        if layer.bias is not None:
+            torch.nn.init.normal_(layer.bias, -2.0, 1.0)
+    if isinstance(layer, torch.nn.Conv2d) and name.startswith('rtm_reg'):  # distances, positive once trained
+        torch.nn.init.normal_(layer.weight, std=0.1 / layer.weight[0].numel() ** 0.5)
+        torch.nn.init.constant_(layer.bias, 3.0)
+torch.save({{'state_dict': model.state_dict(), 'meta': {{'dataset_meta': {{}}}}}}, OUT.replace('.onnx', '.pth'))
+cv2.imwrite(OUT.replace('.onnx', '.png'), np.random.randint(0, 255, (320, 320, 3), np.uint8))
+deploy = mmengine.Config.fromfile('configs/mmdet/detection/{deploy}')
+mmdeploy.apis.utils.utils.check_backend_device = lambda deploy_cfg, device: None  # files for TensorRT need no GPU
+deploy.onnx_config.input_shape = None if 'dynamic' in '{deploy}' else [320, 320]
+torch2onnx(OUT.replace('.onnx', '.png'), os.path.dirname(OUT), os.path.basename(OUT), deploy_cfg=deploy,
+           model_cfg=config, model_checkpoint=OUT.replace('.onnx', '.pth'), device='cpu')
+""",
+    )
+
+
+_TENSORFLOW = """
+import numpy as np
+import tensorflow as tf
+import tf2onnx
+tf.keras.utils.set_random_seed(0)
+backbone = tf.keras.applications.MobileNetV2(input_shape=(320, 320, 3), include_top=False, weights=None, alpha=0.35)
+levels, cells = [], []
+for name, stride, sizes in (('block_13_expand_relu', 16, (0.1, 0.2)), ('out_relu', 32, (0.4, 0.6))):
+    features = backbone.get_layer(name).output
+    for count in (4, 21):
+        head = tf.keras.layers.Conv2D(6 * count, 3, padding='same')(features)
+        levels.append(tf.keras.layers.Reshape((-1, count))(head))
+    y, x = np.meshgrid(*[(np.arange(320 // stride) + 0.5) * stride / 320] * 2, indexing='ij')
+    shapes = [(size * root, size / root) for size in sizes for root in (1, 2**0.5, 0.5**0.5)]
+    cells.append(np.stack([np.stack([y, x, y * 0 + h, x * 0 + w], -1) for h, w in shapes], 2).reshape(-1, 4))
+model, anchors = tf.keras.Model(backbone.input, levels), np.concatenate(cells).astype(np.float32)
+for layer in model.layers:
+    layer.momentum = 0.0  # normalisation by random pictures
+model(np.random.rand(8, 20, 20, 3).repeat(16, 1).repeat(16, 2).astype(np.float32) * 2 - 1, training=True)
+
+@tf.function(input_signature=[tf.TensorSpec((1, 320, 320, 3), tf.uint8, name='input_tensor')])
+def detect(image):
+    boxes, scores, more_boxes, more_scores = model(tf.cast(image, tf.float32) * (2 / 255) - 1, training=False)
+    boxes, scores = tf.concat([boxes, more_boxes], 1), tf.sigmoid(tf.concat([scores, more_scores], 1))[..., 1:]
+    centre, size = boxes[..., :2] / 10 * anchors[:, 2:] + anchors[:, :2], tf.exp(boxes[..., 2:] / 5) * anchors[:, 2:]
+    boxes = tf.concat([centre - size / 2, centre + size / 2], -1)[:, :, None]
+    found = tf.image.combined_non_max_suppression(boxes, scores, 100, 100, 0.6, 0.3, clip_boxes=False)
+    return {'detection_boxes': found.nmsed_boxes, 'detection_scores': found.nmsed_scores,
+            'detection_classes': found.nmsed_classes + 1, 'num_detections': tf.cast(found.valid_detections, tf.float32)}
+tf2onnx.convert.from_function(detect, input_signature=detect.input_signature, opset=17, output_path=OUT)
+"""
+"""An SSD as TensorFlow's object detection exports it, with Keras' MobileNetV2 and TensorFlow's combined suppression."""
+
 RECIPES = {
     "ultralytics-yolov8n-nms": _ultralytics("nms=True"),
     "ultralytics-yolov8n-nms-agnostic": _ultralytics("nms=True, agnostic_nms=True, max_det=50"),
@@ -287,6 +372,54 @@ model.export(output_dir='rfdetr-out')
 os.replace('rfdetr-out/rfdetr-nano.onnx', OUT)
 """,
     ),
+    "lwdetr-tiny": Recipe(
+        "Atten4Vis+LW-DETR",
+        """
+sys.path.insert(0, '.')
+def stand_in(name, **content):  # of what only training, CUDA and TensorRT need
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(content)
+for name in ('MultiScaleDeformableAttention', 'fairscale', 'fairscale.nn'):
+    stand_in(name)
+stand_in('fairscale.nn.checkpoint', checkpoint_wrapper=None)
+stand_in('deploy._onnx', OnnxOptimizer=None)
+kept = torch.onnx.export
+def export(model, data, path, **options):
+    torch.nn.init.normal_(model.class_embed.weight, std=0.3)
+    return kept(model, data, OUT, **options)
+torch.onnx.export = export
+run('main.py', *'''--batch_size 1 --encoder vit_tiny --vit_encoder_num_layers 6 --window_block_indexes 0 2 4
+    --out_feature_indexes 1 3 5 --dec_layers 3 --group_detr 13 --two_stage --projector_scale P4 --hidden_dim 256
+    --sa_nheads 8 --ca_nheads 16 --dec_n_points 2 --bbox_reparam --lite_refpoint_refine --num_queries 100
+    --num_select 100 --dataset_file coco --square_resize_div_64 --use_ema --eval
+    export_model'''.split())
+""",
+    ),
+    "mmdeploy-rtmdet-tiny": _mmdeploy(
+        "rtmdet/rtmdet_tiny_8xb32-300e_coco.py", "detection_onnxruntime_static.py", "rtm_cls"
+    ),
+    "mmdeploy-rtmdet-tiny-dynamic": _mmdeploy(
+        "rtmdet/rtmdet_tiny_8xb32-300e_coco.py", "detection_onnxruntime_dynamic.py", "rtm_cls"
+    ),
+    "mmdeploy-rtmdet-tiny-trt": _mmdeploy(
+        "rtmdet/rtmdet_tiny_8xb32-300e_coco.py", "detection_tensorrt_static-320x320.py", "rtm_cls"
+    ),
+    "mmdeploy-yolox-tiny": _mmdeploy(
+        "yolox/yolox_tiny_8xb8-300e_coco.py", "detection_onnxruntime_static.py", "multi_level_conv_cls"
+    ),
+    "mmdeploy-atss-r18": _mmdeploy(
+        "atss/atss_r18_fpn_8xb8-amp-lsj-200e_coco.py", "detection_onnxruntime_static.py", "atss_cls"
+    ),
+    "mmdeploy-retinanet-r18": _mmdeploy(
+        "retinanet/retinanet_r18_fpn_1xb8-1x_coco.py", "detection_onnxruntime_static.py", "retina_cls"
+    ),
+    "mmdeploy-ssdlite": _mmdeploy(
+        "ssd/ssdlite_mobilenetv2-scratch_8xb24-600e_coco.py", "detection_onnxruntime_static.py", "cls_convs"
+    ),
+    "mmdeploy-yolov3": _mmdeploy(
+        "yolo/yolov3_mobilenetv2_8xb24-320-300e_coco.py", "detection_onnxruntime_static.py", "convs_pred"
+    ),
+    "tensorflow-ssd": Recipe(".", _TENSORFLOW, torch=False),
     "yolo-nas-s-flat": _yolo_nas("FLAT_FORMAT"),
     "yolo-nas-s-batch": _yolo_nas("BATCH_FORMAT"),
 }
@@ -296,7 +429,7 @@ def write(name: str, recipe: Recipe, sources: Path, python: Path, out: Path) -> 
     """Runs a recipe; returns what went wrong, or an empty text."""
     target = out / f"{name}.onnx"
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
-        script.write(f"{PRELUDE}\nOUT = {str(target)!r}\n{recipe.code}")
+        script.write(f"{PRELUDE if recipe.torch else ''}\nOUT = {str(target)!r}\n{recipe.code}")
         script.flush()
         run = subprocess.run([python, script.name], cwd=sources / recipe.source, capture_output=True, text=True)
     (out / f"{name}.log").write_text(run.stdout + run.stderr)
@@ -327,6 +460,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of {', '.join(RECIPES)}")
     parser.add_argument("--sources", type=Path, required=True, help="check-outs of the frameworks")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter with torch")
+    parser.add_argument("--tensorflow", type=Path, help="interpreter with tensorflow and tf2onnx, for files of its own")
     parser.add_argument("--emptied", type=Path, help="folder of the files without weights")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the files")
     options = parser.parse_args()
@@ -334,8 +468,11 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in options.names or RECIPES:
-        if not (out / f"{name}.onnx").is_file():
-            problem = write(name, RECIPES[name], sources=options.sources.resolve(), python=options.python, out=out)
+        python = options.python if RECIPES[name].torch else options.tensorflow
+        if python is None:
+            print(f"{name}: not written, as --tensorflow is not given", flush=True)
+        elif not (out / f"{name}.onnx").is_file():
+            problem = write(name, RECIPES[name], sources=options.sources.resolve(), python=python, out=out)
             failed += bool(problem)
             print(f"{name}: {problem or 'written'}", flush=True)
         if options.emptied is not None and (out / f"{name}.onnx").is_file():

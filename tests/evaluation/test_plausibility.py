@@ -284,6 +284,13 @@ def test_an_output_without_a_batch_dimension_is_looked_at(drawn_images):
     assert found.obstacle == "" and found.images >= 8
 
 
+def test_the_number_of_images_on_which_ways_of_placing_were_compared_is_given(drawn_images, tmp_path):
+    shapes.generate(tmp_path, "calibration", 32)
+    found = seen(SHAPES, find_images(tmp_path / "calibration"))
+    assert found.verdict == "working" and found.as_dict()["images_placed"] == found.placed == 32
+    assert seen(SHAPES, drawn_images).placed == 0
+
+
 def test_each_question_is_answered_or_left_open_with_what_it_would_mean(drawn_images):
     wrong = changed(SHAPES, "input", scale=UNIT)
     settled = settle_model(load_model(SHAPES_MODEL), Options(wrong), drawn_images)

@@ -9,3 +9,4 @@ assert _SPEC is not None and _SPEC.loader is not None
 _MODULE = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_MODULE)
 differing = _MODULE.differing
+opened = _MODULE.opened

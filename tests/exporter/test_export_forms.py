@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from trtdet.detection.suppression import non_max_suppression
 from trtdet.errors import ConfigError, ModelError
 from trtdet.evaluation.guessing import guess_config
+from trtdet.exporter.forms import no_detector
 from trtdet.passes import load_model
 from trtdet.passes.exported import said
 from trtdet.runtime.detector import Detector
@@ -271,6 +272,43 @@ def test_what_is_no_detector_is_named(saved, outputs, what):
     width = 9 if "9" in outputs else 12
     model = nets.net(f"(float[1,3,32,32] image) => ({outputs}) {{ {body} {tail} }}", w=nets.normal(width, 3, 3, 3))
     with pytest.raises(ModelError, match=f"is not taken: it is {what}"):
+        guess_config(saved(model))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size", "what"),
+    [
+        ([(1, 201, 18, 4)], (288, 800), "a lane detection model: its output is 201 places for 4 lanes in 18 rows"),
+        (
+            [(1, 100, 72, 4), (1, 100, 81, 4), (1, 2, 72, 4), (1, 2, 81, 4)],
+            (320, 1600),
+            "a lane detection model: its outputs are places of 4 lanes by row and column",
+        ),
+        ([(1, 192, 78)], (320, 800), "a lane detection model: its output is 192 lines of 72 points"),
+        (
+            [(1, 1, 80, 80), (1, 4, 80, 80), (1, 128, 80, 80), (1, 2, 80, 80)],
+            (320, 320),
+            "a tracking model: a map of 128",
+        ),
+        ([(1, 40, 6625)], (48, 320), "a text recognition model: its output is 40 places with 6625 symbols"),
+        ([(1, 1), (1, 2)], (64, 64), "a classification or regression model: its outputs are rows of 1 and 2 numbers"),
+    ],
+)
+def test_models_of_other_tasks_are_named_by_their_outputs(shapes, size, what):
+    named = no_detector({}, shapes, size)
+    assert named is not None and named[0].startswith(f"it is {what}")
+
+
+def test_heads_that_are_not_known_are_not_taken_for_other_tasks():
+    maps = [(1, 1, 80, 80), (1, 2, 80, 80), (1, 2, 80, 80)]  # CenterNet's
+    for shapes in (maps, [(1, 255, 40, 40), (1, 255, 20, 20), (1, 255, 10, 10)], [(1, 2100, 84)], [(1, 100, 91)]):
+        assert no_detector({}, shapes, (320, 320)) is None
+
+
+def test_a_model_of_two_images_is_named(saved):
+    body = "small = MaxPool<kernel_shape = [2,2], strides = [2,2]>(search) row = Concat<axis = 1>(template, small)"
+    model = nets.net(f"(float[1,3,32,32] template, float[1,3,64,64] search) => (float[1,6,32,32] row) {{ {body} }}")
+    with pytest.raises(ModelError, match=r"it reads 2 images at a time \(template, search\), as models for tracking"):
         guess_config(saved(model))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist
@@ -74,6 +74,7 @@ class Plausibility:
     """Result of a check of some images.
 
     Attributes:
+        placed: number of images on which ways of placing the image in the input were compared; 0 if that was not apart.
         empty: number of images without a confident detection.
         boxes: mean number of confident detections per image.
         agreement: share of the confident scores that is found again in the mirrored and shifted image, 0..1.
@@ -87,6 +88,7 @@ class Plausibility:
     """
 
     images: int = 0
+    placed: int = 0
     empty: int = 0
     boxes: float = 0.0
     agreement: float = 0.0
@@ -141,6 +143,7 @@ class Plausibility:
         return {
             "verdict": self.verdict,
             "images": self.images,
+            "images_placed": self.placed,
             "images_without_detections": self.empty,
             "detections_per_image": round(self.boxes, 3),
             "mirror_agreement": round(self.agreement, 4),
@@ -550,9 +553,10 @@ def _settled(
         contest = contest_of(best, _singles(subject, best))
         winner = contest.run(paths)
     works = judged(contest.tallies[id(best)], best.config) == ((), "")
-    placement, images = None, 0
+    placement, placed, decisive = None, 0, 0
     if works and apart:
-        placement, ratio, images = _placed(subject, best, many, thorough=thorough)
+        placement, ratio, placed = _placed(subject, best, many, thorough=thorough)
+        decisive = placed if placement.given is not best else 0
         gain, best = gain * ratio, placement.given
     if thorough and works:
         # What changes little is asked last, of a detector that works.
@@ -563,7 +567,8 @@ def _settled(
             contest = contest_of(best, _singles(subject, best, fine=True))
             contest.run(paths)
     looks = _plausibility(contest.tallies[id(contest.given)], best.config)
-    result = _plausibility(first.tallies[id(given)], subject.config, best=best, gain=gain, images=images)
+    result = _plausibility(first.tallies[id(given)], subject.config, best=best, gain=gain, images=decisive)
+    result = replace(result, placed=placed)
     answers: dict[str, Answer] = {}
     if thorough and looks.verdict == "working":
         said = {question: contest.answer(question) for question in QUESTIONS}
@@ -574,8 +579,8 @@ def _settled(
 
 
 def _placed(subject: _Subject, best: Reading, paths: Sequence[Path], thorough: bool) -> tuple[Placement, float, int]:
-    """The last contest on how images are placed, the gain of what it is given, and the number of images that decided on
-    another one than ``best``, 0 without another."""
+    """The last contest on how images are placed, the gain of what it is given, and the number of images that the first
+    one compared."""
     cache: dict[tuple[str, Path], float] = {}
 
     def contest_of(reading: Reading) -> Placement:
@@ -585,7 +590,7 @@ def _placed(subject: _Subject, best: Reading, paths: Sequence[Path], thorough: b
     contest = contest_of(best)
     winner = contest.run(paths)
     if winner is None:
-        return contest, 1.0, 0
+        return contest, 1.0, contest.images
     second = contest_of(winner)
     if thorough:
         second.run(paths)

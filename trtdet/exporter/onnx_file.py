@@ -100,6 +100,13 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     """
     inputs = images(model)
     dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
+    pictures = [value.name for value in inputs if len(_dims(value)) == 4 and 3 in _dims(value)[1:]]
+    if len(pictures) > 1:
+        raise ModelError(
+            f"model '{path}' is not taken: it reads {len(pictures)} images at a time ({', '.join(pictures)}), as "
+            "models for tracking, optical flow and stereo depth do",
+            "trtdet takes detectors",
+        )
     if len(dims) != 4 or dims[1] not in (0, 3):
         listed = ", ".join(f"'{value.name}' {_dims(value)}" for value in inputs)
         known = ", ".join(SIZES)
@@ -151,7 +158,7 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
         head = config.head.model_copy(update={"outputs": tuple(names)})
         config, note = config.model_copy(update={"head": head}), f"{note}; {_UNFLATTENED}"
     if whole:
-        pixels = config.input.model_copy(update={"scale": 1.0, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+        pixels = config.input.model_copy(update=_AS_THEY_ARE)
         config = config.model_copy(update={"input": pixels})
     return config, "; ".join((note, *said(model)))
 
@@ -201,8 +208,9 @@ def _guessed_as_exported(
 ) -> tuple[Config, str]:
     """The configuration of a model, or of what is left of it after ``cut``, by its outputs on images."""
     form, names, input_name = form_of(model), class_names(model), images(model)[0].name
+    whole = WHOLE_PIXELS in said(model)
     if cut is None and (form is None or form.name != "RF-DETR or LW-DETR"):
-        return guessed(outputs, size, path.stem, input_name=input_name, classes=names)
+        return guessed(outputs, size, path.stem, input_name=input_name, classes=names, whole_pixels=whole)
     family = load_config(form.family if form is not None else "yolov8")
     origin = form.name if form is not None else "an unnamed framework"
     data = family.model_dump() | {"name": path.stem}
@@ -211,12 +219,14 @@ def _guessed_as_exported(
         columns = family.head.columns or ()
         if any(array.shape[-1] == max(columns, default=0) + 1 for array in outputs.values()):
             return Config.model_validate(data), f"recognised as an export of {origin}"
-        return guessed(outputs, size, path.stem, input_name=input_name, classes=names)
+        return guessed(outputs, size, path.stem, input_name=input_name, classes=names, whole_pixels=whole)
     boxes, scores = outputs.values()
     count = scores.shape[-1] - (cut.head["background"] != "none")
     default = COCO_CLASSES if count == len(COCO_CLASSES) else placeholders(count)
     data["classes"] = names if names is not None and len(names) == count else default
     data["head"] = {"units": _form(boxes, scores)["units"], **cut.head}
+    if form is not None and cut.head["boxes"] == "xyxy":
+        data["head"]["boxes"] = form.boxes
     thresholds = dict(cut.thresholds)
     most = thresholds.get("max_detections", NmsConfig().max_detections)
     if most > thresholds.get("pre_nms_topk", NmsConfig().pre_nms_topk):
@@ -251,6 +261,9 @@ _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 _BINS = (8, 16, 17, 33)
 _MOST_ROWS = 1000
 """Limit for final detections; grids of cells have more rows."""
+
+_AS_THEY_ARE = {"scale": 1.0, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+"""Keys of the input of a graph that normalises pixels itself."""
 
 _UNFLATTENED = "its output flattens maps without a transpose, so that the maps before it are read (head.outputs)"
 
@@ -314,9 +327,17 @@ def placeholders(count: int) -> tuple[str, ...]:
 
 
 def guessed(
-    outputs: Arrays, size: tuple[int, int], name: str, input_name: str, classes: tuple[str, ...] | None
+    outputs: Arrays,
+    size: tuple[int, int],
+    name: str,
+    input_name: str,
+    classes: tuple[str, ...] | None,
+    whole_pixels: bool = False,
 ) -> tuple[Config, str]:
-    """The configuration whose head fits the outputs, and how it was guessed; an UnknownHead if none fits clearly."""
+    """The configuration whose head fits the outputs, and how it was guessed; an UnknownHead if none fits clearly.
+
+    ``whole_pixels`` is True if the graph normalises pixels itself.
+    """
     shapes = {key: array.shape for key, array in outputs.items()}
     described = Described(name, input_name=input_name, size=size, classes=classes, shapes=shapes)
     try:
@@ -325,6 +346,7 @@ def guessed(
             names = shipped_config.classes if len(shipped_config.classes) == count else placeholders(count)
             data = shipped_config.model_dump() | {"name": name, "classes": classes or names}
             data["input"] |= {"size": size, "name": input_name}
+            data["input"] |= _AS_THEY_ARE if whole_pixels else {}
             data["head"] |= keys
             if data["head"]["decode"] == "detections":
                 data["nms"] |= {"iou_threshold": 1.0}

@@ -26,8 +26,10 @@ import onnx_graphsurgeon as gs
 
 from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.errors import ModelError
+from trtdet.passes.base import Writer
 from trtdet.passes.nms import EFFICIENT
-from trtdet.passes.walk import constant, depends, maker, number, upstream
+from trtdet.passes.provenance import Origin
+from trtdet.passes.walk import constant, depends, maker, number, picks, redirect, unpick, upstream
 
 ONNX = "NonMaxSuppression"
 
@@ -103,6 +105,9 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
     nodes = suppressions(graph)
     if not nodes:
         return None
+    for node in nodes:
+        if node.op == ONNX and (joined := _followed(node.inputs[1], by_class=True).levels) is not None:
+            _read_whole_levels(graph, joined)
     found = [_of_plugin(node) if node.op in PLUGINS else _of_onnx(node) for node in nodes]
     first = found[0]  # one for each image of a batch reads the same tensors
     if any((one.boxes, one.scores, one.thresholds) != (first.boxes, first.scores, first.thresholds) for one in found):
@@ -132,7 +137,8 @@ def _of_plugin(node: gs.Node) -> OwnSuppression:
         raise refused(node.name or node.op, "it has boxes of its own for each class")
     most, limit = int(attributes[names.most]), EfficientNms.CANDIDATES
     if names.candidates:
-        limit = max(int(attributes.get(names.candidates, limit)), most)
+        # MMDeploy asks for 5000 candidates, more than EfficientNMS takes.
+        limit = min(max(int(attributes.get(names.candidates, limit)), most), EfficientNms.CANDIDATES)
     return OwnSuppression(
         name=node.name or node.op,
         kind="efficient",
@@ -157,7 +163,7 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
     name, scores = node.name or node.op, _followed(node.inputs[1], by_class=True)
     reader, picked = _picked_boxes(node)
     boxes = _followed(node.inputs[0] if picked is None else picked, by_class=False)
-    if scores.levels or boxes.levels:
+    if scores.levels is not None or boxes.levels is not None:
         raise ModelError(
             f"the NMS '{name}' embedded in the model cannot be cut off: its boxes are decoded level by level after the "
             "best were selected",
@@ -211,7 +217,7 @@ class _Followed:
     reduced: bool = False  # whether the best class of each row was taken
     selections: list[gs.Node] = field(default_factory=list)
     columns: int | None = None  # the background's column, or -1, where rows were selected class by class
-    levels: bool = False  # whether rows were selected from several tensors
+    levels: gs.Tensor | None = None  # joined rows that were selected from several tensors
 
     def _before(self) -> Iterator[gs.Node]:
         for node in self.selections:
@@ -256,7 +262,7 @@ def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
                 break
             source, found.columns = _joined(branches)
             if source is None:
-                found.levels = True
+                found.levels = tensor
                 break
             by_class = by_class and found.columns is None  # the columns are the last axis
             found.source, found.by_class = source, by_class
@@ -273,6 +279,10 @@ def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
         if selects:
             found.source, found.by_class = tensor, by_class
             found.selections.append(node)
+    # MMDeploy joins the images of a batch to pick rows of them: (B, N, C) -> (B * N, C).
+    joined = maker(found.source, "Flatten")
+    if joined is not None and joined.attrs.get("axis", 1) == 2:
+        found.source = joined.inputs[0]
     return found
 
 
@@ -290,6 +300,28 @@ def _joined(branches: list[_Followed]) -> tuple[gs.Tensor | None, int | None]:
     if first not in (0, 1) or indices != [first + at for at in range(len(indices))]:
         return None, None
     return (whole, 0 if first else -1) if all(node.inputs[0] is whole for node in columns) else (None, None)
+
+
+def _read_whole_levels(graph: gs.Graph, joined: gs.Tensor) -> None:
+    """Flatten(x)[TopK(scores of a level) + image] -> Flatten(x), in place, for all levels that ``joined`` joins.
+
+    MMDeploy's dense heads select so before they decode (``gather_topk`` in mmdeploy/mmcv/ops/nms.py). Selections of
+    another form are left.
+    """
+    nodes = [node for node in upstream(joined) if node.op == "TopK"]
+    picked = {id(node): picks(node.outputs[1], through=("Add",)) for node in nodes}
+    for node in nodes:
+        readers = [reader for pick in picked[id(node)] for reader in pick.outputs[0].outputs]
+        shaped = all(reader.op == "Reshape" for reader in readers)  # by the shape of the indices, then, which stays
+        if node.attrs.get("axis", -1) != 1 or node.outputs[0].outputs or not readers or not shaped:
+            return
+    write = Writer(graph, "trtdet/levels", Origin.EMBEDDED_NMS)
+    for node in nodes:
+        count = write("Gather", write("Shape", node.inputs[0]), write.const(1, np.int64), axis=0)
+        every = write("Range", write.const(0, np.int64), count, write.const(1, np.int64))
+        redirect(graph, node.outputs[1], write("Reshape", every, write.const([1, -1], np.int64)))
+        unpick(graph, picked[id(node)])
+    graph.cleanup().toposort()
 
 
 def _stretch(reader: gs.Node) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -90,15 +90,15 @@ def downstream(nodes: Iterable[gs.Node], *ends: str) -> Iterator[gs.Node]:
                 queue.append(reader)
 
 
-def picks(*indices: gs.Variable) -> list[gs.Node]:
-    """The Gather and GatherND nodes that use indices, directly or through other indexing operators."""
+def picks(*indices: gs.Variable, through: Sequence[str] = ()) -> list[gs.Node]:
+    """The Gather and GatherND nodes that use indices, directly or through other indexing operators or ``through``."""
     nodes: list[gs.Node] = []
     queue = list(indices)
     for tensor in queue:
         for node in tensor.outputs:
             if node.op in ("Gather", "GatherND") and node.inputs[1] is tensor:
                 nodes.append(node)
-            elif node.op in _INDEXING and node.inputs[0] is tensor:
+            elif node.op in (*_INDEXING, *through) and node.inputs[0] is tensor:
                 queue += node.outputs
     return nodes
 
