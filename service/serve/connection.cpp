@@ -553,7 +553,7 @@ private:
 
 std::shared_ptr<Connection> make_connection(Serving& server, Port& port, tcp::socket socket) {
     error_code gone;
-    auto client = server.clients.of(socket.remote_endpoint(gone).address());
+    auto client = server.service.clients().of(socket.remote_endpoint(gone).address());
     return std::make_shared<HttpConnection>(server, port, std::move(client), std::move(socket));
 }
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "clients.hpp"
 #include "connections.hpp"
 #include "http_message.hpp"
 #include "http_server.hpp"
@@ -28,7 +27,6 @@ struct Serving {
     Metrics& metrics;
     const std::string without_memory = answer_without_memory();
     std::atomic<bool> draining{false};  // connections end after their answer
-    Clients clients;
     Connections connections;
 };
 

@@ -113,6 +113,7 @@ struct Context {
 
     std::atomic<int> in_flight{0};  // requests that hold a Place
     std::atomic<bool> leaving{false};
+    Clients clients;
     MemoryBudget bodies;
     MemoryBudget decoding;                   // and numbers that are read from JSON, and answers
     const std::unique_ptr<Workers> workers;  // decodes and pre-processes

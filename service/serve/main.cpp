@@ -16,6 +16,7 @@
 #include <iostream>
 #include <memory>
 #include <opencv2/core/utility.hpp>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -23,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "grpc_server.hpp"
 #include "http_server.hpp"
 #include "log.hpp"
 #include "metrics.hpp"
@@ -41,6 +43,7 @@ struct Options {
     std::vector<std::pair<std::string, std::filesystem::path>> bundles;  // by the names that they are served as
     ServiceOptions service;
     HttpOptions http;
+    std::optional<std::uint16_t> grpc_port;
     Level log_level = Level::info;
     bool log_json = false;
 };
@@ -121,6 +124,10 @@ Options read_options(int count, char** arguments) {
     app.add_option(
            "--admin-port", options.http.admin_port,
            "Second port, for GET and HEAD alone and with connections of its own: for probes; 0 for any")
+        ->check(CLI::Range(0, 65535));
+    app.add_option(
+           "--grpc-port", options.grpc_port,
+           "Port for the Open Inference Protocol over gRPC, on the same host; 0 for any")
         ->check(CLI::Range(0, 65535));
     app.add_option(
         "--recording", recording,
@@ -343,6 +350,11 @@ int serve_until_stopped(Options options) {
         models[i] = std::make_unique<Model>(options.model, log, metrics);
     }
     server.listen();
+    std::optional<GrpcServer> grpc;
+    if (options.grpc_port) {
+        grpc.emplace(GrpcOptions{options.http.host, *options.grpc_port, options.http.stop_timeout}, service, log);
+        log.write(Level::info, "listens for gRPC", {{"address", grpc->address()}});
+    }
     const auto reload = [&models] {
         for (const auto& model : models) {
             model->reload();
@@ -357,7 +369,11 @@ int serve_until_stopped(Options options) {
         runs += (runs.empty() ? " runs " : ", ") + options.bundles[i].first + " on " + models[i]->current()->ran_on();
     }
     std::cout << "trtdet-serve: " << server.url() << runs << std::endl;
-    if (!server.run()) {
+    const bool finished = server.run();
+    if (grpc) {
+        grpc->stop();
+    }
+    if (!finished) {
         // What was cut may hang in the engine for ever.
         std::_Exit(1);
     }

@@ -155,6 +155,10 @@ std::optional<Response> Service::refuse(const Head& head) const {
     return impl_->router.refuse(head);
 }
 
+Clients& Service::clients() const {
+    return impl_->context->clients;
+}
+
 std::shared_ptr<MemoryBudget::Share> Service::body_of(const Head& head) const {
     return std::make_shared<MemoryBudget::Share>(impl_->context->bodies, client_of(head));
 }

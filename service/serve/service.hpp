@@ -32,6 +32,9 @@ public:
     // kind, a query that is wrong, too much to do. Nothing where the body should be read and handle() be called.
     std::optional<Response> refuse(const Head& head) const;
 
+    // The addresses that requests come from.
+    Clients& clients() const;
+
     // For what arrives of the request's body, at first nothing.
     std::shared_ptr<MemoryBudget::Share> body_of(const Head& head) const;
 

@@ -1,0 +1,43 @@
+// The Open Inference Protocol over gRPC, beside HTTP: the same models, limits and queue.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "log.hpp"
+#include "service.hpp"
+
+namespace trtdet::serve {
+
+struct GrpcOptions {
+    std::string host = "127.0.0.1";  // an address, or a name that has one
+    std::uint16_t port = 0;          // 0 for any that is free
+    std::chrono::milliseconds stop_timeout{30'000};
+};
+
+// Any thread may call any member at any time, but for the destructor.
+class GrpcServer {
+public:
+    // Serves from now on. Service and log must live longer than this.
+    //
+    // Throws Error: the address is unknown, taken or not allowed; or this program was built without gRPC.
+    GrpcServer(const GrpcOptions& options, Service& service, Log& log);
+    ~GrpcServer();
+
+    GrpcServer(const GrpcServer&) = delete;
+    GrpcServer& operator=(const GrpcServer&) = delete;
+
+    // What it listens on, with the port that was chosen: "127.0.0.1:8001".
+    std::string address() const;
+
+    // Takes no more calls, and returns when those that have begun are answered, or after the stop timeout.
+    void stop();
+
+private:
+    class Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace trtdet::serve

@@ -1,0 +1,216 @@
+"""trtdet-serve as a client of the Open Inference Protocol over gRPC sees it."""
+
+import re
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from serving import Server, check, failed_start, until
+from test_open_inference import OUTPUTS, files, same, tensors
+
+
+@pytest.fixture(scope="module")
+def triton():
+    return pytest.importorskip("tritonclient.grpc", reason="pip install tritonclient[grpc]")
+
+
+def grpc_address(server: Server) -> str:
+    def told() -> Any:
+        return re.search(r" listens for gRPC address=(\S+)\n", server.log.read_text())
+
+    return str(until(told)[1])
+
+
+@pytest.fixture
+def server(serve, case):
+    start = serve(f"other={case.bundles[1]}", "--grpc-port", 0, "--recording-time", 20)
+    with start as running:
+        if "built without gRPC" in running.log.read_text():
+            pytest.skip("built without gRPC")
+        yield running
+
+
+@pytest.fixture
+def client(triton, server):
+    with triton.InferenceServerClient(grpc_address(server)) as made:
+        yield made
+
+
+def asked(triton: Any, batch: np.ndarray, name: str) -> Any:
+    tensor = triton.InferInput(name, list(batch.shape), "FP32")
+    tensor.set_data_from_numpy(batch)
+    return tensor
+
+
+def test_what_is_told_is_what_http_tells(client, server, case):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    first = case.bundles[0].name
+    for name in (first, "other"):
+        assert client.is_model_ready(name)
+        over_http = server.call("GET", f"/v2/models/{name}").json
+        facts = client.get_model_metadata(name, as_json=True)
+        assert [one["name"] for one in facts["outputs"]] == [one["name"] for one in over_http["outputs"]] == OUTPUTS
+        assert [[int(size) for size in one["shape"]] for one in facts["inputs"]] == [
+            one["shape"] for one in over_http["inputs"]
+        ]
+        config = client.get_model_config(name, as_json=True)["config"]
+        assert config["input"][0]["data_type"] == "TYPE_FP32"
+        assert config["output"][0]["name"] == "num_dets"
+    assert client.get_server_metadata(as_json=True)["extensions"] == server.call("GET", "/v2").json["extensions"]
+    index = client.get_model_repository_index(as_json=True)["models"]
+    assert [(one["name"], one["state"]) for one in index] == [(first, "READY"), ("other", "READY")]
+
+
+def test_tensors_and_files_are_answered_as_by_python(triton, client, case):
+    for bundle, name in zip(case.bundles, (case.bundles[0].name, "other"), strict=True):
+        (declared,) = client.get_model_metadata(name).inputs
+        batch, expected = tensors(bundle, case, 2)
+        outputs = [triton.InferRequestedOutput(output) for output in OUTPUTS]
+        result = client.infer(name, [asked(triton, batch, declared.name)], outputs=outputs, request_id="a 1")
+        same(result.as_numpy, expected)
+        response = result.get_response()
+        assert (response.id, response.model_name, response.model_version) == ("a 1", name, "1")
+        result = client.infer(name, [files(triton, case, declared.name, axis=True)])
+        for index, picture in enumerate(case.pictures[:2]):
+            count = int(result.as_numpy("num_dets")[index, 0])
+            rows = zip(*(result.as_numpy(output)[index, :count] for output in OUTPUTS[1:]), strict=True)
+            found = [{"box": box.tolist(), "score": float(score), "class": int(label)} for box, score, label in rows]
+            content_hash = response.parameters["content_hash"].string_param
+            check({"width": picture.width, "height": picture.height, "detections": found}, picture, content_hash)
+    counted = client.get_inference_statistics("other", as_json=True)["model_stats"][0]
+    assert counted["inference_count"] == "4"
+    assert counted["inference_stats"]["success"]["count"] == "2"
+
+
+def test_numbers_in_the_message_are_taken_too(triton, client, case):
+    """KServe's client sends them in ``contents``."""
+    name = case.bundles[0].name
+    batch, expected = tensors(case.bundles[0], case, 1)
+    protocol = triton.service_pb2
+    (declared,) = client.get_model_metadata(name).inputs
+    tensor = protocol.ModelInferRequest.InferInputTensor(name=declared.name, datatype="FP32", shape=batch.shape)
+    tensor.contents.fp32_contents.extend(batch.ravel().tolist())
+    response = client._client_stub.ModelInfer(protocol.ModelInferRequest(model_name=name, inputs=[tensor]))
+    raw = {one.name: bytes_ for one, bytes_ in zip(response.outputs, response.raw_output_contents, strict=True)}
+    shapes = {one.name: (one.datatype, list(one.shape)) for one in response.outputs}
+
+    def output(which: str) -> np.ndarray:
+        kind, shape = shapes[which]
+        return np.frombuffer(raw[which], {"FP32": np.float32, "INT32": np.int32}[kind]).reshape(shape)
+
+    same(output, expected)
+
+
+def test_many_at_a_time_are_all_answered(triton, server, case):
+    name = case.bundles[0].name
+    address = grpc_address(server)
+    failures: list[BaseException] = []
+
+    def ask(offset: int) -> None:
+        try:
+            with triton.InferenceServerClient(address) as mine:
+                (declared,) = mine.get_model_metadata(name).inputs
+                for index in range(20):
+                    picture = case.pictures[(offset + index) % len(case.pictures)]
+                    tensor = triton.InferInput(declared.name, [1], "BYTES")
+                    tensor.set_data_from_numpy(np.array([picture.data], np.object_))
+                    result = mine.infer(name, [tensor])
+                    expected = picture.found[case.hashes[0]]
+                    assert int(result.as_numpy("num_dets")[0, 0]) == len(expected.boxes)
+                    np.testing.assert_allclose(
+                        result.as_numpy("boxes")[0, : len(expected.boxes)], expected.boxes, rtol=0, atol=0.01
+                    )
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert server.metrics()["trtdet_images_total"] == 160
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"model": "none"}, "NOT_FOUND", 'there is no model "none"'),
+        ({"version": "2"}, "NOT_FOUND", 'no version "2"'),
+        ({"input": "none"}, "INVALID_ARGUMENT", 'no input "none"'),
+        ({"shape": [1, 3, 8, 8]}, "INVALID_ARGUMENT", "expected \\[1 to 32,3,"),
+        ({"output": "none"}, "INVALID_ARGUMENT", 'no output "none"'),
+    ],
+)
+def test_what_is_wrong_is_told_in_grpcs_words(triton, client, case, change, code, message):
+    name = case.bundles[0].name
+    (declared,) = client.get_model_metadata(name).inputs
+    shape = change.get("shape", [1, *declared.shape[1:]])
+    tensor = asked(triton, np.zeros(shape, np.float32), change.get("input", declared.name))
+    outputs = [triton.InferRequestedOutput(change["output"])] if "output" in change else None
+    with pytest.raises(Exception, match=message) as failed:
+        client.infer(change.get("model", name), [tensor], model_version=change.get("version", ""), outputs=outputs)
+    assert code in failed.value.status()
+
+
+def test_streams_are_refused_clearly(triton, client, case):
+    told: list[Any] = []
+    client.start_stream(lambda result, error: told.append(error))
+    name = case.bundles[0].name
+    client.async_stream_infer(name, [files(triton, case, "images", axis=False)])
+    until(lambda: told)
+    assert "there are no streams here; call ModelInfer" in str(told[0])
+
+
+def test_a_client_that_gives_up_is_worked_for_no_more(triton, serve, case):
+    options = ("--grpc-port", 0, "--recording-time", 700, "--lanes", 1, "--max-batch", 1)
+    with serve(*options) as server, triton.InferenceServerClient(grpc_address(server)) as client:
+        name = case.bundles[0].name
+        (declared,) = client.get_model_metadata(name).inputs
+        tensor = files(triton, case, declared.name, axis=False)
+        begin = time.monotonic()
+        with pytest.raises(Exception, match="Deadline Exceeded"):
+            client.infer(name, [tensor], client_timeout=0.2)
+        assert time.monotonic() - begin < 0.7
+        until(lambda: server.metrics()["trtdet_requests_in_flight"] == 0)
+        client.infer(name, [tensor])
+
+
+def test_a_message_that_is_too_large_is_refused(triton, serve, case):
+    with (
+        serve("--grpc-port", 0, "--max-body-mb", 1) as server,
+        triton.InferenceServerClient(grpc_address(server)) as client,
+    ):
+        name = case.bundles[0].name
+        (declared,) = client.get_model_metadata(name).inputs
+        tensor = triton.InferInput(declared.name, [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([bytes(3 << 20)], np.object_))
+        with pytest.raises(Exception, match="larger than max") as failed:
+            client.infer(name, [tensor])
+        assert "RESOURCE_EXHAUSTED" in failed.value.status()
+        assert client.is_server_live()
+
+
+def test_calls_that_have_begun_are_finished_at_a_stop(triton, serve, case):
+    with serve("--grpc-port", 0, "--recording-time", 500) as server:
+        with triton.InferenceServerClient(grpc_address(server)) as client:
+            name = case.bundles[0].name
+            (declared,) = client.get_model_metadata(name).inputs
+            tensor = files(triton, case, declared.name, axis=False)
+            told: list[Any] = []
+            client.async_infer(name, [tensor], callback=lambda result, error: told.append(error or result))
+            until(lambda: server.metrics()["trtdet_requests_in_flight"] == 1)
+            server.signal()
+            until(lambda: told)
+            assert told[0].as_numpy("num_dets").shape == (2, 1)
+        assert server.process.wait(60) == 0
+
+
+def test_a_port_that_is_taken_is_an_error_of_one_line(server, serve):
+    port = grpc_address(server).rpartition(":")[2]
+    another = serve("--grpc-port", port)
+    line = failed_start(another.program, *another.arguments, "--port", 0)
+    assert f"port {port} for gRPC" in line
