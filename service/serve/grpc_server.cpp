@@ -271,6 +271,9 @@ class Protocol : public inference::GRPCInferenceService::CallbackService {
 public:
     Protocol(serve::Service& service, Log& log) : service_(service), log_(log) {}
 
+    // Until then there are no models.
+    void serve() { serves_ = true; }
+
     grpc::ServerUnaryReactor* ServerLive(
         grpc::CallbackServerContext* context, const inference::ServerLiveRequest* /*request*/,
         inference::ServerLiveResponse* response) override {
@@ -329,7 +332,11 @@ public:
         inference::ModelInferResponse* response) override {
         const auto peer = context->peer();
         auto* const call = new Call(service_, log_, service_.clients().of(address_of(peer)), peer);
-        call->start(*request, *response);
+        if (serves_) {
+            call->start(*request, *response);
+        } else {
+            call->Finish(status_of(starting()));
+        }
         return call;
     }
 
@@ -345,6 +352,9 @@ private:
         request.head.target = std::move(path);
         request.head.length = 0;
         request.arrived = Clock::now();
+        if (!serves_) {
+            return starting();
+        }
         const auto head = request.head;
         auto refusal = service_.refuse(head);
         Response response;
@@ -357,6 +367,8 @@ private:
         service_.answered(head, response, {});
         return response;
     }
+
+    static Response starting() { return busy_response("stopping", "the service is starting; try again later"); }
 
     // No is an answer, but not where there is no such model.
     template <typename Set>
@@ -390,6 +402,7 @@ private:
 
     serve::Service& service_;
     Log& log_;
+    std::atomic<bool> serves_{false};
 };
 
 }  // namespace
@@ -430,6 +443,8 @@ public:
 
     std::string address() const { return address_; }
 
+    void serve() { protocol_.serve(); }
+
     void stop() {
         if (server_) {
             server_->Shutdown(std::chrono::system_clock::now() + options_.stop_timeout);
@@ -453,6 +468,10 @@ GrpcServer::~GrpcServer() {
 
 std::string GrpcServer::address() const {
     return impl_->address();
+}
+
+void GrpcServer::serve() {
+    impl_->serve();
 }
 
 void GrpcServer::stop() {

@@ -20,7 +20,7 @@ struct GrpcOptions {
 // Any thread may call any member at any time, but for the destructor.
 class GrpcServer {
 public:
-    // Serves from now on. Service and log must live longer than this.
+    // Takes the address; calls are told that the service starts. Service and log must live longer than this.
     //
     // Throws Error: the address is unknown, taken or not allowed; or this program was built without gRPC.
     GrpcServer(const GrpcOptions& options, Service& service, Log& log);
@@ -28,6 +28,9 @@ public:
 
     GrpcServer(const GrpcServer&) = delete;
     GrpcServer& operator=(const GrpcServer&) = delete;
+
+    // Serves from now on.
+    void serve();
 
     // What it listens on, with the port that was chosen: "127.0.0.1:8001".
     std::string address() const;

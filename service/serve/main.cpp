@@ -345,14 +345,17 @@ int serve_until_stopped(Options options) {
     Service service(options.service, std::move(sources), log, metrics);
     // The address first: that it is taken should not be found out after minutes of loading.
     HttpServer server(options.http, service, log, metrics);
+    std::optional<GrpcServer> grpc;
+    if (options.grpc_port) {
+        grpc.emplace(GrpcOptions{options.http.host, *options.grpc_port, options.http.stop_timeout}, service, log);
+    }
     for (std::size_t i = 0; i < models.size(); ++i) {
         std::tie(options.model.name, options.model.bundle) = options.bundles[i];
         models[i] = std::make_unique<Model>(options.model, log, metrics);
     }
     server.listen();
-    std::optional<GrpcServer> grpc;
-    if (options.grpc_port) {
-        grpc.emplace(GrpcOptions{options.http.host, *options.grpc_port, options.http.stop_timeout}, service, log);
+    if (grpc) {
+        grpc->serve();
         log.write(Level::info, "listens for gRPC", {{"address", grpc->address()}});
     }
     const auto reload = [&models] {

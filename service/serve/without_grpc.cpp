@@ -12,6 +12,8 @@ GrpcServer::GrpcServer(const GrpcOptions& /*options*/, Service& /*service*/, Log
 
 GrpcServer::~GrpcServer() = default;
 
+void GrpcServer::serve() {}
+
 std::string GrpcServer::address() const {
     return {};
 }
