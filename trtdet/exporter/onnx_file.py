@@ -98,22 +98,7 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     ConfigError if the model's input is not a single image, or the size is missing or does not fit; ModelError if no
     supported head fits the outputs, or the model cannot be run; DataError if the images cannot be read.
     """
-    inputs = images(model)
-    dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
-    pictures = [value.name for value in inputs if len(_dims(value)) == 4 and 3 in _dims(value)[1:]]
-    if len(pictures) > 1:
-        raise ModelError(
-            f"model '{path}' is not taken: it reads {len(pictures)} images at a time ({', '.join(pictures)}), as "
-            "models for tracking, optical flow and stereo depth do",
-            "trtdet takes detectors",
-        )
-    if len(dims) != 4 or dims[1] not in (0, 3):
-        listed = ", ".join(f"'{value.name}' {_dims(value)}" for value in inputs)
-        known = ", ".join(SIZES)
-        raise ConfigError(
-            f"model '{path}' has the inputs {listed or 'none'}, a single image (B, 3, H, W) is needed",
-            f"of other inputs, sizes named {known} are folded; export the model with the image alone",
-        )
+    input_name, dims = _single_image(path, model)
     size = options.size or _noted_size(model) or (dims[2], dims[3])
     if not all(size) or any(fixed not in (0, side) for fixed, side in zip(dims[2:], size, strict=True)):
         own = f"{dims[2] or 'any'}x{dims[3] or 'any'}"
@@ -126,7 +111,7 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     cut = cut_off(model)
     maps = before_flattening(model) if cut is None else None
     source = maps or (model if cut is None else cut.model)
-    names, input_name = [output.name for output in source.graph.output], inputs[0].name
+    names = [output.name for output in source.graph.output]
     tries = trials.batches(InputConfig(size=size, scale=1 if whole else 1 / 255), replace(options, dynamic_batch=False))
     if dims[0] > 1:
         tries = [np.repeat(image, dims[0], axis=0) for image in tries]
@@ -161,6 +146,27 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
         pixels = config.input.model_copy(update=_AS_THEY_ARE)
         config = config.model_copy(update={"input": pixels})
     return config, "; ".join((note, *said(model)))
+
+
+def _single_image(path: Path, model: onnx.ModelProto) -> tuple[str, list[int]]:
+    """The name and dimensions of a model's input, 0 where they are open; an error if that is not a single image."""
+    inputs = images(model)
+    dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
+    pictures = [value.name for value in inputs if len(_dims(value)) == 4 and 3 in _dims(value)[1:]]
+    if len(pictures) > 1:
+        raise ModelError(
+            f"model '{path}' is not taken: it reads {len(pictures)} images at a time ({', '.join(pictures)}), as "
+            "models for tracking, optical flow and stereo depth do",
+            "trtdet takes detectors",
+        )
+    if len(dims) != 4 or dims[1] not in (0, 3):
+        listed = ", ".join(f"'{value.name}' {_dims(value)}" for value in inputs)
+        known = ", ".join(SIZES)
+        raise ConfigError(
+            f"model '{path}' has the inputs {listed or 'none'}, a single image (B, 3, H, W) is needed",
+            f"of other inputs, sizes named {known} are folded; export the model with the image alone",
+        )
+    return inputs[0].name, dims
 
 
 def guessed_task(
