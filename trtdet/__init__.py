@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from trtdet.performance import BenchOptions, ProfileOptions, bench, profile
     from trtdet.runtime.detector import Detector
     from trtdet.runtime.pictures import infer
+    from trtdet.runtime.prediction import Prediction
 
 # No module may have one of these names: importing it would replace the function by the module.
 _HOMES = {
@@ -81,6 +82,7 @@ _HOMES = {
         "performance": "BenchOptions ProfileOptions bench profile",
         "runtime.detector": "Detector",
         "runtime.pictures": "infer",
+        "runtime.prediction": "Prediction",
     }.items()
     for name in names.split()
 }
@@ -89,7 +91,7 @@ _HOMES = {
 __all__ = [
     "AgreementOptions", "BenchOptions", "Bootstrap", "BuildOptions", "Bundle", "CalibrationOptions", "CocoDataset",
     "Config", "Detector", "EngineOptions", "Experiment", "ExportOptions", "FinishOptions", "Finished", "ImageCurve",
-    "NmsOptions", "PackageOptions", "PlanOptions", "PrepareOptions", "PreparedFolder", "ProfileOptions",
+    "NmsOptions", "PackageOptions", "PlanOptions", "Prediction", "PrepareOptions", "PreparedFolder", "ProfileOptions",
     "SensitivityOptions", "SweepOptions", "TritonOptions", "TrtdetError", "TrtdetWarning", "TuneOptions", "Variant",
     "__version__", "agree", "bench", "build", "calibrate", "compare", "evaluate", "export", "finish", "guess_config",
     "how_many_images", "infer", "load_config", "package", "prepare", "profile", "score_shift", "sensitivity", "sweep",

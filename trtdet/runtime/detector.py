@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import onnx
@@ -15,13 +18,15 @@ from trtdet.backends import EngineFacts, OnnxRunner, Runner, for_scores, obstacl
 from trtdet.backends.libraries import LIBRARIES
 from trtdet.bundle import Bundle, Manifest
 from trtdet.config import Config, InputConfig, KeypointsConfig, NmsConfig, NmsMode
-from trtdet.data.images import ImageTransform
+from trtdet.data.images import ImageTransform, preprocess
 from trtdet.detection.masks import THRESHOLD
 from trtdet.detection.parts import PROTOTYPES, ROTATED_BOXES, Parts
 from trtdet.detection.placing import Placed, place
 from trtdet.detection.suppression import Detections, non_max_suppression
-from trtdet.errors import BackendError, ConfigError
+from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
+from trtdet.runtime.prediction import Prediction
+from trtdet.runtime.sources import Color, Frame, ahead, frames
 
 Runtime = Literal["auto", "engine", "onnxruntime"]
 """The file of a bundle to run: the engine if possible, else the model (``auto``); only the engine; only the model."""
@@ -135,6 +140,82 @@ class Detector:
     def __call__(self, images: NDArray[np.float32]) -> Detections:
         """Detects on a batch, float32 (B, 3, H, W), pre-processed as ``input`` says."""
         return self.suppressed(self.runner(images), self.nms)
+
+    def run(self, images: NDArray[np.float32]) -> Detections:
+        """Detects on a batch that is prepared already, with boxes in pixels of the network's input.
+
+        Args:
+            images: float32 (B, 3, H, W), as :func:`trtdet.data.images.preprocess` makes it by ``input``: resized,
+                with the border, in its order of colours and normalised.
+
+        Raises:
+            DataError: the array has another type or shape.
+        """
+        height, width = self.input.size
+        right = isinstance(images, np.ndarray) and images.dtype == np.float32 and images.ndim == 4 and len(images) > 0
+        if not right or images.shape[1:] != (3, height, width):
+            given = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
+            raise DataError(
+                f"the batch is {given}, expected float32 (B, 3, {height}, {width}), prepared for the network; images "
+                "as they are go to Detector.predict()"
+            )
+        return self(images)
+
+    @overload
+    def predict(
+        self, source: Any, *, color: Color | None = ..., score_threshold: float = ..., stream: Literal[False] = ...
+    ) -> list[Prediction]: ...
+
+    @overload
+    def predict(
+        self, source: Any, *, color: Color | None = ..., score_threshold: float = ..., stream: Literal[True]
+    ) -> Iterator[Prediction]: ...
+
+    def predict(
+        self, source: Any, *, color: Color | None = None, score_threshold: float = 0.25, stream: bool = False
+    ) -> list[Prediction] | Iterator[Prediction]:
+        """Detects on images, videos or cameras, in their order. Decoding goes on ahead in threads.
+
+        Args:
+            source: the path of an image, a folder, a ``.txt`` list or a video; a pattern such as ``street/*.jpg``; the
+                address of a stream (``rtsp://``, ``http://``); the number of a camera; the bytes of an image file; a
+                picture of Pillow; an array, uint8 (H, W, 3) or grey (H, W); or any iterable of these.
+            color: ``rgb`` or ``bgr``, the order of an array's channels; required for arrays of three channels.
+            score_threshold: detections below it are left out, 0..1.
+            stream: whether to give results one by one as they come, instead of a list: for videos, cameras and large
+                folders, whose images do not all find room in memory.
+
+        Raises:
+            DataError: a source is not an image, does not exist, or cannot be read.
+            ConfigError: the threshold is not within 0..1.
+        """
+        if not 0 <= score_threshold <= 1:
+            raise ConfigError(f"score_threshold is {score_threshold}, allowed is 0 to 1")
+        results = self._predicted(frames(source, color), score_threshold)
+        return results if stream else list(results)
+
+    def _predicted(self, images: Iterator[Frame], score_threshold: float) -> Iterator[Prediction]:
+        def prepared(frame: Frame) -> tuple[Frame, NDArray[np.uint8], NDArray[np.float32], ImageTransform]:
+            image = frame.read()
+            return frame, image, *preprocess(image, self.input)
+
+        workers = len(os.sched_getaffinity(0))
+        with closing(ahead(images, prepared, workers, most=2 * workers + self.batch)) as ready:
+            while batch := list(itertools.islice(ready, self.batch)):
+                detections = self(np.stack([inputs for _, _, inputs, _ in batch])).over(score_threshold)
+                for row, (frame, image, _, transform) in enumerate(batch):
+                    boxes, scores, classes = detections.image(row)
+                    inside = transform.to_image(boxes)
+                    yield Prediction.of(
+                        frame,
+                        image,
+                        boxes=inside,
+                        scores=scores,
+                        classes=classes,
+                        class_names=self.classes,
+                        parts=self.placed(detections, row, boxes=inside, transform=transform),
+                        skeleton=self.keypoints.skeleton if self.keypoints else (),
+                    )
 
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
         """Detections of the model's outputs; ``nms`` applies to ``host`` only, because a graph has its own."""

@@ -1,0 +1,215 @@
+"""What a detector is asked to look at: files, folders, lists, arrays, videos and cameras, as frames of pixels."""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from trtdet.data import find_images
+from trtdet.data.images import decode_image, read_image
+from trtdet.errors import DataError
+
+Color = Literal["rgb", "bgr"]
+"""The order of an array's channels; OpenCV's functions give ``bgr``."""
+
+VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
+
+_ADDRESSES = ("rtsp://", "rtsps://", "http://", "https://", "tcp://", "udp://")
+
+Input = TypeVar("Input")
+Output = TypeVar("Output")
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """An image to detect on, decoded when ``pixels`` is called."""
+
+    read: Callable[[], NDArray[np.uint8]]
+    """Gives uint8 (H, W, 3), RGB, 0..255; raises DataError if the image cannot be read."""
+    path: Path | None = None
+    """Of the image or video file; None without one."""
+    index: int = 0
+    """Of the frame in its video, from 0."""
+    seconds: float | None = None
+    """From the beginning of the video to this frame, by the video's own clock; None of images."""
+
+
+def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
+    """The frames of a source, in its order.
+
+    Args:
+        source: the path of an image, a folder, a ``.txt`` list or a video; a pattern with ``*``, ``?`` or ``[``; the
+            address of a stream (``rtsp://``, ``http://``); the number of a camera; the bytes of an image file; a
+            picture of Pillow; an array, uint8 (H, W, 3) or grey (H, W); or any iterable of these.
+        color: the order of an array's channels, which must be given for arrays of three channels.
+
+    Raises:
+        DataError: there is no such file, stream or camera, or it is not an image.
+    """
+    if isinstance(source, str | Path):
+        yield from _named(str(source))
+    elif isinstance(source, bytes | bytearray | memoryview):
+        data = bytes(source)
+        yield Frame(lambda: decode_image(data))
+    elif isinstance(source, Image.Image):
+        yield Frame(lambda: _of_pillow(source))
+    elif isinstance(source, np.ndarray):
+        pixels = _of_array(source, color)
+        yield Frame(lambda: pixels)
+    elif isinstance(source, bool):
+        raise DataError("the source is a truth value, not an image; give a path, an array or a camera's number")
+    elif isinstance(source, int | np.integer):
+        yield from _video(int(source), f"camera {source}", None)
+    elif isinstance(source, Iterable):
+        for one in source:
+            yield from frames(one, color)
+    else:
+        raise DataError(
+            f"a source of type {type(source).__name__} is not an image; give a path, an array, a picture of Pillow, "
+            "the bytes of a file, the number of a camera, or a list of these"
+        )
+
+
+def _named(name: str) -> Iterator[Frame]:
+    if name.lower().startswith(_ADDRESSES):
+        yield from _video(name, f"stream '{name}'", None)
+        return
+    path = Path(name)
+    if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file():
+        yield from _video(name, f"video '{name}'", path)
+    elif path.is_dir() or (path.suffix.lower() == ".txt" and path.is_file()):
+        for file in find_images(path):
+            yield _file(file)
+    elif not path.exists() and any(letter in name for letter in "*?["):
+        found = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
+        if not found:
+            raise DataError(f"no file matches '{name}'; check the pattern and the current folder")
+        for file in found:
+            yield from _named(str(file))
+    else:
+        yield _file(path)
+
+
+def _file(path: Path) -> Frame:
+    return Frame(lambda: read_image(path), path)
+
+
+def _of_pillow(picture: Image.Image) -> NDArray[np.uint8]:
+    data = io.BytesIO()
+    # Through the one way that decides what becomes of palettes, alpha and 16 bits.
+    picture.save(data, "PNG" if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16") else "TIFF")
+    return decode_image(data.getvalue())
+
+
+def _of_array(array: NDArray[Any], color: Color | None) -> NDArray[np.uint8]:
+    shape = f"{array.dtype} {array.shape}"
+    if array.dtype != np.uint8:
+        raise DataError(
+            f"the array is {shape}; expected uint8 (H, W, 3) with values 0 to 255. What is prepared for the network, "
+            "float32 (B, 3, H, W), goes to Detector.run()"
+        )
+    if array.ndim == 2:
+        return np.ascontiguousarray(np.broadcast_to(array[..., None], (*array.shape, 3)))
+    if array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
+        raise DataError(f"the array is {shape}; expected uint8 (H, W, 3), one image, channels last and without alpha")
+    if color not in ("rgb", "bgr"):
+        raise DataError(
+            "the order of the array's channels is not known: give color='bgr' for what OpenCV reads, else color='rgb'"
+        )
+    return np.ascontiguousarray(array[..., ::-1] if color == "bgr" else array)
+
+
+def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
+    capture = cv2.VideoCapture(source)
+    try:
+        if not capture.isOpened():
+            raise DataError(f"{name} cannot be opened; check that it is there, and that OpenCV can decode it")
+        index = 0
+        while True:
+            read, picture = capture.read()
+            if not read:
+                break
+            seconds = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # of the frame that was read
+            yield Frame(partial(_from_bgr, picture), path, index=index, seconds=seconds)
+            index += 1
+        if index == 0:
+            raise DataError(f"{name} has no frame that can be decoded; try to play it, or write it anew")
+    finally:
+        capture.release()
+
+
+def _from_bgr(picture: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(picture[..., ::-1])
+
+
+class _End:
+    """Behind the last item; ``error`` ended the source, if anything did."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def ahead(
+    items: Iterator[Input], work: Callable[[Input], Output], workers: int, most: int
+) -> Generator[Output, None, None]:
+    """``map(work, items)`` with the work done ahead in threads, and the items drawn in one more.
+
+    Args:
+        items: only one thread draws them.
+        workers: threads for the work.
+        most: results and items in work that are kept at a time.
+
+    Raises:
+        What ``items`` or ``work`` raises, at the place of the item.
+    """
+    results: queue.Queue[Future[Output] | _End] = queue.Queue(most)
+    stopped = threading.Event()
+
+    def put(what: Future[Output] | _End) -> None:
+        while not stopped.is_set():
+            with suppress(queue.Full):
+                results.put(what, timeout=0.1)
+                return
+
+    def draw() -> None:
+        error: BaseException | None = None
+        try:
+            for item in items:
+                if stopped.is_set():
+                    break
+                put(pool.submit(work, item))
+        except BaseException as raised:
+            error = raised
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:
+                close()
+        put(_End(error))
+
+    with ThreadPoolExecutor(workers, "trtdet-decode") as pool:
+        drawing = threading.Thread(target=draw, name="trtdet-source", daemon=True)
+        drawing.start()
+        try:
+            while True:
+                one = results.get()
+                if isinstance(one, _End):
+                    if one.error is not None:
+                        raise one.error
+                    return
+                yield one.result()
+        finally:
+            stopped.set()
+            drawing.join()
