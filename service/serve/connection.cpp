@@ -462,7 +462,9 @@ private:
         state_ = State::writing;
         server_.connections.set_waiting(*this, Connections::Waits::not_at_all);
         // What is charged no more is not kept.
-        std::string().swap(parser_->get().body());
+        if (parser_) {
+            std::string().swap(parser_->get().body());
+        }
         held_ = nullptr;
         answer_held_ = std::move(response.held);
         closing_ = !keep_alive;

@@ -27,7 +27,7 @@ Connections::Presence::~Presence() {
     connections_.changed_.notify_all();
 }
 
-std::optional<Response> Connections::add(const std::shared_ptr<Connection>& connection) {
+Connections::Added Connections::add(const std::shared_ptr<Connection>& connection) {
     Port& port = connection->port();
     std::size_t count = 0;
     {
@@ -35,8 +35,13 @@ std::optional<Response> Connections::add(const std::shared_ptr<Connection>& conn
         all_[connection.get()] = connection;
         count = port.connected;
     }
+    return {refusal(*connection, count), count};
+}
+
+std::optional<Response> Connections::refusal(const Connection& connection, std::size_t connected) {
+    Port& port = connection.port();
     // Who has more than its part makes room itself.
-    const auto& client = connection->client();
+    const auto& client = connection.client();
     if (!port.for_probes && port.most_of_client < port.most && client->connections > port.most_of_client) {
         if (make_room(port, client.get())) {
             return std::nullopt;
@@ -45,7 +50,7 @@ std::optional<Response> Connections::add(const std::shared_ptr<Connection>& conn
             "you have the " + std::to_string(port.most_of_client) +
             " connections that one client may have (--max-connections, --max-client-percent); try again later");
     }
-    if (count > port.most && !make_room(port)) {
+    if (connected > port.most && !make_room(port)) {
         return busy_response("overloaded", "there are too many connections (--max-connections); try again later");
     }
     return std::nullopt;

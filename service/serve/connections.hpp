@@ -90,10 +90,14 @@ public:
         Connection& connection_;
     };
 
+    // What becomes of a connection.
+    struct Added {
+        std::optional<Response> refusal;  // where there are too many, and none can leave
+        std::size_t connected = 0;        // to its port, itself among them
+    };
+
     // Takes a connection that was made just now, and asks another one to leave where there are too many.
-    //
-    // Returns the refusal where there are, and none can leave.
-    std::optional<Response> add(const std::shared_ptr<Connection>& connection);
+    Added add(const std::shared_ptr<Connection>& connection);
 
     // What the connection waits for, so that it can be asked to leave.
     enum class Waits { not_at_all, for_request, for_rest, for_end };
@@ -120,6 +124,7 @@ public:
     bool wait_until_gone(std::chrono::milliseconds patience);
 
 private:
+    std::optional<Response> refusal(const Connection& connection, std::size_t connected);
     std::shared_ptr<Connection> take_leaving(Port& port, const Client* client);
 
     Metrics& metrics_;

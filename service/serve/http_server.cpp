@@ -183,10 +183,10 @@ void HttpServer::Impl::accepted(Listener& listener, tcp::socket socket) {
     socket.set_option(tcp::no_delay(true), ignored);
     socket.non_blocking(true, ignored);  // it is read where it is said to be readable
     const auto connection = make_connection(serving_, listener.port, std::move(socket));
-    auto refusal = serving_.connections.add(connection);
+    auto [refusal, connected] = serving_.connections.add(connection);
     if (!refusal) {
         connection->start();
-    } else if (listener.port.connected <= listener.port.most + max_refusals) {
+    } else if (connected <= listener.port.most + max_refusals) {
         connection->start_refusing(std::move(*refusal));
     }
 }

@@ -56,6 +56,7 @@ def test_every_convolution_in_int8_has_an_error(ready):
 def scorer(monkeypatch: pytest.MonkeyPatch, found: Agreement) -> PlanScorer:
     """Of a plan whose model agrees with the float model so far."""
     monkeypatch.setattr(plan, "agree", lambda *given: found)
+    monkeypatch.setattr(plan, "part_agreements", lambda *given: {})
     monkeypatch.setattr(PlanScorer, "_scored", lambda self, model: SimpleNamespace(result=SimpleNamespace(map=-1.0)))
     given: Any = SimpleNamespace(
         plan=PrecisionPlan({}),

@@ -182,6 +182,7 @@ def test_the_smallest_set_within_a_bound_is_built(tiny, options, tmp_path, monke
         return SimpleNamespace(difference=difference, low=difference, high=difference, images=1)
 
     monkeypatch.setattr(f"{here}.compare", compare)
+    monkeypatch.setattr(f"{here}.part_scores", lambda *given: {})
     monkeypatch.setattr("trtdet.building.validation.apart_from", lambda dataset, others: dataset)
 
     def built(bound: float) -> Any:
