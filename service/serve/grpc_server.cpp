@@ -11,9 +11,11 @@
 #include <cctype>
 #include <exception>
 #include <functional>
+#include <future>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "clients.hpp"
@@ -445,11 +447,19 @@ public:
 
     void serve() { protocol_.serve(); }
 
-    void stop() {
-        if (server_) {
-            server_->Shutdown(std::chrono::system_clock::now() + options_.stop_timeout);
-            server_->Wait();
+    bool stop() {
+        if (stopped_) {
+            return true;
         }
+        stopped_ = true;
+        const auto done = std::make_shared<std::promise<void>>();
+        auto finished = done->get_future();
+        std::thread([server = server_.get(), done, patience = options_.stop_timeout] {
+            server->Shutdown(std::chrono::system_clock::now() + patience);
+            done->set_value();
+        }).detach();
+        // What is cut at the end of the timeout still has to say that it ends.
+        return finished.wait_for(options_.stop_timeout + std::chrono::seconds(1)) == std::future_status::ready;
     }
 
 private:
@@ -457,6 +467,7 @@ private:
     Protocol protocol_;
     std::unique_ptr<grpc::Server> server_;
     std::string address_;
+    bool stopped_ = false;
 };
 
 GrpcServer::GrpcServer(const GrpcOptions& options, Service& service, Log& log)
@@ -474,8 +485,8 @@ void GrpcServer::serve() {
     impl_->serve();
 }
 
-void GrpcServer::stop() {
-    impl_->stop();
+bool GrpcServer::stop() {
+    return impl_->stop();
 }
 
 }  // namespace trtdet::serve

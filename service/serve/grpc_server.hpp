@@ -35,8 +35,11 @@ public:
     // What it listens on, with the port that was chosen: "127.0.0.1:8001".
     std::string address() const;
 
-    // Takes no more calls, and returns when those that have begun are answered, or after the stop timeout.
-    void stop();
+    // Takes no more calls and finishes those that have begun; called once, or by the destructor.
+    //
+    // Returns whether all of them were finished within the stop timeout. Else it must not be destroyed: gRPC waits for
+    // them, however long an engine hangs.
+    bool stop();
 
 private:
     class Impl;

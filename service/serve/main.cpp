@@ -373,10 +373,7 @@ int serve_until_stopped(Options options) {
     }
     std::cout << "trtdet-serve: " << server.url() << runs << std::endl;
     const bool finished = server.run();
-    if (grpc) {
-        grpc->stop();
-    }
-    if (!finished) {
+    if (!finished || (grpc && !grpc->stop())) {
         // What was cut may hang in the engine for ever.
         std::_Exit(1);
     }

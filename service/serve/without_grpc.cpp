@@ -18,6 +18,8 @@ std::string GrpcServer::address() const {
     return {};
 }
 
-void GrpcServer::stop() {}
+bool GrpcServer::stop() {
+    return true;
+}
 
 }  // namespace trtdet::serve

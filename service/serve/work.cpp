@@ -198,6 +198,7 @@ Response Work::finished() {
 }
 
 void Work::refuse(Response response) {
+    model_.statistics.request(false, Clock::now() - request_.arrived);
     place_.reset();
     done_([response = std::move(response)] { return response; });
 }

@@ -1,6 +1,7 @@
 #include "workers.hpp"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -63,7 +64,12 @@ void Workers::post(std::uint64_t client, std::function<void()> task) {
         if (!finished_) {
             Line& line = lines_[client];
             line.client = client;
-            line.tasks.push_back(std::move(task));
+            try {
+                line.tasks.push_back(std::move(task));
+            } catch (const std::bad_alloc&) {
+                forget_if_done(line);
+                throw;
+            }
             queue_up(line);
             changed_.notify_one();
             return;
@@ -84,6 +90,12 @@ void Workers::queue_up(Line& line) {
     }
 }
 
+void Workers::forget_if_done(const Line& line) {
+    if (line.running == 0 && line.tasks.empty()) {
+        lines_.erase(line.client);
+    }
+}
+
 void Workers::work() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -98,15 +110,16 @@ void Workers::work() {
         line.tasks.pop_front();
         ++line.running;
         queue_up(line);
+        if (!turn_.empty()) {
+            changed_.notify_one();
+        }
         lock.unlock();
         task();
         task = nullptr;
         lock.lock();
         --line.running;
         queue_up(line);
-        if (line.running == 0 && line.tasks.empty()) {
-            lines_.erase(line.client);
-        }
+        forget_if_done(line);
         if (finishing_ && lines_.empty()) {
             changed_.notify_all();
         }

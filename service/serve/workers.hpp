@@ -46,6 +46,7 @@ private:
 
     void work();
     void queue_up(Line& line);
+    void forget_if_done(const Line& line);
     int most_running() const;
     void stop();
 

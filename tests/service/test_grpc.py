@@ -209,6 +209,21 @@ def test_calls_that_have_begun_are_finished_at_a_stop(triton, serve, case):
         assert server.process.wait(60) == 0
 
 
+def test_an_engine_that_hangs_does_not_hold_up_a_stop(triton, serve, case):
+    options = ("--grpc-port", 0, "--recording-time", 60_000, "--stop-timeout", 0.2, "--request-timeout", 600)
+    with serve(*options) as server, triton.InferenceServerClient(grpc_address(server)) as client:
+        name = case.bundles[0].name
+        (declared,) = client.get_model_metadata(name).inputs
+        told: list[Any] = []
+        tensor = files(triton, case, declared.name, axis=False)
+        client.async_infer(name, [tensor], callback=lambda result, error: told.append(error))
+        until(lambda: server.metrics()["trtdet_requests_in_flight"] == 1)
+        server.signal()
+        assert server.process.wait(30) == 1
+        server.process.returncode = 0  # as expected
+        until(lambda: told)
+
+
 def test_a_port_that_is_taken_is_an_error_of_one_line(server, serve):
     port = grpc_address(server).rpartition(":")[2]
     another = serve("--grpc-port", port)
