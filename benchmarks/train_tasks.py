@@ -3,7 +3,7 @@
 
 The network is that of the package's YAML file made narrower, for two classes and an input of 128 x 160 pixels. Writes
 the data, the weights and the export ``DIR/cards-TASK.onnx``; and for trtdet ``DIR/measured``, 300 pictures with
-annotations, and ``DIR/calibration``, 64 pictures. With one thread a network takes 5 to 15 minutes.
+annotations, and ``DIR/calibration``, 64 pictures. With one thread a network takes 5 to 25 minutes.
 
     OMP_NUM_THREADS=1 python benchmarks/train_tasks.py DIR --task seg pose obb
 """
@@ -21,7 +21,7 @@ from cards import CLASSES, POINTS, SIZE, drawn, generate
 NETWORKS = {"seg": "11/yolo11-seg", "pose": "v8/yolov8-pose", "obb": "11/yolo11-obb"}
 """Of each task, as the package names its file."""
 
-STEPS = {"seg": (1600, 5), "pose": (1200, 6), "obb": (1200, 4)}
+STEPS = {"seg": (1600, 5), "pose": (1200, 14), "obb": (1200, 4)}
 """Pictures and epochs of each task."""
 
 SCALE = (0.5, 0.125, 1024)
