@@ -2,6 +2,7 @@
 
     python benchmarks/soak.py BUNDLE OTHER --images DIR --service build/service/serve/trtdet-serve --minutes 30
     python benchmarks/soak.py BUNDLE OTHER --images DIR --service PATH --requests 50000 --load 0.8 --swap-every 10
+    python benchmarks/soak.py BUNDLE OTHER --images DIR --service PATH --requests 100000 --attack --growth-mb 64
     python benchmarks/soak.py BUNDLE OTHER --images DIR --service PATH -- OPTION ...        options of the service
 
 Clients first ask for as much as the service gives, which is its full load, and then at the share of it that ``--load``
@@ -12,6 +13,9 @@ Memory is what the process has resident, as its metrics say it, every quarter of
 replaced. After ``--settle`` requests the rest is cut into five parts; for each bundle, as they need different amounts,
 the median of none may be more than ``--growth-mb`` above that of the first.
 
+With ``--attack`` the attacks of ``attack.py`` come meanwhile from another address, one kind after the other; what is
+refused of theirs is not counted.
+
 The exit code is 1 where a request was lost, refused or answered wrongly, a replacement was not served, memory grew, or
 the service ended otherwise than well, as it does where it was built with a sanitizer that found something.
 """
@@ -21,18 +25,21 @@ from __future__ import annotations
 import argparse
 import http.client
 import itertools
+import multiprocessing
 import shutil
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from attack import attack_for, attacks
 
 from service import BOX, SCORE, Connection, Found, listening
 from trtdet.bundle import Bundle, BundleWriter
@@ -207,6 +214,24 @@ class Soak:
                 self.course.memory.append((self.course.answered, swaps % 2 == 1, resident))
 
 
+def attack_in_turn(port: int, model: str, picture: bytes, seconds: float) -> None:
+    """One kind of attack after the other, for so long each, without end."""
+    for attack in itertools.cycle(attacks(model, picture)):
+        ours, _theirs = multiprocessing.Pipe()
+        attack_for(port, attack, addresses=1, seconds=seconds, pipe=ours)
+
+
+@contextmanager
+def attacked(port: int, model: str, picture: bytes) -> Iterator[None]:
+    attacker = multiprocessing.Process(target=attack_in_turn, args=(port, model, picture, 10.0), daemon=True)
+    attacker.start()
+    try:
+        yield
+    finally:
+        attacker.terminate()
+        attacker.join()
+
+
 def report(soak: Soak, full: float, counts: dict[str, float]) -> tuple[str, bool]:
     """The report, and whether all is well."""
     course, options = soak.course, soak.options
@@ -231,7 +256,8 @@ def report(soak: Soak, full: float, counts: dict[str, float]) -> tuple[str, bool
     }
     text = ["| what | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
     # A replacement may come with the end, and not be looked at any more.
-    good = not course.wrong and not refused and not in_flight and loaded >= course.swaps - 1
+    orderly = options.attack or (not refused and not in_flight)
+    good = not course.wrong and orderly and loaded >= course.swaps - 1
     return "\n".join([*text, *(f"- {line}" for line in course.wrong[:10])]) + "\n", good and grown <= options.growth_mb
 
 
@@ -251,6 +277,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--swap-every", type=float, default=10.0, help="seconds between two replacements")
     parser.add_argument("--settle", type=int, default=5000, help="requests after which memory must not grow")
     parser.add_argument("--growth-mb", type=float, default=5.0, help="by which it may")
+    parser.add_argument("--attack", action="store_true", help="attack the service meanwhile")
     parser.add_argument("-o", "--output", type=Path, help="a file for the Markdown that is printed")
     return parser
 
@@ -267,7 +294,8 @@ def main() -> int:
             with listening([*command, "--reload-interval", 0.2, *given[own + 1 :]]) as port:
                 soak = Soak(options, port, place)
                 full = soak.full_load()
-                soak.run(options.load * full)
+                with attacked(port, options.bundle.name, soak.bodies[0]) if options.attack else nullcontext():
+                    soak.run(options.load * full)
                 time.sleep(1)  # in which the last replacement is noticed
                 text, good = report(soak, full, metrics(port))
                 print(text, end="", flush=True)
