@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from trtdet.progress import Expect, Progress, silent, unheard
 _INT8 = spelled(BuildOptions, "plan.int8_all")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BuildResult:
     """A finished bundle. If it was up to date, ``audit``, ``trade_off`` and ``within`` are None."""
 
@@ -45,6 +46,19 @@ class BuildResult:
     trade_off: TradeOff | None = None  # plans scored for a limit on accuracy loss
     worth: Worth | None = None  # accuracy and speed of INT8 against FP16
     within: LatencyPlan | None = None  # the plan for a latency limit
+
+    def __repr__(self) -> str:
+        """A few lines: the bundle, and what INT8 is worth."""
+        lines = [repr(self.bundle)]
+        if self.up_to_date:
+            lines.append("it was up to date, nothing was built")
+        if self.worth is not None:
+            lines.append(str(self.worth))
+        if self.trade_off is not None:
+            lines.append(self.trade_off.summary)
+        if self.audit is not None:
+            lines.append("layers as they were built: .audit")
+        return "BuildResult\n  " + "\n  ".join(line for part in lines for line in textwrap.wrap(part, 100))
 
 
 def build(

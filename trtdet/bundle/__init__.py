@@ -430,6 +430,13 @@ class Bundle:
                     f"{expected[:12]}...; build it again"
                 )
 
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        counts = manifest.audit or manifest.precision
+        layers = f"{counts.int8} convolutions in INT8, {counts.fp16} in FP16, {counts.fp32} in FP32"
+        backend = f"{manifest.backend.name} {manifest.backend.version}"
+        return f"Bundle({str(self.path)!r}: {manifest.model.name}, {backend}, {layers})"
+
     def file(self, name: str) -> Path:
         """Path of a file of the bundle.
 
