@@ -294,7 +294,7 @@ def main() -> int:
             with listening([*command, "--reload-interval", 0.2, *given[own + 1 :]]) as port:
                 soak = Soak(options, port, place)
                 full = soak.full_load()
-                with attacked(port, options.bundle.name, soak.bodies[0]) if options.attack else nullcontext():
+                with attacked(port, place.name, soak.bodies[0]) if options.attack else nullcontext():
                     soak.run(options.load * full)
                 time.sleep(1)  # in which the last replacement is noticed
                 text, good = report(soak, full, metrics(port))
