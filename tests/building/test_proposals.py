@@ -16,6 +16,7 @@ from trtdet.config import Config
 from trtdet.data import CocoDataset
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.evaluation.comparison import spread_text
 from trtdet.experiments import grid
 from trtdet.experiments.experiment import Experiment
 from trtdet.exporter import SHAPES_MODEL
@@ -85,25 +86,26 @@ def test_fewer_proposals_have_their_recall_and_their_latency(options, tmp_path):
     config = variant_options(done.folder, few.number, CONFIG)[1]
     assert config.head.rpn_pre_nms_topk == 10
     assert sweep(MODEL, CONFIG, tmp_path / "sweep", options).variants == done.variants
-    assert not any(row.masks for row in done.variants) and "mask mAP" not in done.markdown()
+    assert not any(row.parts for row in done.variants) and "mask mAP" not in done.markdown()
 
 
 @pytest.mark.slow
 def test_a_detector_with_masks_has_their_score_in_each_row(with_masks, tmp_path):
     done = sweep(WITH_MASKS, RCNN, tmp_path / "sweep", with_masks)
     best, rough = done.variants
-    assert best.masks == {"map": best.masks["map"], "difference": 0, "low": None, "high": None}
-    assert 0.2 < best.masks["map"] != best.map
-    assert rough.masks["map"] - best.masks["map"] == rough.masks["difference"] != 0
-    assert rough.masks["low"] <= rough.masks["difference"] <= rough.masks["high"]
+    exact, changed_to = best.parts["masks"], rough.parts["masks"]
+    assert exact == {"map": exact["map"], "difference": 0, "low": None, "high": None}
+    assert 0.2 < exact["map"] != best.map
+    assert changed_to["map"] - exact["map"] == changed_to["difference"] != 0
+    assert changed_to["low"] <= changed_to["difference"] <= changed_to["high"]
     header, _, first, *_ = done.markdown().splitlines()
     assert "| mask mAP | masks against FP32 |" in header
-    assert first.split("|")[header.split("|").index(" mask mAP ")] == f" {100 * best.masks['map']:.2f} "
+    assert first.split("|")[header.split("|").index(" mask mAP ")] == f" {100 * exact['map']:.2f} "
     drawn, proposals = (part for part in experiment_section(done).parts if hasattr(part, "traces"))
     tips = [tip for trace in drawn.traces for tip in trace["hovertext"]]
-    assert any(f"mask mAP {100 * best.masks['map']:.2f}" in tip for tip in tips)
+    assert any(f"mask mAP {100 * exact['map']:.2f}" in tip for tip in tips)
     assert [trace["name"] for trace in proposals.traces].index("mask mAP, FP32") == 3
-    assert proposals.traces[3]["y"] == [100 * best.masks["map"]]
+    assert proposals.traces[3]["y"] == [100 * exact["map"]]
     assert sweep(WITH_MASKS, RCNN, tmp_path / "sweep", with_masks).variants == done.variants
 
 
@@ -126,10 +128,10 @@ def test_a_front_of_a_detector_with_masks_has_their_score(with_masks, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # of the few images
         found = tune(WITH_MASKS, RCNN, tmp_path / "tuned", asked)
-    assert all(point.masks is not None and point.masks["low"] <= point.masks["high"] for point in found.variants)
-    assert any(point.masks["difference"] != point.difference for point in found.variants)
+    assert all(point.parts["masks"]["low"] <= point.parts["masks"]["high"] for point in found.variants)
+    assert any(point.parts["masks"]["difference"] != point.difference for point in found.variants)
     assert Experiment.load(found.folder / "experiment.json").variants == found.variants
-    assert found.variants[0].mask_difference in found.markdown()
+    assert spread_text(found.variants[0].parts["masks"]) in found.markdown()
 
 
 def test_a_detector_of_one_stage_is_refused(options, tmp_path):
