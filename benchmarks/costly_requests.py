@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
@@ -74,27 +75,26 @@ def progressive_jpeg(side: int = 3600) -> bytes:
     return file.getvalue()
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def png(size: tuple[int, int], bits: int, colour: int, rows: bytes, more: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
+    """A PNG file that claims a size (width, height), and holds these rows, behind ``more`` chunks."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", *size, bits, colour, 0, 0, 0)
+    chunks = [(b"IHDR", header), *more, (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in chunks)
 
 
 def png_of_texts(count: int = 400, megabytes: int = 7) -> bytes:
     """A PNG file of one pixel with compressed texts, each of so many megabytes of one letter."""
     text = b"Comment\0\0" + zlib.compress(b"x" * (megabytes << 20), 9)
-    start = _chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0))
-    end = _chunk(b"IDAT", zlib.compress(b"\0\0\0\0")) + _chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + start + _chunk(b"zTXt", text) * count + end
+    return png((1, 1), 8, 2, bytes(4), [(b"zTXt", text)] * count)
 
 
 def png_of_rows(width: int = 6400, height: int = 6400) -> bytes:
     """A PNG file of one colour: 123 MB of pixels in 120 KB."""
-    start = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + start
-        + _chunk(b"IDAT", zlib.compress(bytes((3 * width + 1) * height), 9))
-        + _chunk(b"IEND", b"")
-    )
+    return png((width, height), 8, 2, bytes((3 * width + 1) * height))
 
 
 def numbers(megabytes: int) -> bytes:

@@ -107,20 +107,20 @@ Json parameters(const Parameters& given) {
     return all;
 }
 
-// The bytes of an input as they stand behind the JSON over HTTP.
-std::string tensor_bytes(const inference::ModelInferRequest& request, int index) {
+// Appends the bytes of an input as they stand behind the JSON over HTTP.
+void append_tensor(std::string& bytes, const inference::ModelInferRequest& request, int index) {
     if (request.raw_input_contents_size() > index) {
-        return request.raw_input_contents(index);
+        bytes += request.raw_input_contents(index);
+        return;
     }
     const auto& contents = request.inputs(index).contents();
-    std::string bytes(
+    bytes.append(
         reinterpret_cast<const char*>(contents.fp32_contents().data()),
         static_cast<std::size_t>(contents.fp32_contents_size()) * sizeof(float));
     for (const auto& element : contents.bytes_contents()) {
         const auto length = static_cast<std::uint32_t>(element.size());
         bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(element);
     }
-    return bytes;
 }
 
 // The request as it would have come over HTTP: JSON, and the tensors behind it.
@@ -131,15 +131,15 @@ Request over_http(const inference::ModelInferRequest& given) {
     std::string tensors;
     for (int index = 0; index < given.inputs_size(); ++index) {
         const auto& input = given.inputs(index);
-        const auto bytes = tensor_bytes(given, index);
+        const auto before = tensors.size();
+        append_tensor(tensors, given, index);
         Json own = parameters(input.parameters());
-        own["binary_data_size"] = bytes.size();
+        own["binary_data_size"] = tensors.size() - before;
         json["inputs"].push_back(
             {{"name", input.name()},
              {"datatype", input.datatype()},
              {"shape", std::vector<std::int64_t>(input.shape().begin(), input.shape().end())},
              {"parameters", std::move(own)}});
-        tensors += bytes;
     }
     for (const auto& output : given.outputs()) {
         Json own = parameters(output.parameters());

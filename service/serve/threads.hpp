@@ -4,6 +4,7 @@
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <system_error>
@@ -15,6 +16,31 @@
 
 namespace trtdet::serve {
 
+// Starts so many threads that do this work.
+//
+// stop: ends those that have been started, where there are not so many.
+//
+// Throws Error: there are not so many threads to be had. None is left then.
+template <typename Stop>
+void start_threads(
+    std::vector<std::thread>& threads, std::size_t count, const std::function<void()>& work, const Stop& stop) {
+    try {
+        threads.reserve(count);
+        while (threads.size() < count) {
+            threads.emplace_back(work);
+        }
+    } catch (const std::system_error& error) {
+        const auto started = threads.size();
+        stop();
+        throw Error(
+            "only " + std::to_string(started) + " of " + std::to_string(count) + " threads could be started: " +
+            error.code().message() + "; allow more processes and memory (ulimit -u, -v), or ask for fewer threads");
+    } catch (...) {
+        stop();
+        throw;
+    }
+}
+
 class Threads {
 public:
     // work: what each thread does; it calls context.run().
@@ -22,21 +48,7 @@ public:
     // Throws Error: there are not so many threads to be had. None is left then.
     Threads(boost::asio::io_context& context, int count, const std::function<void()>& work)
         : context_(context), guard_(context.get_executor()) {
-        try {
-            threads_.reserve(static_cast<std::size_t>(count));
-            while (threads_.size() < static_cast<std::size_t>(count)) {
-                threads_.emplace_back(work);
-            }
-        } catch (const std::system_error& error) {
-            const auto started = threads_.size();
-            stop();
-            throw Error(
-                "only " + std::to_string(started) + " of " + std::to_string(count) + " threads could be started: " +
-                error.code().message() + "; allow more processes and memory (ulimit -u, -v), or ask for fewer threads");
-        } catch (...) {
-            stop();
-            throw;
-        }
+        start_threads(threads_, static_cast<std::size_t>(count), work, [this] { stop(); });
     }
 
     // What has not begun by then is dropped together with the context.

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <new>
-#include <string>
-#include <system_error>
 #include <utility>
 
-#include "trtdet/errors.hpp"
+#include "threads.hpp"
 
 namespace trtdet::serve {
 
@@ -18,22 +16,7 @@ constexpr int most_others = 8;
 }  // namespace
 
 Workers::Workers(int of_client) : of_client_(of_client) {
-    const auto count = static_cast<std::size_t>(of_client + most_others);
-    try {
-        threads_.reserve(count);
-        while (threads_.size() < count) {
-            threads_.emplace_back([this] { work(); });
-        }
-    } catch (const std::system_error& error) {
-        const auto started = threads_.size();
-        stop();
-        throw Error(
-            "only " + std::to_string(started) + " of " + std::to_string(count) + " threads could be started: " +
-            error.code().message() + "; allow more processes and memory (ulimit -u, -v), or fewer --workers");
-    } catch (...) {
-        stop();
-        throw;
-    }
+    start_threads(threads_, static_cast<std::size_t>(of_client + most_others), [this] { work(); }, [this] { stop(); });
 }
 
 Workers::~Workers() {

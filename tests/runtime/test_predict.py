@@ -16,18 +16,16 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from trained_cards import HEADS, MODEL, configured
 
 from benchmarks import cards
 from trtdet import BuildOptions, Detector, Prediction, build, load_config
-from trtdet.config import Config
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import ConfigError, DataError, TrtdetError, TrtdetWarning
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.runtime.sources import ahead
-
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 
 
 @pytest.fixture(scope="module")
@@ -329,28 +327,9 @@ def test_the_examples_of_the_page_run(files, tmp_path, monkeypatch, capsys):
     assert sorted(file.name for file in Path("found").iterdir()) == [file.name for file in files]
 
 
-CARDS: dict[str, dict[str, Any]] = {
-    "masks": {"outputs": ["boxes", "scores", "mask_coefficients", "prototypes"], "masks": True},
-    "keypoints": {
-        "outputs": ["boxes", "scores", "keypoints"],
-        "keypoints": {"names": list(cards.POINTS), "sigmas": [0.05] * len(cards.POINTS)},
-    },
-    "rotated_boxes": {"outputs": ["rotated", "scores", "angles"], "rotated": True},
-}
-
-
-@pytest.mark.parametrize("part", CARDS)
+@pytest.mark.parametrize("part", HEADS)
 def test_masks_keypoints_and_rotated_boxes_come_with_the_detections(part):
-    config = Config.model_validate(
-        {
-            "name": "cards",
-            "classes": cards.CLASSES,
-            "input": {"size": cards.SIZE, "resize": "letterbox-topleft", "scale": 1 / 255},
-            "head": {"decode": "boxes", "boxes": "cxcywh", **CARDS[part]},
-            "nms": {"iou_threshold": 0.6, "score_threshold": 0.01},
-        }
-    )
-    detector = Detector.open(FIXTURES / "cards.onnx", config)
+    detector = Detector.open(MODEL, configured(part))
     picture, classes, corners = cards.drawn(20_003)
     (prediction,) = detector.predict(picture, color="rgb")
     assert len(prediction) >= len(classes)

@@ -9,10 +9,8 @@ import json
 import re
 import signal
 import socket
-import struct
 import subprocess
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -319,16 +317,6 @@ def form(files: Sequence[tuple[str, bytes]], boundary: str = "limit") -> tuple[b
         for name, data in files
     ]
     return b"".join(parts) + f"--{boundary}--\r\n".encode(), f'multipart/form-data; boundary="{boundary}"'
-
-
-def png(size: tuple[int, int], bits: int, colour: int, rows: bytes) -> bytes:
-    """A PNG file that claims a size (width, height), and holds these rows."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", *size, bits, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from serving import png, shapes_bundle
+from serving import shapes_bundle
 
+from benchmarks.costly_requests import png
 from trtdet.config import InputConfig, NmsConfig, load_config
 from trtdet.data.images import preprocess, read_image
 from trtdet.detection.parts import Parts

@@ -24,13 +24,14 @@ from serving import (
     finished,
     form,
     parse_metrics,
-    png,
     post,
     read_answer,
     total,
     turned,
     until,
 )
+
+from benchmarks.costly_requests import png
 
 UNKNOWN = cv2.imencode(".png", np.full((1, 1, 3), (30, 200, 10), np.uint8))[1].tobytes()
 """An image of one pixel, which no recording has."""

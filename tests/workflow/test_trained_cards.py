@@ -6,14 +6,13 @@ benchmarks/train_cards.py made tests/fixtures/cards.onnx.
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from trained_cards import HEADS, MODEL, configured
 
 from benchmarks import cards
 from trtdet import build
 from trtdet.bundle import Bundle
-from trtdet.config import Config
 from trtdet.data import CocoDataset
 from trtdet.errors import TrtdetWarning
 from trtdet.evaluation.comparison import part_scores
@@ -21,15 +20,6 @@ from trtdet.evaluation.scoring import Evaluation, evaluate
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 from trtdet.runtime.detector import Detector
 
-MODEL = Path(__file__).parents[1] / "fixtures" / "cards.onnx"
-HEADS: dict[str, dict[str, Any]] = {
-    "masks": {"outputs": ["boxes", "scores", "mask_coefficients", "prototypes"], "masks": True},
-    "keypoints": {
-        "outputs": ["boxes", "scores", "keypoints"],
-        "keypoints": {"names": list(cards.POINTS), "sigmas": [0.05] * len(cards.POINTS)},
-    },
-    "rotated_boxes": {"outputs": ["rotated", "scores", "angles"], "rotated": True},
-}
 TASKS = list(HEADS)
 pytestmark = pytest.mark.slow
 
@@ -43,18 +33,6 @@ def measured(once):
 @pytest.fixture(scope="session")
 def calibration(once):
     return once("calibration-cards", lambda folder: cards.generate(folder, first=30_000, count=24)) / "images"
-
-
-def configured(task: str) -> Config:
-    return Config.model_validate(
-        {
-            "name": "cards",
-            "classes": cards.CLASSES,
-            "input": {"size": cards.SIZE, "resize": "letterbox-topleft", "scale": 1 / 255},
-            "head": {"decode": "boxes", "boxes": "cxcywh", **HEADS[task]},
-            "nms": {"iou_threshold": 0.6, "score_threshold": 0.01},
-        }
-    )
 
 
 @cache

@@ -293,10 +293,6 @@ class PartAccuracy(_Part):
     low: float
     high: float
 
-    def __str__(self) -> str:
-        """The difference with its interval, in points (hundredths)."""
-        return f"{100 * self.difference:+.2f} ({100 * self.low:+.2f} .. {100 * self.high:+.2f})"
-
 
 class CandidatePart(_Part):
     """A network that was considered for the engine, see :mod:`trtdet.candidates`.

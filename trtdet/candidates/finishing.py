@@ -28,11 +28,11 @@ from trtdet.building.bundle import AUDIT, BUILD_LOG, audit_part, log_of, model_f
 from trtdet.building.costs import gpu_of
 from trtdet.building.engine import BuildNetwork, Engine, best_engine
 from trtdet.building.job import previous_bundle
-from trtdet.bundle import MANIFEST, Bundle, BundleWriter, CandidatePart, Manifest
+from trtdet.bundle import MANIFEST, Bundle, BundleWriter, CandidatePart, Manifest, PartAccuracy
 from trtdet.calibration import cache
 from trtdet.candidates.folder import Candidate, PreparedFolder
 from trtdet.errors import BackendError, TrtdetWarning
-from trtdet.evaluation.comparison import least_difference
+from trtdet.evaluation.comparison import PartScore, least_difference, spread_text
 from trtdet.options import FinishOptions
 from trtdet.performance import BenchOptions, Target, measure
 from trtdet.performance.results import ROUNDS, Ratio
@@ -57,6 +57,10 @@ class Finished:
     reason: str
 
 
+def _spread(part: PartAccuracy) -> str:
+    return spread_text(PartScore(map=part.map, difference=part.difference, low=part.low, high=part.high))
+
+
 def times_table(candidates: Sequence[CandidatePart]) -> Table:
     """The candidates of a finished bundle with their times, the shipped one marked."""
     how = next((part.how for part in candidates if part.how), None)
@@ -78,7 +82,7 @@ def times_table(candidates: Sequence[CandidatePart]) -> Table:
             part.int8_share,
             100 * part.difference,
             f"{100 * part.low:+.2f} .. {100 * part.high:+.2f}",
-            *(str(part.parts[of]) for of in parts),
+            *(_spread(part.parts[of]) for of in parts),
             part.ms,
             part.ratio,
             "" if part.ratio_low is None else f"{part.ratio_low:.3f} .. {part.ratio_high:.3f}",

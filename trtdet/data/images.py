@@ -10,6 +10,7 @@ import functools
 import io
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,9 +86,14 @@ def decode_image(data: bytes) -> NDArray[np.uint8]:
     return _decoded(io.BytesIO(data), "the image", "send a whole image file")
 
 
-def _decoded(source: Path | str | io.BytesIO, subject: str, hint: str) -> NDArray[np.uint8]:
+def picture_pixels(picture: Image.Image) -> NDArray[np.uint8]:
+    """The pixels of a picture of Pillow as :func:`read_image` gives those of its file. Raises DataError: as there."""
+    return _decoded(picture, "the picture", "give another one")
+
+
+def _decoded(source: Path | str | io.BytesIO | Image.Image, subject: str, hint: str) -> NDArray[np.uint8]:
     try:
-        with Image.open(source) as image:
+        with nullcontext(source) if isinstance(source, Image.Image) else Image.open(source) as image:
             image.load()
             if image.mode == "I" or image.mode.startswith("I;16"):
                 wide = np.asarray(image).astype(np.int64)

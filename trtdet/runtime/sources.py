@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trtdet.data import find_images
-from trtdet.data.images import decode_image, read_image
+from trtdet.data.images import decode_image, picture_pixels, read_image
 from trtdet.errors import DataError
 
 Color = Literal["rgb", "bgr"]
@@ -65,7 +64,7 @@ def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
         data = bytes(source)
         yield Frame(lambda: decode_image(data))
     elif isinstance(source, Image.Image):
-        yield Frame(lambda: _of_pillow(source))
+        yield Frame(lambda: picture_pixels(source))
     elif isinstance(source, np.ndarray):
         pixels = _of_array(source, color)
         yield Frame(lambda: pixels)
@@ -105,13 +104,6 @@ def _named(name: str) -> Iterator[Frame]:
 
 def _file(path: Path) -> Frame:
     return Frame(lambda: read_image(path), path)
-
-
-def _of_pillow(picture: Image.Image) -> NDArray[np.uint8]:
-    data = io.BytesIO()
-    # Through the one way that decides what becomes of palettes, alpha and 16 bits.
-    picture.save(data, "PNG" if picture.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16") else "TIFF")
-    return decode_image(data.getvalue())
 
 
 def _of_array(array: NDArray[Any], color: Color | None) -> NDArray[np.uint8]:
