@@ -21,7 +21,7 @@ def callables() -> Iterator[tuple[str, Callable[..., Any]]]:
             if not issubclass(value, (OptionSet, Exception)) and name not in RESULTS:
                 yield name, value
             members = ((key, getattr(value, key)) for key in vars(value) if not key.startswith("_"))
-            yield from ((f"{name}.{key}", member) for key, member in members if inspect.isroutine(member))
+            yield from ((f"{name}.{key}", member) for key, member in members if callable(member))
         elif inspect.isfunction(value):
             yield name, value
 
