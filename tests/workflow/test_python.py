@@ -9,7 +9,7 @@ import pytest
 import trtdet
 from trtdet.options import OptionSet
 
-RESULTS = {"Experiment", "CocoDataset", "Detector"}
+RESULTS = {"Experiment", "CocoDataset", "Detector", "Prediction"}
 """Classes whose fields are results; the functions that make them are looked at."""
 
 
