@@ -2,12 +2,12 @@
 
     python benchmarks/init_keys.py FOLDER --images DIR [--only NAME ...] [--copies]
 
-FOLDER holds the models, which the page says where to find; those that are absent are left out. What is right is
-written here as the code beside each model, or that of those who trained it, has it (where the two differ, both are
-accepted), or stands in a configuration ``NAME.yaml`` beside ``NAME.onnx``. Where a head is not recognised, the right
-one is told, and the pixels start as is usual. ``--copies`` adds, for each model, one with its input channels swapped,
-one that takes pixels of 0 to 255 and normalises them itself, and one with its input as (B, H, W, 3). ``--random N``
-instead counts warnings of the input check on right configurations, with N random sets of 4 to 16 images each.
+FOLDER holds the models, NAME.onnx, which the configurations in benchmarks/detectors say where to find; those that are
+absent are left out. What is right stands in the configuration NAME.yaml beside the model, or else in
+benchmarks/detectors. Where a head is not recognised, the right one is told, and the pixels start as is usual.
+``--copies`` adds, for each model, one with its input channels swapped, one that takes pixels of 0 to 255 and
+normalises them itself, and one with its input as (B, H, W, 3). ``--random N`` instead counts warnings of the input
+check on right configurations, with N random sets of 4 to 16 images each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import argparse
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,112 +25,59 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from trtdet.config import COCO_CLASSES, Config, InputConfig, load_config
+from trtdet.config import Config, InputConfig, load_config
 from trtdet.data import evenly, find_images
+from trtdet.data.images import preprocess, read_image
 from trtdet.errors import TrtdetError
 from trtdet.evaluation import plausibility
 from trtdet.evaluation.guessing import guess_config
 from trtdet.evaluation.plausibility import Answer, Plausibility, settle_model
 from trtdet.evaluation.readings import COLOR, NORMALISATION, RESIZE
 from trtdet.passes import Options, load_model
+from trtdet.runtime.detector import Detector
 
-UNIT = (1 / 255, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-BYTES = (1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-IMAGENET = (1 / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-LETTERBOX = ("letterbox-centre", "letterbox-topleft")
+CONFIGS = Path(__file__).parent / "detectors"
 
 
-@dataclass(frozen=True)
-class Truth:
-    """What is right for a model.
-
-    Attributes:
-        size: height and width in pixels.
-        pixels: scale, mean and standard deviation, red, green, blue.
-        color: those that are right.
-        resize: those that are right.
-        head: the keys of the head that matter; None where no rule of trtdet reads it.
-        classes: in the model's order; None where they are too many to write here and stand in the model.
-    """
-
-    size: tuple[int, int]
-    pixels: tuple[float, tuple[float, ...], tuple[float, ...]]
-    color: tuple[str, ...]
-    resize: tuple[str, ...]
-    head: Mapping[str, Any] | None
-    classes: tuple[str, ...] | None = field(default=COCO_CLASSES)
-
-
-def _shipped(family: str) -> dict[str, Any]:
-    return load_config(family).head.model_dump()
-
-
-TRUTHS = {
-    "FastestDet": Truth((352, 352), UNIT, ("bgr",), ("stretch",), _shipped("fastestdet")),
-    "yolo-fastestv2": Truth((352, 352), UNIT, ("bgr",), ("stretch",), None),
-    "v5Lite-e-sim-320": Truth((320, 320), UNIT, ("rgb",), (*LETTERBOX, "stretch"), None),
-    "nanodet_m": Truth(
-        (416, 416),
-        IMAGENET,
-        ("bgr",),
-        LETTERBOX,
-        {"decode": "dfl", "strides": (8, 16, 32), "cell_offset": 0.5, "bins": 8},
-    ),
-    "yolov8-lite-t": Truth((640, 640), UNIT, ("rgb",), LETTERBOX, None, ("face",)),
-    "scrfd_500m_kps": Truth(
-        (640, 640), (1 / 128, (0.996, 0.996, 0.996), (1.0, 1.0, 1.0)), ("rgb",), LETTERBOX, _shipped("scrfd"), ("face",)
-    ),
-    "version-RFB-320": Truth(
-        (240, 320),
-        (1 / 128, (0.992, 0.992, 0.992), (1.0, 1.0, 1.0)),
-        ("rgb",),
-        ("stretch",),
-        {"decode": "boxes", "boxes": "xyxy", "units": "relative", "scores": "probabilities", "background": "first"},
-        ("face",),
-    ),
-    "yunet_n_640_640": Truth((640, 640), BYTES, ("bgr",), LETTERBOX, _shipped("yunet"), ("face",)),
-    "320n": Truth((320, 320), UNIT, ("rgb",), LETTERBOX, {"decode": "yolov8"}, None),
-    "common_det": Truth((416, 416), BYTES, ("bgr",), LETTERBOX, {"decode": "yolox", "strides": (8, 16, 32)}, ("text",)),
-    "layout_cdla": Truth(
-        (800, 608),
-        IMAGENET,
-        ("rgb", "bgr"),
-        ("stretch",),
-        {"decode": "dfl", "strides": (8, 16, 32, 64), "cell_offset": 0.5, "bins": 8},
-        None,
-    ),
-}
-
-
-def told(config: Config) -> Truth:
-    """What is right by a configuration."""
-    given = config.input
-    order = 1 if given.color == "rgb" else -1
-    pixels = (given.scale, given.mean[::order], given.std[::order])
-    head = {key: value for key, value in config.head.model_dump().items() if key != "outputs"}
-    return Truth(given.size, pixels, (given.color,), (given.resize,), head, config.classes)
-
-
-def right(truth: Truth, config: Config) -> dict[str, bool]:
+def right(truth: Config, config: Config, model: Path, images: Sequence[Path]) -> dict[str, bool]:
     """Of each key whether it is right; scale, mean and standard deviation count as one."""
-    given = config.input
-    order = 1 if given.color == "rgb" else -1
-    levels = [
-        [(pixel * scale - mean) / std for pixel in (0, 255) for mean, std in zip(means, deviations, strict=True)]
-        for scale, means, deviations in (truth.pixels, (given.scale, given.mean[::order], given.std[::order]))
-    ]
+    levels = []
+    for given in (truth.input, config.input):
+        order = 1 if given.color == "rgb" else -1
+        pairs = list(zip(given.mean[::order], given.std[::order], strict=True))
+        levels.append([(pixel * given.scale - mean) / std for pixel in (0, 255) for mean, std in pairs])
     near = max(abs(one - other) for one, other in zip(*levels, strict=True)) <= 0.02 * (max(levels[0]) - min(levels[0]))
-    head = config.head.model_dump()
-    named = not any(name.startswith("class ") for name in config.classes)
     return {
-        "classes": config.classes == truth.classes if truth.classes else named,
-        "input.size": given.size == truth.size,
+        "classes": config.classes == truth.classes,
+        "input.size": config.input.size == truth.input.size,
         "input.name": True,  # the model's own, or it could not be run
-        RESIZE: given.resize in truth.resize,
-        COLOR: given.color in truth.color,
+        RESIZE: config.input.resize == truth.input.resize,
+        COLOR: config.input.color == truth.input.color,
         NORMALISATION: near,
-        "head": truth.head is not None and all(head[key] == value for key, value in truth.head.items()),
+        "head": same_head(truth, config, model, images),
     }
+
+
+def same_head(truth: Config, config: Config, model: Path, images: Sequence[Path]) -> bool:
+    """Whether both heads give the same boxes, within 0.05 pixels, on right pixels of four images."""
+    if len(truth.classes) != len(config.classes):
+        return False
+    both = []
+    for head in (truth, config):
+        pixels = truth.input.model_copy(update={"name": head.input.name})
+        both.append(Detector.open(model, head.model_copy(update={"input": pixels, "nms": truth.nms})))
+    for path in images[:4]:
+        pixels, _ = preprocess(read_image(path), truth.input)
+        (boxes, scores, classes), (others, its_scores, its_classes) = (
+            detector.run(pixels[None]).over(0.05).image(0) for detector in both
+        )
+        if len(boxes) != len(others) or not np.array_equal(np.sort(classes), np.sort(its_classes)):
+            return False
+        if not np.allclose(scores, its_scores, atol=1e-3) or not np.allclose(
+            np.sort(boxes, axis=0), np.sort(others, axis=0), atol=0.05
+        ):
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -142,28 +89,27 @@ class Found:
     looks: Plausibility | None
 
 
-def found(model: Path, config: Config | None, images: tuple[Path, ...]) -> tuple[Found, bool]:
+def found(model: Path, config: Config, images: tuple[Path, ...]) -> tuple[Found, bool]:
     """What ``init`` finds, and whether it recognised the head; ``config`` tells it one that it does not recognise."""
     try:
         guess = guess_config(model, images)
         return Found(guess.config, guess.answers, guess.looks), True
     except TrtdetError:
-        if config is None:
-            raise
+        pass
     usual = InputConfig(size=config.input.size, name=config.input.name, scale=1 / 255)
     settled = settle_model(load_model(model), Options(config.model_copy(update={"input": usual})), images)
     return Found(settled.config, settled.answers, settled.looks), False
 
 
-def row(name: str, model: Path, truth: Truth, config: Config | None, images: tuple[Path, ...]) -> tuple[str, list[int]]:
+def row(name: str, model: Path, truth: Config, images: tuple[Path, ...]) -> tuple[str, list[int]]:
     """A line of the table, and its numbers: keys, those right, those wrong and said to be sure, pixels' keys, right."""
     began = time.perf_counter()
     try:
-        got, recognised = found(model, config, images)
+        got, recognised = found(model, truth, images)
     except TrtdetError as error:
         problem = str(error).partition(" at an input")[0][:60]
         return f"| {name} | refused: {problem} | | | | | {time.perf_counter() - began:.0f} |", [7, 0, 0, 3, 0]
-    marks = right(truth, got.config)
+    marks = right(truth, got.config, model, images)
     sure = {question for question, one in got.answers.items() if one.rival is None}
     wrong = [key for key, good in marks.items() if not good]
     bad = [key for key in wrong if key in sure]
@@ -237,14 +183,14 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=0, help="random sets of images instead")
     options = parser.parse_args()
     images = evenly(find_images(options.images), options.num_images) if options.images else ()
-    models = []
+    models: list[tuple[Path, Config]] = []
     for path in sorted(options.folder.glob("*.onnx")):
         if path.stem not in (options.only or [path.stem]):
             continue
         beside = path.with_suffix(".yaml")
-        config = load_config(str(beside)) if beside.is_file() else None
-        if config is not None or path.stem in TRUTHS:
-            models.append((path, config))
+        known = beside if beside.is_file() else CONFIGS / beside.name
+        if known.is_file():
+            models.append((path, load_config(str(known))))
     if options.random:
         false_alarms(models, images, options.random)
         return
@@ -253,24 +199,21 @@ def main() -> None:
     total = np.zeros(5, int)
     with tempfile.TemporaryDirectory() as folder:
         for path, config in models:
-            truth = TRUTHS[path.stem] if config is None else told(config)
-            cases = [(path.stem, path, truth, config)]
-            if options.copies and config is not None:
-                cases += [(name, copy, told(its), its) for name, copy, its in copies(path, config, Path(folder))]
-            for name, model, its_truth, its_config in cases:
-                line, numbers = row(name, model, its_truth, its_config, images)
+            cases = [(path.stem, path, config)]
+            if options.copies:
+                cases += copies(path, config, Path(folder))
+            for name, model, truth in cases:
+                line, numbers = row(name, model, truth, images)
                 total += numbers
                 print(line, flush=True)
     print(f"\n{total[1]} of {total[0]} keys right, {total[4]} of {total[3]} of the pixels; {total[2]} wrong and sure")
 
 
-def false_alarms(models: list[tuple[Path, Config | None]], images: tuple[Path, ...], sets: int) -> None:
+def false_alarms(models: list[tuple[Path, Config]], images: tuple[Path, ...], sets: int) -> None:
     """Prints how often the input check warns on right configurations with few random images."""
     rng = np.random.default_rng(0)
     print("| model | sets | working | cannot tell | warned of |\n|---|---|---|---|---|")
     for path, config in models:
-        if config is None:
-            continue
         verdicts: Counter[str] = Counter()
         subject = plausibility._of_model(load_model(path), Options(config))
         cache: dict[Any, Any] = {}  # an image is looked at once, however many sets have it
