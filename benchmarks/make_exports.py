@@ -191,14 +191,27 @@ os.replace(path, OUT)
 
 _TORCHVISION = """
 import torchvision
-model = torchvision.models.detection.{factory}(weights=None, weights_backbone=None, {options})
+{build}
 lively(model.backbone, 320)
-for module in model.head.modules():
-    if isinstance(module, torch.nn.Conv2d):
-        torch.nn.init.normal_(module.weight, std=1.0 / module.weight[0].numel() ** 0.5)
-        if module.bias is not None:
-            torch.nn.init.normal_(module.bias, -1.0, 1.0)
+def unit(layer, given, out):  # weights such that each layer's output has deviation 1 (arXiv:1511.06422)
+    layer.weight.data /= out.std()
+    return out / out.std()
+layers = [m for m in [*getattr(model.backbone, 'fpn', model.head).modules(), *model.head.modules()]
+          if isinstance(m, torch.nn.Conv2d)]
+hooks = []
+for layer in layers:
+    torch.nn.init.normal_(layer.weight, std=0.01)
+    if layer.bias is not None:
+        torch.nn.init.zeros_(layer.bias)
+    hooks.append(layer.register_forward_hook(unit))
 model.eval()
+with torch.no_grad():
+    model([torch.rand(3, 320, 320)])
+for hook in hooks:
+    hook.remove()
+for layer in model.head.modules():
+    if isinstance(layer, torch.nn.Conv2d) and layer.bias is not None:
+        torch.nn.init.normal_(layer.bias, -1.0, 1.0)
 torch.onnx.export(model, ([torch.rand(3, 320, 320)],), OUT, opset_version=17, input_names=['images'],
                   output_names=['boxes', {names}])
 """
@@ -209,7 +222,26 @@ def _ultralytics(options: str, config: str = "yolov8n.yaml") -> Recipe:
 
 
 def _torchvision(factory: str, names: str, options: str = "") -> Recipe:
-    return Recipe(".", _TORCHVISION.format(factory=factory, names=names, options=options))
+    build = f"model = torchvision.models.detection.{factory}(weights=None, weights_backbone=None, {options})"
+    return Recipe(".", _TORCHVISION.format(build=build, names=names))
+
+
+def _small_torchvision(factory: str, anchors: str, threshold: float) -> Recipe:
+    """A detector of two levels and 32 channels, by torchvision's own classes."""
+    build = f"""
+class Backbone(torch.nn.Module):
+    out_channels = 32
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 16, 16), torch.nn.BatchNorm2d(32), torch.nn.ReLU())
+        self.next = torch.nn.Sequential(torch.nn.Conv2d(32, 32, 3, 2, 1), torch.nn.BatchNorm2d(32), torch.nn.ReLU())
+    def forward(self, x):
+        x = self.stem(x)
+        return {{'0': x, '1': self.next(x)}}
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+model = torchvision.models.detection.{factory}(Backbone(), 6, min_size=320, max_size=320, score_thresh={threshold},
+                                               anchor_generator=AnchorGenerator({anchors}))"""
+    return Recipe(".", _TORCHVISION.format(build=build, names="'scores', 'labels'"))
 
 
 def _yolo_nas(form: str) -> Recipe:
@@ -357,11 +389,13 @@ RECIPES = {
         "ssd300_vgg16", "'scores', 'labels'", "num_classes=21, score_thresh=0.2, topk_candidates=9999"
     ),
     "torchvision-retinanet": _torchvision(
-        "retinanet_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320"
+        "retinanet_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320, score_thresh=0.97"
     ),
     "torchvision-fcos": _torchvision(
-        "fcos_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320"
+        "fcos_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320, score_thresh=0.9"
     ),
+    "torchvision-retinanet-small": _small_torchvision("RetinaNet", "((32, 48), (64, 96)), ((0.5, 1.0, 2.0),) * 2", 0.6),
+    "torchvision-fcos-small": _small_torchvision("FCOS", "((16,), (32,)), ((1.0,),) * 2", 0.5),
     "rfdetr-nano": Recipe(
         ".",
         """

@@ -108,6 +108,31 @@ def test_the_command_without_a_terminal_asks_nothing(tmp_path, capsys):
     assert "must end in .yaml or .yml" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("input_check")
+def test_a_head_of_unnamed_classes_that_does_not_work_is_not_taken(images, tmp_path, capsys):
+    # As many rows as YOLOX has cells, with the same boxes and scores in every image.
+    text = """(float[1,3,64,96] image) => (float[1,126,9] rows) {
+        mean = ReduceMean<axes = [1, 2, 3], keepdims = 0>(image) none = Mul(mean, zero) rows = Add(none, held) }"""
+    rng = np.random.default_rng(0)
+    held = np.concatenate([rng.normal(0, 1, (1, 126, 4)), rng.uniform(0.6, 1, (1, 126, 5))], axis=2).astype(np.float32)
+    onnx.save(written(text, held=held, zero=np.zeros(1, np.float32)), str(tmp_path / "rows.onnx"))
+    command = [
+        "init",
+        str(tmp_path / "rows.onnx"),
+        "--images",
+        str(images[0].parent),
+        "-o",
+        str(tmp_path / "rows.yaml"),
+    ]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "has a head of decode yolox with 4 classes, but on" in said and "it does not work: " in said
+    assert not (tmp_path / "rows.yaml").exists()
+    assert "# What the outputs mean: 'rows' (B, 126, 9)." in (tmp_path / "rows.draft.yaml").read_text()
+    assert main([*command, "--classes", "a,b,c,d"]) == 0
+    assert "this does not look like a working detector" in capsys.readouterr().err
+
+
 def test_of_an_unknown_head_a_draft_is_written_that_works_once_it_is_finished(tmp_path, capsys):
     # Corners, three classes and the size of a face, which no shipped head has.
     text = """(float[1,3,16,20] image) => (float[1,40,8] rows) {

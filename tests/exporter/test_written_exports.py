@@ -26,6 +26,8 @@ EXPORTS = {
     "deim-dfine-n": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
     "paddle-picodet-xs": "an export of PaddleDetection, 80 classes: its suppression is cut off",
     "paddle-yolov3": "an export of PaddleDetection, 80 classes: its suppression is cut off",
+    "torchvision-fcos-small": "an export of torchvision, 6 classes: its suppression is cut off",
+    "torchvision-retinanet-small": "an export of torchvision, 6 classes: its suppression is cut off",
     "torchvision-ssdlite320": "an export of torchvision, 20 classes: its suppression is cut off",
     "yolov6n-end2end-ort": "an export of YOLO end to end, 80 classes: its suppression is cut off",
     "yolov6n-end2end-trt": "an export of YOLO end to end, 80 classes: its suppression is cut off",
@@ -68,3 +70,13 @@ def test_detections_are_those_of_the_file(name, tmp_path):
 def test_raw_maps_of_anchors_are_named(tmp_path):
     with pytest.raises(TrtdetError, match="raw maps of three anchors a cell, whose sizes the model does not hold"):
         guess_config(filled("yolov7-raw-maps", tmp_path))
+
+
+def test_boxes_and_scores_of_levels_in_different_orders_are_not_cut_off(tmp_path):
+    path = filled("torchvision-retinanet-small", tmp_path)
+    model = onnx.load(str(path))
+    boxes = next(node for node in model.graph.node if node.name == "/Concat_10")
+    boxes.input[:] = list(boxes.input)[::-1]
+    onnx.save(model, str(path))
+    with pytest.raises(TrtdetError, match="its boxes are decoded level by level after the best were selected"):
+        guess_config(path)

@@ -19,6 +19,7 @@ from trtdet.evaluation.judging import FEWEST_IMAGES
 from trtdet.evaluation.plausibility import Answer, Plausibility, Settled, settle_model
 from trtdet.evaluation.readings import QUESTIONS, plain
 from trtdet.exporter import ExportOptions, onnx_file
+from trtdet.exporter.onnx_file import UnknownHead
 from trtdet.passes import Options, has_pairs, load_model
 from trtdet.quantization import take_apart
 from trtdet.tables import counted
@@ -97,7 +98,8 @@ def guess_config(
 
     Raises:
         ConfigError: the model's input is not one image, its size is needed, or the number of ``classes`` is wrong.
-        UnknownHead: its outputs fit no supported head, see :func:`draft`.
+        UnknownHead: its outputs fit no supported head, or one by their shapes alone, which finds nothing sensible on
+            the images; see :func:`draft`.
         ModelError: the model cannot be read or run.
         DataError: the images cannot be read.
     """
@@ -113,6 +115,14 @@ def guess_config(
         origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
         return Guess(config, origins=origins, unknown=unknown, looks=None, note=note)
     settled = settle_model(loaded, Options(config), files)
+    if unknown and settled.looks.verdict == "not working":  # that many classes are a guess as well
+        raise UnknownHead(
+            f"by its shapes, '{model}' has a head of decode {config.head.decode} with {len(config.classes)} classes, "
+            f"but on {counted(settled.looks.images)} it does not work: {'; '.join(settled.looks.symptoms)}",
+            "write into a configuration what the outputs mean (docs/heads.md), or give the names with --classes if the "
+            "head is right",
+            onnx_file.described(loaded, config),
+        )
     tried = _tried(config, settled)
     for key, said in tried.items():
         section, _, name = key.partition(".")

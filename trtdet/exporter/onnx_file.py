@@ -298,6 +298,16 @@ class UnknownHead(ModelError):
         self.described = described
 
 
+def described(model: onnx.ModelProto, config: Config) -> Described:
+    """A model whose head was guessed wrongly, by its configuration; open sizes are 0."""
+    shapes = {
+        output.name: tuple(dim.dim_value for dim in output.type.tensor_type.shape.dim) for output in model.graph.output
+    }
+    return Described(
+        config.name, input_name=config.input.name or "", size=config.input.size, classes=None, shapes=shapes
+    )
+
+
 def class_names(model: onnx.ModelProto) -> tuple[str, ...] | None:
     """Class names in a model's metadata: a Python list or dict, or text separated by lines or commas; else None."""
     entries = {entry.key: entry.value for entry in model.metadata_props}
@@ -345,7 +355,7 @@ def guessed(
     ``whole_pixels`` is True if the graph normalises pixels itself.
     """
     shapes = {key: array.shape for key, array in outputs.items()}
-    described = Described(name, input_name=input_name, size=size, classes=classes, shapes=shapes)
+    known = Described(name, input_name=input_name, size=size, classes=classes, shapes=shapes)
     try:
         for family, keys, count in _heads(outputs, size, len(classes) if classes else None):
             shipped_config = load_config(family)
@@ -377,7 +387,7 @@ def guessed(
                 "with --config",
             )
     except ModelError as error:
-        raise UnknownHead(error.problem, error.hint, described) from None
+        raise UnknownHead(error.problem, error.hint, known) from None
     head = config.head
     parts = [f"decode {head.decode}", f"{len(config.classes)} classes{'' if classes else ', not named in the model'}"]
     if head.decode == "dfl":

@@ -9,7 +9,9 @@ Exporters write it in these ways, which one search finds:
 - NonMaxSuppression on the best class of each box, the class in an offset of the boxes: Ultralytics with ``nms=True``
   (``NMSModel`` in ultralytics/engine/exporter.py), YOLOv6 and YOLOv7 end to end for onnxruntime;
 - NonMaxSuppression on rows that were selected class by class, one behind the other: torchvision's SSD
-  (``postprocess_detections`` in torchvision/models/detection/ssd.py).
+  (``postprocess_detections`` in torchvision/models/detection/ssd.py);
+- NonMaxSuppression on what was decoded of the best of each level: MMDeploy, torchvision's RetinaNet and FCOS
+  (:mod:`trtdet.passes.levels`).
 
 Boxes and scores are followed upwards through everything that only selects rows (masks over a threshold, a TopK before
 the suppression, the image of a batch) to the tensors with all boxes.
@@ -17,7 +19,7 @@ the suppression, the image of a batch) to the tensors with all boxes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,10 +28,9 @@ import onnx_graphsurgeon as gs
 
 from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.errors import ModelError
-from trtdet.passes.base import Writer
+from trtdet.passes.levels import read_all_pairs, read_all_rows
 from trtdet.passes.nms import EFFICIENT
-from trtdet.passes.provenance import Origin
-from trtdet.passes.walk import constant, depends, maker, number, picks, redirect, unpick, upstream
+from trtdet.passes.walk import constant, depends, maker, number, upstream
 
 ONNX = "NonMaxSuppression"
 
@@ -105,10 +106,11 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
     nodes = suppressions(graph)
     if not nodes:
         return None
-    for node in nodes:
-        if node.op == ONNX and (joined := _followed(node.inputs[1], by_class=True).levels) is not None:
-            _read_whole_levels(graph, joined)
-    found = [_of_plugin(node) if node.op in PLUGINS else _of_onnx(node) for node in nodes]
+    floors = [_read_all_levels(graph, node) if node.op == ONNX else () for node in nodes]
+    found = [
+        _of_plugin(node) if node.op in PLUGINS else _of_onnx(node, floor)
+        for node, floor in zip(nodes, floors, strict=True)
+    ]
     first = found[0]  # one for each image of a batch reads the same tensors
     if any((one.boxes, one.scores, one.thresholds) != (first.boxes, first.scores, first.thresholds) for one in found):
         raise ModelError(
@@ -159,7 +161,22 @@ def _of_plugin(node: gs.Node) -> OwnSuppression:
     )
 
 
-def _of_onnx(node: gs.Node) -> OwnSuppression:
+def _read_all_levels(graph: gs.Graph, node: gs.Node) -> Sequence[float]:
+    """Makes a suppression read all rows, where the best of each level were selected before the boxes are decoded;
+    returns the thresholds of that selection."""
+    scores = _followed(node.inputs[1], by_class=True)
+    if scores.levels is None:
+        return ()
+    _, boxes = _picked_boxes(node)
+    joined = maker(scores.levels, "Concat")
+    branches = [] if joined is None else [_followed(source, by_class=True) for source in joined.inputs]
+    if boxes is not None and read_all_pairs(graph, node, boxes, [branch.source for branch in branches]):
+        return [floor for branch in branches for floor in branch.floors()]
+    read_all_rows(graph, scores.levels)
+    return ()
+
+
+def _of_onnx(node: gs.Node, selected_over: Sequence[float]) -> OwnSuppression:
     name, scores = node.name or node.op, _followed(node.inputs[1], by_class=True)
     reader, picked = _picked_boxes(node)
     boxes = _followed(node.inputs[0] if picked is None else picked, by_class=False)
@@ -167,7 +184,7 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
         raise ModelError(
             f"the NMS '{name}' embedded in the model cannot be cut off: its boxes are decoded level by level after the "
             "best were selected",
-            "export the model without post-processing; 'trtdet export torchvision:NAME' does so for torchvision's",
+            "export the model without post-processing",
         )
     if picked is None and scores.reduced and _offset(node.inputs[0]):
         raise refused(
@@ -183,7 +200,7 @@ def _of_onnx(node: gs.Node) -> OwnSuppression:
     iou, floor = constant(node, 3), constant(node, 4)
     if iou is not None and iou > 0:
         thresholds["iou_threshold"] = min(iou, 1.0)
-    floors = [value for value in (floor, *scores.floors()) if value is not None]
+    floors = [value for value in (floor, *scores.floors(), *selected_over) if value is not None]
     if floors:
         thresholds["score_threshold"] = max(floors)
     one_class = scores.reduced or (node.inputs[1].shape is not None and node.inputs[1].shape[1] == 1)
@@ -300,28 +317,6 @@ def _joined(branches: list[_Followed]) -> tuple[gs.Tensor | None, int | None]:
     if first not in (0, 1) or indices != [first + at for at in range(len(indices))]:
         return None, None
     return (whole, 0 if first else -1) if all(node.inputs[0] is whole for node in columns) else (None, None)
-
-
-def _read_whole_levels(graph: gs.Graph, joined: gs.Tensor) -> None:
-    """Flatten(x)[TopK(scores of a level) + image] -> Flatten(x), in place, for all levels that ``joined`` joins.
-
-    MMDeploy's dense heads select so before they decode (``gather_topk`` in mmdeploy/mmcv/ops/nms.py). Selections of
-    another form are left.
-    """
-    nodes = [node for node in upstream(joined) if node.op == "TopK"]
-    picked = {id(node): picks(node.outputs[1], through=("Add",)) for node in nodes}
-    for node in nodes:
-        readers = [reader for pick in picked[id(node)] for reader in pick.outputs[0].outputs]
-        shaped = all(reader.op == "Reshape" for reader in readers)  # by the shape of the indices, then, which stays
-        if node.attrs.get("axis", -1) != 1 or node.outputs[0].outputs or not readers or not shaped:
-            return
-    write = Writer(graph, "trtdet/levels", Origin.EMBEDDED_NMS)
-    for node in nodes:
-        count = write("Gather", write("Shape", node.inputs[0]), write.const(1, np.int64), axis=0)
-        every = write("Range", write.const(0, np.int64), count, write.const(1, np.int64))
-        redirect(graph, node.outputs[1], write("Reshape", every, write.const([1, -1], np.int64)))
-        unpick(graph, picked[id(node)])
-    graph.cleanup().toposort()
 
 
 def _stretch(reader: gs.Node) -> tuple[float, ...]:
