@@ -58,10 +58,8 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
         boxes = arrays["detection_boxes"][0][:, [1, 0, 3, 2]] * np.tile(config.input.size[::-1], 2)
         scores, labels = (arrays[f"detection_{name}"][0][:, None] for name in ("scores", "classes"))
         table = np.concatenate([boxes, scores, labels - 1], axis=1)[: int(arrays["num_detections"][0])]
-    elif {"labels", "boxes", "scores"} == set(arrays) and arrays[
-        "boxes"
-    ].ndim == 2:  # torchvision; SSD's class 0 is background
-        labels = arrays["labels"] - (config.head.background == "first")
+    elif {"labels", "boxes", "scores"} == set(arrays) and arrays["boxes"].ndim == 2:  # torchvision
+        labels = arrays["labels"] - (config.head.background == "first")  # of SSD
         table = np.concatenate([arrays["boxes"], arrays["scores"][:, None], labels[:, None]], axis=1)
     elif {"labels", "boxes", "scores"} == set(arrays):  # RT-DETR, D-FINE, DEIM
         table = np.concatenate([arrays["boxes"][0], arrays["scores"][0][:, None], arrays["labels"][0][:, None]], axis=1)
