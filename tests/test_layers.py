@@ -17,11 +17,11 @@ PACKAGE = Path(trtdet.__file__).resolve().parent
 ORDER = (
     *(
         "errors",
+        "files",
         "options",
         "config",
         "tables",
         "progress",
-        "files",
         "data",
         "detection",
         "bundle",

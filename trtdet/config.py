@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from trtdet.errors import ConfigError, one_line
+from trtdet.files import finish_replacing
 from trtdet.options.rows import nearest
 
 # fmt: off
@@ -423,6 +424,7 @@ def _read(source: str | Path, folder: Path = Path(), chain: tuple[Path, ...] = (
         place = path.resolve()
         if place in chain:
             raise ConfigError(f"{path}: 'extends' runs in a circle; extend a shipped configuration: {', '.join(names)}")
+        finish_replacing(path.parent)
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
     except FileNotFoundError:

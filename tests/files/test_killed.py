@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trtdet.errors import OutputError
-from trtdet.files import FolderWriter, atomic, write_atomically
+from trtdet.files import FolderWriter, atomic, finish_replacing, write_atomically, write_together
 
 WRITE = """
 from __future__ import annotations
@@ -53,12 +53,19 @@ moments = {
     "removing": (shutil, "rmtree", 1),
     "flushed": (os, "fsync", 1, True),
     "replaced": (Path, "replace", 1, True),
+    "set created": (atomic, "_lock", 2),
+    "set flushed": (os, "fsync", 2, True),
+    "list created": (atomic, "_lock", 3, True),
+    "list flushed": (os, "fsync", 3, True),
+    "second replaced": (Path, "replace", 2, True),
 }
 if moment != "never":
     killed_at(*moments[moment])
 """
 
 FILE = "write_atomically(place, content.encode())"
+SET = """from trtdet.files import write_together
+write_together({place: content.encode(), place.with_suffix(".npz"): content.encode()})"""
 
 
 def write(place: Path, content: str) -> None:
@@ -306,3 +313,43 @@ def test_this_system_exchanges_names(tmp_path):
     with pytest.raises(FileNotFoundError):
         atomic.exchange(tmp_path / "a", tmp_path / "c")
     assert os.path.lexists(tmp_path / "a")
+
+
+NOT_YET = ("set created", "set flushed", "list created")
+
+
+@pytest.mark.parametrize("moment", [*NOT_YET, "list flushed", "replaced", "second replaced"])
+def test_killed_at_any_moment_files_that_belong_together_are_all_old_or_all_new(tmp_path, moment):
+    first, second = tmp_path / "r.json", tmp_path / "r.npz"
+    write_together({first: b"old", second: b"old"})
+    assert names(tmp_path) == ["r.json", "r.npz"]
+    assert run(SET, first, moment) == -signal.SIGKILL
+    finish_replacing(tmp_path)  # as whoever reads one of them
+    expected = b"old" if moment in NOT_YET else b"new"
+    assert (first.read_bytes(), second.read_bytes()) == (expected, expected)
+    write_together({first: b"third", second: b"third"})
+    assert (first.read_bytes(), second.read_bytes()) == (b"third", b"third")
+    assert names(tmp_path) == ["r.json", "r.npz"], "the next writer leaves nothing behind"
+
+
+def test_a_list_of_another_program_replaces_nothing_but_its_own_temporaries(tmp_path):
+    (tmp_path / "kept.txt").write_text("kept")
+    (tmp_path / "other.txt").write_text("other")
+    for number, names_listed in enumerate(
+        ({"kept.txt": "other.txt"}, {"../up.txt": ".up.txt.aaaaaaaa.trtdet"}, ["kept.txt"], {"kept.txt": None})
+    ):
+        (tmp_path / f".replacing.aaaaaaa{number}.trtdet").write_text(json.dumps(names_listed))
+    finish_replacing(tmp_path)
+    assert (tmp_path / "kept.txt").read_text() == "kept" and (tmp_path / "other.txt").read_text() == "other"
+    assert not (tmp_path.parent / "up.txt").exists()
+
+
+def test_a_set_that_cannot_be_written_whole_replaces_nothing(tmp_path):
+    first = tmp_path / "r.json"
+    first.write_bytes(b"old")
+    (tmp_path / "r.npz").mkdir()
+    with pytest.raises(OutputError, match="it is a folder"):
+        write_together({first: b"new", tmp_path / "r.npz": b"new"})
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_together({first: b"new", tmp_path / "r.cache": tmp_path / "missing"})
+    assert first.read_bytes() == b"old" and names(tmp_path) == ["r.json", "r.npz"]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from trtdet.errors import CalibrationError, one_line
-from trtdet.files import write_atomically
+from trtdet.files import finish_replacing, write_atomically
 from trtdet.files.documents import DocumentError, parse_document
 
 BINS = 16384  # bins of a collected histogram; at least half of them lie below the largest value
@@ -161,6 +161,7 @@ class Collection:
     @staticmethod
     def load(path: Path) -> Collection:
         """Reads a collection. Raises CalibrationError if the file is missing, truncated or not a collection."""
+        finish_replacing(path.parent)
         try:
             # NumPy does not close a truncated file that it opened itself.
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:

@@ -17,7 +17,7 @@ from trtdet.calibration import cache
 from trtdet.calibration.histograms import Collection
 from trtdet.calibration.thresholds import RULES, percentile
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
-from trtdet.files import write_atomically
+from trtdet.files import finish_replacing, write_atomically
 from trtdet.files.documents import DocumentError, read_document
 
 _SCHEMA = 1
@@ -116,6 +116,7 @@ class Ranges:
     def load(path: Path) -> Ranges:
         """Reads ``ranges.json``. Raises CalibrationError if the file is missing, not JSON, of another schema, or a
         range is not over 0 and finite."""
+        finish_replacing(path.parent)
         try:
             document = read_document(path, TypeAdapter(_File))
             return Ranges(**{key.name: getattr(document, key.name) for key in fields(Ranges)})

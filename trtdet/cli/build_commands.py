@@ -27,7 +27,7 @@ def _calibrate(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.building import calibrate
     from trtdet.calibration.cache import version_number
     from trtdet.config import load_config
-    from trtdet.files import prepare_target, write_atomically
+    from trtdet.files import prepare_target, write_together
 
     calibrate_options = options_of(options, CalibrateOptions)
     if calibrate_options.how_many:
@@ -52,10 +52,12 @@ def _calibrate(options: Namespace, console: Console) -> dict[str, Any]:
     histograms = calibrate_options.calibration.histograms or options.output.with_suffix(".npz")
     cache = options.output.with_suffix(".cache")
     paths = [options.output, cache] if calibrated.reused else [options.output, histograms, cache]
-    if not calibrated.reused:
-        calibrated.collection.save(histograms)
-    write_atomically(cache, calibrated.ranges.to_calibration_cache(version).encode())
-    calibrated.ranges.save(options.output)
+    contents = {
+        histograms: calibrated.collection.to_bytes(),
+        cache: calibrated.ranges.to_calibration_cache(version).encode(),
+        options.output: calibrated.ranges.to_json().encode(),
+    }
+    write_together({path: contents[path] for path in paths})
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     tensors = len(calibrated.ranges.tensors)

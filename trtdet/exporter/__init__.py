@@ -5,6 +5,7 @@ Only ``export`` imports torch, when it is called.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trtdet import __version__
 from trtdet.errors import ConfigError, ModelError, OutputError
 from trtdet.exporter.parity import DetectionCheck, OutputCheck
-from trtdet.files import prepare_target, write_atomically
+from trtdet.files import prepare_target, sha256_file, write_together
 
 if TYPE_CHECKING:
     import onnx
@@ -196,27 +197,29 @@ def export(
         from trtdet.exporter import convert
 
         model, config, comparison = convert.convert(source, options)
-    from trtdet.exporter import trials
-
-    sha256, external_data = trials.write(model, output)
-    report = ExportReport(
-        **vars(comparison),
-        path=output,
-        opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
-        sha256=sha256,
-        config=written_config,
-        parity=parity,
-        external_data=external_data,
-    )
-    if written_config is not None:
-        write_atomically(written_config, _configuration(source, config).encode())
     import onnxruntime
+
+    from trtdet.exporter import trials
 
     versions = {"trtdet": __version__, "onnxruntime": str(onnxruntime.__version__)}
     if "torch" in sys.modules:
         versions["torch"] = str(sys.modules["torch"].__version__)
-    content = {"source": source, "versions": versions, "tolerance": options.tolerance, **asdict(report)}
-    write_atomically(parity, (json.dumps(content, indent=2, default=str) + "\n").encode())
+    with trials.serialised(model, output) as contents:
+        written = contents[output]
+        report = ExportReport(
+            **vars(comparison),
+            path=output,
+            opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
+            sha256=sha256_file(written) if isinstance(written, Path) else hashlib.sha256(written).hexdigest(),
+            config=written_config,
+            parity=parity,
+            external_data=next((path for path in contents if path != output), None),
+        )
+        content = {"source": source, "versions": versions, "tolerance": options.tolerance, **asdict(report)}
+        contents[parity] = (json.dumps(content, indent=2, default=str) + "\n").encode()
+        if written_config is not None:
+            contents[written_config] = _configuration(source, config).encode()
+        write_together(contents)
     return report
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import sys
@@ -25,7 +24,7 @@ from trtdet.data.images import preprocess, read_image
 from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.exporter import UNDETECTED, ExportOptions, ParityComparison, parity
 from trtdet.exporter.parity import Float, Outputs
-from trtdet.files import sha256_file, write_atomically, writing
+from trtdet.files import writing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,15 +139,16 @@ def is_large(model: onnx.ModelProto) -> bool:
     return sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST
 
 
-def write(model: onnx.ModelProto, path: Path) -> tuple[str, Path | None]:
-    """Writes a model atomically, and before it the weights of a large model to ``path`` + ``.data``.
+@contextmanager
+def serialised(model: onnx.ModelProto, path: Path) -> Iterator[dict[Path, bytes | Path]]:
+    """The files of a model that is to stand at ``path``, for :func:`trtdet.files.write_together`.
 
-    Returns the SHA-256 of ``path`` in hexadecimal, and the file of weights or None. Raises an OutputError on failure.
+    They are its bytes, or for a large model temporary files of it and of its weights, ``path`` + ``.data``. Raises an
+    OutputError on failure.
     """
     if not is_large(model):
-        content = model.SerializeToString()
-        write_atomically(path, content)
-        return hashlib.sha256(content).hexdigest(), None
+        yield {path: model.SerializeToString()}
+        return
     data = path.with_name(f"{path.name}.data")
     with writing(path), tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         whole = Path(folder) / path.name
@@ -156,10 +156,7 @@ def write(model: onnx.ModelProto, path: Path) -> tuple[str, Path | None]:
         for file in (whole.with_name(data.name), whole):
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
-        digest = sha256_file(whole)
-        whole.with_name(data.name).replace(data)
-        whole.replace(path)
-    return digest, data
+        yield {data: whole.with_name(data.name), path: whole}
 
 
 @contextmanager

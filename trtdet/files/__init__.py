@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from trtdet.files.atomic import FolderWriter, prepare_target, sha256_file, write_atomically, writing, writing_atomically
+from trtdet.files.atomic import (
+    FolderWriter,
+    finish_replacing,
+    prepare_target,
+    sha256_file,
+    write_atomically,
+    write_together,
+    writing,
+    writing_atomically,
+)
 
-__all__ = ["FolderWriter", "prepare_target", "sha256_file", "write_atomically", "writing", "writing_atomically"]
+__all__ = [
+    "FolderWriter",
+    "finish_replacing",
+    "prepare_target",
+    "sha256_file",
+    "write_atomically",
+    "write_together",
+    "writing",
+    "writing_atomically",
+]

@@ -3,6 +3,10 @@
 A temporary is in its target's folder, with the name ``.TARGET.XXXXXXXX.trtdet``. Its writer holds a lock on it (flock),
 which ends with the process. A temporary without a lock is therefore stale, and the next writer removes it. On a file
 system without locks, no temporary is removed.
+
+Files that belong together (:func:`write_together`) are all complete before the first is replaced. A list of them, also
+a temporary, says so. If their writer is killed between two replacements, whoever next reads or writes such a file in
+that folder replaces the others (:func:`finish_replacing`): the list is a redo log.
 """
 
 from __future__ import annotations
@@ -12,13 +16,14 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
@@ -33,6 +38,9 @@ OLD = ".old"
 """Name suffix of a replaced folder, moved aside because the file system cannot exchange it with the new one."""
 GONE = ".gone"
 """Name suffix of a replaced folder during its removal, so that no other writer restores what remains of it."""
+
+_LIST = "replacing"
+"""The name of a list of files that are being replaced together, as if it was the temporary of a file of that name."""
 
 _SPECIAL = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
@@ -121,6 +129,85 @@ def writing_atomically(path: Path) -> Iterator[BinaryIO]:
             raise
         finally:
             temporary.release()
+
+
+def write_together(contents: Mapping[Path, bytes | Path]) -> None:
+    """As :func:`write_atomically`, for files that belong together: those in one folder are replaced all or none.
+
+    Args:
+        contents: by path, the bytes, or a finished file on the same file system that is moved there.
+
+    Raises:
+        OutputError: as :func:`write_atomically`; no file was replaced.
+    """
+    for path in contents:
+        prepare_target(path)
+        remove_stale(path)
+    with ExitStack() as stack:
+        finished: dict[Path, Temporary] = {}
+        for path, content in contents.items():
+            with writing(path):
+                temporary = stack.enter_context(_temporary(path))
+                if isinstance(content, Path):
+                    content.replace(temporary.path)
+                else:
+                    with os.fdopen(temporary.descriptor, "wb", closefd=False) as stream:
+                        stream.write(content)
+                        _flush(stream)
+                temporary.path.chmod(0o644)
+                finished[path] = temporary
+        for folder in {path.parent for path in finished}:
+            names = {path.name: temporary.path.name for path, temporary in finished.items() if path.parent == folder}
+            with writing(folder), _temporary(folder / _LIST) as listed:
+                with os.fdopen(listed.descriptor, "wb", closefd=False) as stream:
+                    stream.write(json.dumps(names).encode())
+                    _flush(stream)
+                _replace_all(folder, names)
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[Temporary]:
+    temporary = Temporary(target, folder=False)
+    try:
+        yield temporary
+    finally:
+        remove(temporary.path)
+        temporary.release()
+
+
+def _replace_all(folder: Path, names: Mapping[str, str]) -> None:
+    for target, name in names.items():
+        with contextlib.suppress(FileNotFoundError):  # replaced before the writer was killed
+            (folder / name).replace(folder / target)
+
+
+def finish_replacing(folder: Path) -> None:
+    """Makes the files whose writer was killed while it replaced several of a folder; errors are ignored."""
+    for name in _entries(folder):
+        path = folder / name
+        if not _is_temporary(name, _LIST):
+            continue
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as stream:
+                if _lock(descriptor) is not True or not _is_open_at(path, descriptor):
+                    continue  # its writer is at work, or another process was faster
+                _replace_all(folder, _listed(stream.read(1 << 20)))
+                path.unlink()
+
+
+def _listed(content: bytes) -> dict[str, str]:
+    """The temporaries in a list, by the names of their files; none if it was not finished, or lists anything else."""
+    try:
+        names = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(names, dict):
+        return {}
+    right = all(
+        isinstance(name, str) and _is_temporary(name, target) and "/" not in name for target, name in names.items()
+    )
+    return names if right else {}
 
 
 def _flush(stream: BinaryIO) -> None:
@@ -328,15 +415,10 @@ def remove_stale(target: Path) -> None:
     A writer that cannot exchange two folders moves the old folder aside first. If it is killed then, the target does
     not exist, and the next writer restores the old folder before anything else.
     """
-    pattern = re.compile(re.escape(f".{target.name}.") + "[a-z0-9_]{8}" + re.escape(SUFFIX))
-    try:
-        with os.scandir(target.parent) as entries:
-            names = [entry.name for entry in entries]
-    except OSError:
-        return
-    for name in names:
+    finish_replacing(target.parent)
+    for name in _entries(target.parent):
         path = target.parent / name
-        if name.endswith(OLD) and pattern.fullmatch(name[: -len(OLD)]):
+        if name.endswith(OLD) and _is_temporary(name[: -len(OLD)], target.name):
             writer = path.with_name(name[: -len(OLD)])
             if writer.exists() and not _remove_if_stale(writer):
                 continue
@@ -345,10 +427,25 @@ def remove_stale(target: Path) -> None:
                     path.rename(target)
                     continue
             remove_old(path)
-        elif name.endswith(GONE) and pattern.fullmatch(name[: -len(GONE)]):
+        elif name.endswith(GONE) and _is_temporary(name[: -len(GONE)], target.name):
             remove(path)
-        elif pattern.fullmatch(name):
+        elif _is_temporary(name, target.name):
             _remove_if_stale(path)
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries]
+    except OSError:
+        return []
+
+
+def _is_temporary(name: str, target: str) -> bool:
+    """Whether ``name`` is that of a temporary of ``target``."""
+    start = f".{target}."
+    middle = name[len(start) : -len(SUFFIX)]
+    return name.startswith(start) and name.endswith(SUFFIX) and re.fullmatch("[a-z0-9_]{8}", middle) is not None
 
 
 def _remove_if_stale(path: Path) -> bool:

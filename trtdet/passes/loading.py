@@ -8,6 +8,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from trtdet.errors import ModelError, one_line
+from trtdet.files import finish_replacing
 from trtdet.passes import plugin_ops  # noqa: F401  # registers the plugin operators with ONNX
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.exported import unwrapped
@@ -30,6 +31,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
         ModelError: the file is missing, truncated or not ONNX; external data is missing; the model is invalid (see
             :func:`trtdet.passes.validation.check`), has unknown operators or, unless ``allow_quantized``, is quantised.
     """
+    finish_replacing(path.parent)
     try:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except FileNotFoundError:

@@ -170,7 +170,7 @@ def _read_all_levels(graph: gs.Graph, node: gs.Node) -> Sequence[float]:
     _, boxes = _picked_boxes(node)
     joined = maker(scores.levels, "Concat")
     branches = [] if joined is None else [_followed(source, by_class=True) for source in joined.inputs]
-    if boxes is not None and read_all_pairs(graph, node, boxes, [branch.source for branch in branches]):
+    if boxes is not None and read_all_pairs(graph, node, boxes=boxes, pairs=[branch.source for branch in branches]):
         return [floor for branch in branches for floor in branch.floors()]
     read_all_rows(graph, scores.levels)
     return ()
