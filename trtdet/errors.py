@@ -18,10 +18,12 @@ from __future__ import annotations
 class TrtdetError(Exception):
     """Base of all expected errors.
 
-    ``hint`` is the next step, such as the pip command for a missing library; empty where ``problem`` says it.
+    ``hint`` is the next step, such as the pip command for a missing library; empty where ``problem`` says it. Both are
+    one line without control characters, together under 1500 characters, as they may name what a file holds.
     """
 
     def __init__(self, problem: str, hint: str = "") -> None:
+        problem, hint = one_line(problem, 1000), one_line(hint, 480)
         super().__init__(problem, hint)
         self.problem = problem
         self.hint = hint

@@ -17,8 +17,9 @@ import pytest
 
 import trtdet.cli
 from trtdet.cli import Command, main
-from trtdet.cli.failures import RAISE
-from trtdet.errors import BundleError, TrtdetWarning
+from trtdet.cli.failures import RAISE, describe
+from trtdet.config import load_config
+from trtdet.errors import BundleError, ConfigError, TrtdetWarning
 from trtdet.progress import Console
 
 Act = Callable[[argparse.Namespace, Console], dict[str, Any]]
@@ -233,3 +234,17 @@ def test_closed_outputs_are_no_traceback(redirections):
     assert code == 0
     assert out == ("" if ">&- 2" in redirections or redirections == ">&-" else "x\n")
     assert err == ("warning: w\n" if redirections == ">&-" else "")
+
+
+def test_an_error_that_quotes_a_file_is_one_short_line_without_control_characters(tmp_path):
+    (tmp_path / "own.yaml").write_text("extends: " + "a" * 5000)
+    with pytest.raises(ConfigError) as raised:
+        load_config(str(tmp_path / "own.yaml"))
+    assert len(str(raised.value)) < 1500 and "neither a file nor a shipped name" not in str(raised.value)[1500:]
+    error = ConfigError("key '\x1b[31mred\n'", "hint\x07 " + "b" * 1000)
+    assert str(error).isprintable() and len(str(error)) < 600 and error.hint.endswith("...")
+
+
+def test_no_more_threads_is_a_lack_of_the_machine_not_a_bug(tmp_path):
+    said = describe(RuntimeError("can't start new thread"), tmp_path / "details.txt")
+    assert "the details are in" in said and "report" not in said

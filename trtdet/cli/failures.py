@@ -57,7 +57,7 @@ def describe(error: BaseException, details: Path | None) -> str:
         message = "its message cannot be printed"
     if details is not None:
         # Lack of memory or disk space is no bug; anything else should have been a TrtdetError.
-        machine = isinstance(error, (OSError, MemoryError))
+        machine = isinstance(error, (OSError, MemoryError)) or message == "can't start new thread"
         where = f"the details are in {details}" if machine else f"please report it with the details in {details}"
         return f"unexpected {type(error).__name__}: {message}; {where}"
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
