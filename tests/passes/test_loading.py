@@ -301,3 +301,25 @@ def test_an_attribute_of_a_plugin_may_be_a_list_of_one(net, reload):
         "max_output_boxes": 5,
         "score_activation": 0,
     }
+
+
+@pytest.mark.parametrize("coordinates", [False, True], ids=["linear", "coordinates"])
+def test_sparse_constants_become_dense_ones(conv, reload, coordinates):
+    held = next(weight for weight in conv.graph.initializer if weight.name == "w")
+    dense = np.zeros((4, 3, 1, 1), np.float32)
+    dense[1, 2], dense[3, 0] = 0.5, -2.0
+    conv.graph.initializer.remove(held)
+    places = np.argwhere(dense) if coordinates else np.flatnonzero(dense)
+    values = onnx.numpy_helper.from_array(dense[dense != 0], "w")
+    sparse = onnx.helper.make_sparse_tensor(values, onnx.numpy_helper.from_array(places, "w/places"), list(dense.shape))
+    conv.graph.sparse_initializer.append(sparse)
+    loaded = reload(conv)
+    weights = {weight.name: onnx.numpy_helper.to_array(weight) for weight in loaded.graph.initializer}
+    assert np.array_equal(weights["w"], dense) and not loaded.graph.sparse_initializer
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(places + 100, "w/places"))
+    del conv.graph.sparse_initializer[:]
+    conv.graph.sparse_initializer.append(sparse)
+    reload(conv, "has a sparse constant that is damaged")
+    sparse.dims[:] = [2**20, 2**20]
+    conv.graph.sparse_initializer[0].CopyFrom(sparse)
+    reload(conv, "has a sparse constant that is damaged")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
@@ -18,6 +20,7 @@ from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _MOST_OPSETS = 1000  # versions of a domain that is not ONNX's own; a file that names more is damaged
+_MOST_BYTES = 2**31  # of a constant, as many as a file of protobuf holds
 _INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "DynamicQuantizeLinear")
 
 
@@ -60,6 +63,12 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
             f"model '{path}' keeps its weights in separate files and one is missing or cut ({one_line(error)}); "
             f"copy them to '{path.parent}'"
         ) from None
+    try:
+        _densify(model)
+    except (ValueError, IndexError, TypeError, MemoryError) as error:
+        raise ModelError(
+            f"model '{path}' has a sparse constant that is damaged ({one_line(error)})", "export it with dense weights"
+        ) from None
     # Exporters write plugins under any domain or none; their schemas have one domain.
     plugins = {*PLUGINS, *(schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == PLUGIN_DOMAIN)}
     misplaced = [node for node in model.graph.node if node.op_type in plugins and node.domain != PLUGIN_DOMAIN]
@@ -79,6 +88,19 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     except ModelError as error:
         raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
     return unwrapped(model)
+
+
+def _densify(model: onnx.ModelProto) -> None:
+    """Writes sparse constants as dense ones, which the passes and every backend read."""
+    for sparse in model.graph.sparse_initializer:
+        values, places = (onnx.numpy_helper.to_array(part) for part in (sparse.values, sparse.indices))
+        shape = tuple(sparse.dims)
+        if math.prod(shape) * values.itemsize > _MOST_BYTES:
+            raise ValueError(f"'{sparse.values.name}' has the shape {shape}")
+        dense = np.zeros(shape, values.dtype)
+        dense[tuple(places.T) if places.ndim == 2 else np.unravel_index(places, shape)] = values
+        model.graph.initializer.append(onnx.numpy_helper.from_array(dense, sparse.values.name))
+    del model.graph.sparse_initializer[:]
 
 
 def _unlist(node: onnx.NodeProto) -> None:
