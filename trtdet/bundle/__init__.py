@@ -25,10 +25,11 @@ from pydantic import (
     model_validator,
 )
 
+from trtdet.bundle.signature import SIGNATURE, check_signature, written_signature
 from trtdet.config import Config, InputConfig, NmsConfig, NmsMode
 from trtdet.errors import BundleError
 from trtdet.files import FolderWriter, sha256_file, write_atomically
-from trtdet.files.documents import DocumentError, read_document
+from trtdet.files.documents import DocumentError, parse_document
 
 PORTABLE = "portable.onnx"
 """Model for onnxruntime, in bundles whose engine is built from another model."""
@@ -40,7 +41,7 @@ MANIFEST = "manifest.json"
 
 def _in_the_folder(name: str) -> str:
     """The name of a file that lies in the bundle's own folder, for pydantic."""
-    if name in ("", ".", "..", MANIFEST) or "/" in name or "\0" in name:
+    if name in ("", ".", "..", MANIFEST, SIGNATURE) or "/" in name or "\0" in name:
         raise ValueError("is no name of a file in the bundle's folder")
     return name
 
@@ -392,18 +393,27 @@ def _encodable(value: Any) -> Any:
 
 
 class Bundle:
-    """Reads a finished bundle from its folder; with ``verify`` compares every file with its hash.
+    """Reads a finished bundle from its folder.
+
+    Args:
+        verify: whether to compare every file with its hash in the manifest.
+        public_key: a PEM file with the public Ed25519 key that must have signed the manifest, see :meth:`sign`; None
+            asks for no signature.
 
     Raises:
         BundleError: there is no bundle, its manifest has another schema or names a file outside of its folder, or a
-            file is missing, changed or not a regular file.
+            file is missing, changed or not a regular file; or it is not signed by ``public_key``.
+        ConfigError: ``public_key`` cannot be used.
     """
 
-    def __init__(self, path: Path | str, *, verify: bool = True) -> None:
+    def __init__(self, path: Path | str, *, verify: bool = True, public_key: Path | str | None = None) -> None:
         self.path = Path(path)
         file = self.path / MANIFEST
         try:
-            self.manifest = read_document(file, TypeAdapter(Manifest))
+            content = file.read_bytes()
+            if public_key is not None:  # before anything of it is believed
+                check_signature(self.path, content, Path(public_key))
+            self.manifest = parse_document(content, TypeAdapter(Manifest))
         except (FileNotFoundError, NotADirectoryError):
             raise BundleError(
                 f"'{path}' is not a bundle: it has no {MANIFEST}; make a bundle with 'trtdet build'"
@@ -444,8 +454,24 @@ class Bundle:
             raise BundleError(f"bundle '{self.path}' has no '{name}'; it holds {names}")
         return self.path / name
 
+    def sign(self, private_key: Path | str) -> Path:
+        """Signs the manifest, and with it every file, into ``manifest.sig``; returns its path.
+
+        Args:
+            private_key: a PEM file with an Ed25519 key, as by ``openssl genpkey -algorithm ed25519 -out key.pem``.
+
+        Raises:
+            ConfigError: the key cannot be used, or the package ``cryptography`` is not installed.
+            BundleError: the manifest was replaced meanwhile.
+            OutputError: the folder cannot be written.
+        """
+        content = (self.path / MANIFEST).read_bytes()
+        if parse_document(content, TypeAdapter(Manifest)) != self.manifest:
+            raise BundleError(f"bundle '{self.path}' was replaced while it was read; sign it again")
+        return written_signature(self.path, content, Path(private_key))
+
     def add(self, name: str, data: bytes) -> None:
-        """Adds or replaces a file; the bundle stays valid at every moment.
+        """Adds or replaces a file; the bundle stays valid at every moment, and a signature no longer fits.
 
         Raises:
             OutputError: the folder cannot be written.

@@ -17,6 +17,7 @@ from trtdet.cli import (
     model_commands,
     report_commands,
     setup_commands,
+    signature_commands,
 )
 from trtdet.cli.command import Command, Parser
 from trtdet.cli.failures import RAISE, describe, interrupted, write_details
@@ -43,6 +44,8 @@ COMMANDS: tuple[Command, ...] = (
     report_commands.REPORT,
     report_commands.COMPARE,
     report_commands.PACKAGE,
+    signature_commands.SIGN,
+    signature_commands.VERIFY,
     setup_commands.DEMO,
     setup_commands.COMPLETION,
 )

@@ -66,6 +66,7 @@ class Detector:
         config: Config | None = None,
         nms: NmsMode | Literal["auto"] = "auto",
         runtime: Runtime = "auto",
+        public_key: Path | str | None = None,
     ) -> Detector:
         """Opens a bundle's folder, or an ONNX file with its configuration.
 
@@ -78,6 +79,7 @@ class Detector:
             runtime: which file of a bundle runs; ``auto`` is the engine if it can run, else the model, with the reason
                 in ``runner.run_info``. If an engine fails while it runs, that is an error: the model does not replace
                 it.
+            public_key: of a bundle, a PEM file with the public Ed25519 key that must have signed it.
 
         Raises:
             BundleError, ModelError, ConfigError, BackendError: the target cannot be opened or run.
@@ -86,7 +88,9 @@ class Detector:
         if target.is_dir():
             if config is not None:
                 raise ConfigError(f"'{target}' is a bundle, which carries its own configuration; leave --config out")
-            return _open_bundle(Bundle(target), nms, runtime)
+            return _open_bundle(Bundle(target, public_key=public_key), nms, runtime)
+        if public_key is not None:
+            raise ConfigError(f"'{target}' is a model, and only bundles are signed; leave the public key out")
         if runtime == "engine":
             raise ConfigError(f"'{target}' is a model, which has no engine; give a bundle, or leave --runtime out")
         if config is None:
