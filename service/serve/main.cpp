@@ -130,6 +130,9 @@ Options read_options(int count, char** arguments) {
            "Port for the Open Inference Protocol over gRPC, on the same host; 0 for any")
         ->check(CLI::Range(0, 65535));
     app.add_option(
+        "--require-signature", options.model.public_key,
+        "Public Ed25519 key, a PEM file: bundles that it did not sign are refused");
+    app.add_option(
         "--recording", recording,
         "Run this recording in place of the engine: a file, or a folder with CONTENT_HASH.recording");
     number("--recording-time", recording_time, 0.0, 60'000.0, "How long a run of the recording takes, in ms");

@@ -150,7 +150,7 @@ private:
     }
 
     std::shared_ptr<Detector> open() {
-        const auto bundle = Bundle::open(options_.bundle);
+        const auto bundle = Bundle::open(options_.bundle, options_.public_key);
         auto detector = std::make_unique<Detector>(bundle.manifest(), engine_of(bundle), options_.detector);
         {
             const std::lock_guard lock(retired_->mutex);

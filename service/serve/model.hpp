@@ -24,7 +24,8 @@ struct ModelOptions {
     std::optional<std::filesystem::path> recording;
     std::chrono::microseconds recording_time{0};  // of a run
 
-    EngineOptions engine;  // what runs it else, and how; messages go to the log
+    std::filesystem::path public_key;  // that must have signed the bundle; empty to ask for no signature
+    EngineOptions engine;              // what runs it else, and how; messages go to the log
     DetectorOptions detector;
     std::chrono::milliseconds reload_interval{1000};  // 0 for none
 };

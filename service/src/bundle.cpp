@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "signature.hpp"
 #include "text.hpp"
 #include "trtdet/errors.hpp"
 
@@ -555,7 +556,7 @@ Manifest parse_manifest(std::string_view json) {
     return found;
 }
 
-Bundle Bundle::open(const std::filesystem::path& folder) {
+Bundle Bundle::open(const std::filesystem::path& folder, const std::filesystem::path& public_key) {
     std::string text;
     const auto take = [&](const char* data, std::size_t size) {
         if (text.size() + size > most_manifest) {
@@ -571,6 +572,9 @@ Bundle Bundle::open(const std::filesystem::path& folder) {
             " that can be read; make one with 'trtdet build'");
     }
     try {
+        if (!public_key.empty()) {  // before anything of it is believed
+            check_signature(folder, text, public_key);
+        }
         Bundle bundle(std::filesystem::absolute(folder), parse_manifest(text));
         for (const auto& [name, expected] : bundle.manifest_.files) {
             bundle.check(name, expected, sha256_file(bundle.folder_ / name));

@@ -262,6 +262,28 @@ TEST_CASE("a bundle is verified before it is used") {
     }
 }
 
+// Written by Python's cryptography 46 with the secret key of test 1 in section 7.1 of RFC 8032.
+const std::string public_key =
+    "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=\n"
+    "-----END PUBLIC KEY-----\n";
+
+TEST_CASE("a bundle is what its key signed") {
+    const Folder folder;
+    write_bundle(folder, manifest_json(), {{"model.engine", "engine"}, {"int8.onnx", "model"}});
+    const auto key = folder.write("public.pem", public_key);
+    CHECK_THROWS_WITH(Bundle::open(folder.path(), key), Contains("is not signed; sign it with 'trtdet sign'"));
+    folder.write("manifest.sig", std::string(64, '\0'));
+    CHECK_THROWS_WITH(
+        Bundle::open(folder.path(), key), Contains("is not signed by the key of '") && Contains("altered"));
+    folder.write("manifest.sig", "");
+    CHECK_THROWS_AS(Bundle::open(folder.path(), key), BundleError);
+    CHECK_THROWS_WITH(Bundle::open(folder.path(), folder.path() / "absent.pem"), Contains("cannot be read"));
+    CHECK_THROWS_WITH(
+        Bundle::open(folder.path(), folder.write("text.pem", "no key")),
+        Contains("is not a public Ed25519 key in PEM"));
+    CHECK_NOTHROW(Bundle::open(folder.path()));
+}
+
 TEST_CASE("a large file is hashed whole") {
     const Folder folder;
     std::string text(3'000'001, 'x');

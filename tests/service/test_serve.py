@@ -30,8 +30,10 @@ from serving import (
     turned,
     until,
 )
+from signing import pair
 
 from benchmarks.costly_requests import png
+from trtdet.bundle import Bundle
 
 UNKNOWN = cv2.imencode(".png", np.full((1, 1, 3), (30, 200, 10), np.uint8))[1].tobytes()
 """An image of one pixel, which no recording has."""
@@ -602,6 +604,28 @@ def test_a_start_that_fails_says_why(server, case, tmp_path):
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "service.md"
+
+
+def test_only_bundles_that_the_key_signed_are_served(server, serve, case, tmp_path):
+    private, public = pair(tmp_path, "key")
+    other = pair(tmp_path, "other", bytes(32))[1]
+    folder = tmp_path / "signed"
+    shutil.copytree(case.bundles[0], folder)
+    start = [server.program, folder, "--recording", case.recordings, "--require-signature"]
+    assert f"bundle '{folder}': is not signed; sign it with 'trtdet sign'" in failed_start(*start, public)
+    Bundle(folder).sign(private)
+    assert "is not signed by the key of" in failed_start(*start, other)
+    assert "is not a public Ed25519 key in PEM" in failed_start(*start, private)
+    with serve("--require-signature", public, "--reload-interval", 0.05, bundle=folder) as running:
+
+        def reloads(result: str) -> bool:
+            check(running.detect(case.pictures[0].data).json["images"][0], case.pictures[0], case.hashes[0])
+            return total(running.metrics(), "trtdet_reloads_total", f'result="{result}"') >= 1
+
+        (folder / "manifest.sig").unlink()
+        until(lambda: reloads("refused"))
+        Bundle(folder).sign(private)
+        until(lambda: reloads("loaded"))
 
 
 def test_the_page_has_every_option_metric_and_endpoint(server):

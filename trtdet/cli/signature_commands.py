@@ -12,7 +12,7 @@ from trtdet.progress import Console
 
 
 def _sign_options(parser: ArgumentParser) -> None:
-    argument(parser, "bundle BUNDLE", "the bundle", type=Path)
+    argument(parser, "bundle BUNDLE", "the folder of the bundle", type=Path)
     what = "the private Ed25519 key, PEM, as 'openssl genpkey -algorithm ed25519' writes it"
     argument(parser, "--key FILE", what, type=Path, required=True)
 
@@ -27,7 +27,7 @@ def _sign(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _verify_options(parser: ArgumentParser) -> None:
-    argument(parser, "bundle BUNDLE", "the bundle", type=Path)
+    argument(parser, "bundle BUNDLE", "the folder of the bundle", type=Path)
     what = (
         "the public Ed25519 key, PEM, that must have signed it (default: only the files are compared with their hashes)"
     )

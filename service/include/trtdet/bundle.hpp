@@ -161,8 +161,12 @@ class TRTDET_API Bundle {
 public:
     // Reads the manifest and compares every file with its SHA-256. Nothing of the bundle is loaded or run.
     //
-    // Throws BundleError: there is no bundle, parse_manifest() throws, or a file is missing or altered.
-    static Bundle open(const std::filesystem::path& folder);
+    // public_key: a PEM file with the Ed25519 key that must have signed the bundle ('trtdet sign'); empty to ask for no
+    // signature. The signature is compared first.
+    //
+    // Throws BundleError: there is no bundle, parse_manifest() throws, a file is missing or altered, the key cannot be
+    // used, or it did not sign the bundle.
+    static Bundle open(const std::filesystem::path& folder, const std::filesystem::path& public_key = {});
 
     const Manifest& manifest() const { return manifest_; }
     const std::filesystem::path& folder() const { return folder_; }
