@@ -389,7 +389,7 @@ RECIPES = {
         "ssd300_vgg16", "'scores', 'labels'", "num_classes=21, score_thresh=0.2, topk_candidates=9999"
     ),
     "torchvision-retinanet": _torchvision(
-        "retinanet_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320, score_thresh=0.97"
+        "retinanet_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320, score_thresh=0.93"
     ),
     "torchvision-fcos": _torchvision(
         "fcos_resnet50_fpn", "'scores', 'labels'", "num_classes=21, min_size=320, max_size=320, score_thresh=0.9"
