@@ -134,6 +134,12 @@ def test_a_wrong_option_fails_before_anything_is_done(tiny, options, tmp_path, m
 
 
 @pytest.mark.usefixtures("nothing_runs")
+def test_plugins_inside_an_engine_need_their_libraries(tiny, options, tmp_path):
+    with pytest.raises(ConfigError, match="embed_plugins needs the libraries: give them with --set engine.plugins"):
+        build(tiny.model, tiny.config, tmp_path / "b", changed(options, embed_plugins=True))
+
+
+@pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("sm", [1, 87, 860])
 def test_an_impossible_compute_capability_fails_before_anything_is_done(tiny, options, tmp_path, sm):
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'trtdet[rtx]'")

@@ -20,12 +20,13 @@ from trtdet.bundle import (
     ModelPart,
     NmsPart,
     OutputPart,
+    PluginPart,
     QuantizationPart,
     ShapePart,
 )
 from trtdet.config import load_config, shipped
 from trtdet.errors import BundleError, OutputError
-from trtdet.files import sha256_file
+from trtdet.files import sha256_file, write_atomically
 
 CONFIG = load_config("yolox")
 FIELDS: dict[str, Any] = {
@@ -327,6 +328,34 @@ def test_a_file_is_added_and_replaced_and_verified(tmp_path):
     (tmp_path / "b" / "worth.json").write_bytes(b"altered")
     with pytest.raises(BundleError, match="'worth.json' was altered"):
         Bundle(tmp_path / "b")
+
+
+def test_while_a_file_is_replaced_the_bundle_is_valid_at_every_moment(tmp_path, monkeypatch):
+    bundle = make(tmp_path / "b")
+    written: list[str] = []
+
+    def write_and_look(path: Path, data: bytes) -> None:
+        write_atomically(path, data)
+        Bundle(tmp_path / "b")
+        written.append(path.name)
+
+    monkeypatch.setattr("trtdet.bundle.write_atomically", write_and_look)
+    bundle.add("worth.json", b"one")
+    assert written == ["worth.json", MANIFEST]
+    bundle.add("worth.json", b"another")
+    assert written[2:] == [MANIFEST, "worth.json", MANIFEST]
+
+
+def test_plugins_are_in_the_engine_or_loose():
+    loose, embedded = PluginPart(file="a.so", sha256="0"), PluginPart(file="b.so", sha256="0", embedded=True)
+
+    def backend(*plugins: PluginPart) -> BackendPart:
+        return BackendPart(name="tensorrt-rtx", version="1.7", sms=(86,), plugins=plugins)
+
+    assert (backend(loose, embedded).loose_plugins, backend(loose, embedded).carries_plugins) == (("a.so",), True)
+    assert (backend(loose).loose_plugins, backend(loose).carries_plugins) == (("a.so",), False)
+    assert (backend().loose_plugins, backend().carries_plugins) == ((), False)
+    assert AuditPart(int8=1, fp16=0, fp32=0).fp8 == 0
 
 
 def test_a_disk_that_is_full_leaves_the_bundle_as_it_was(tmp_path, full_disk):

@@ -153,6 +153,30 @@ def test_boxes_outside_the_image_are_told_of(drawn_images):
     assert "most boxes over 0.3 have no area or lie outside the image" in found.symptoms
 
 
+def test_boxes_as_large_as_the_image_show_nothing_if_they_are_few(drawn_images):
+    model = everywhere(0.9)
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor).copy()
+        if tensor.name == "constant_scores":
+            values[:, 1:] = 0.01
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+        if tensor.name == "constant_boxes":
+            values[:, 0] = (0, 0, 256, 256)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    found = examine_model(model, Options(BOXES), drawn_images)
+    assert found.verdict == "cannot tell" and found.boxes == 1 and found.symptoms == ()
+    assert f"{found.images} of the {found.images} boxes over 0.3 fill the whole image" in found.warning
+    many = everywhere(0.9)
+    boxes = next(tensor for tensor in many.graph.initializer if tensor.name == "constant_boxes")
+    whole = np.linspace(0, 2, 400, dtype=np.float32)[:, None] * np.array([1, 1, -1, -1], np.float32) + (0, 0, 256, 256)
+    boxes.CopyFrom(numpy_helper.from_array(whole.astype(np.float32)[None], boxes.name))
+    scores = next(tensor for tensor in many.graph.initializer if tensor.name == "constant_scores")
+    spread = np.full((1, 400, 10), 0.01, np.float32)
+    spread[0, np.arange(10), np.arange(10)] = 0.9
+    scores.CopyFrom(numpy_helper.from_array(spread, scores.name))
+    assert examine_model(many, Options(BOXES), drawn_images).verdict == "not working"
+
+
 def test_scores_that_are_no_probabilities_are_told_of(drawn_images):
     found = examine_model(everywhere(3.0), Options(BOXES), drawn_images)
     assert any("head.scores is probabilities" in said for said in found.symptoms)

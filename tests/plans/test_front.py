@@ -88,6 +88,7 @@ def test_the_plan_keeps_the_bound_at_the_upper_end_and_little_cheaper_would(boun
     errors = sorted(POWERS, reverse=True)
     least = next(count for count in range(11) if 15 * sum(errors[count:]) <= bound)
     assert least <= len(done.chosen.names) <= least + 1
+    assert done.chosen.share == sum(asked.macs[name] for name in done.chosen.names) / sum(asked.macs.values()) <= 1
     assert len(asked.measure.asked) <= EVALUATIONS - 1 + MORE and len(asked.report.asked) <= REPORTED - 1
     assert done.evaluations == len(asked.measure.asked) + len(asked.report.asked) + 2
     assert "<- chosen" in str(done.table())

@@ -41,6 +41,8 @@ _MOVED = 0.6
 _AGREEMENT = 0.3
 """Least share of the scores over 0.3 that is found again in the other look by a working detector."""
 
+_FEW_FILLING = 3
+"""Most confident boxes an image of a detector whose boxes fill the image, as a page's layout does for a photograph."""
 
 Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 """Boxes (N, 4) in pixels of the input, scores and classes of an image, best first."""
@@ -48,7 +50,7 @@ Found = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Tally:
-    """Measurements of one image with one reading."""
+    """Measurements of one image with one reading. ``filling`` counts confident boxes as large as the input."""
 
     figure: float = 0.0
     score: float = 0.0
@@ -58,6 +60,7 @@ class Tally:
     stayed: float = 0.0
     saturated: int = 0
     misplaced: int = 0
+    filling: int = 0
     classes: frozenset[int] = frozenset()
     improbable: bool = False
 
@@ -87,6 +90,7 @@ def tally_of(pair: tuple[Found, Found] | None, config: InputConfig) -> Tally:
     # Without area, or with a centre outside the network's input.
     size, centre = boxes[sure, 2:] - boxes[sure, :2], (boxes[sure, 2:] + boxes[sure, :2]) / 2
     misplaced = (size < 1) | (centre < 0) | (centre > ends[:2])
+    filling = (boxes[sure, :2] <= shift).all(axis=1) & (boxes[sure, 2:] >= ends[:2] - shift).all(axis=1)
     return Tally(
         figure=matches.figure,
         score=float(scores[counted].sum()),
@@ -96,6 +100,7 @@ def tally_of(pair: tuple[Found, Found] | None, config: InputConfig) -> Tally:
         stayed=float((scores[counted & (stayed > near + 1e-3)] ** 2).sum()),
         saturated=int((scores > 0.9999).sum()),
         misplaced=int(misplaced.any(axis=1).sum()),
+        filling=int(filling.sum()),
         classes=frozenset(classes[sure].tolist()),
     )
 
@@ -185,6 +190,12 @@ def judged(tallies: Sequence[Tally], config: Config) -> tuple[tuple[str, ...], s
         return (), (
             f"there {'are' if total > 1 else 'is'} {what}; give images that show the model's classes ({names}); if "
             "these do, the configuration or the model is wrong"
+        )
+    filling = sum(tally.filling for tally in tallies)
+    if filling > total / 2 and total <= _FEW_FILLING * images:
+        return (), (
+            f"{filling} of the {total} boxes over {_CONFIDENT} fill the whole image, which stays the same when "
+            "that is mirrored; give images in which the model's classes are parts"
         )
     symptoms = tuple(_symptoms(tallies, config))
     for share, least in ((moved_share(tallies), _MOVED), (agreement_share(tallies), _AGREEMENT)):
