@@ -289,8 +289,8 @@ def test_a_misspelt_option_is_answered_with_the_nearest(words, typed, meant, cap
     [
         ("audit", "b", "--limit", "-5"),
         ("audit", "b", "--limit", "-.5"),
-        ("infer", "b", "-oo", "--", "--picture.png"),
-        ("infer", "b", "--two words.png", "-o", "o"),
+        ("predict", "b", "-oo", "--", "--picture.png"),
+        ("predict", "b", "--two words.png", "-o", "o"),
         ("eval", "m", "--images=d", "--annotations=--a"),
     ],
 )

@@ -264,7 +264,7 @@ def test_pictures_are_drawn_and_saved_by_their_suffix(detector, files, tmp_path)
 def test_values_for_json_and_for_coco(detector, files):
     prediction = detector.predict(files[0])[0]
     listed = json.loads(json.dumps(prediction.to_dict()))
-    assert listed["image"] == files[0].name
+    assert listed["image"] == str(files[0])
     assert [one["class"] for one in listed["detections"]] == list(prediction.names)
     results = prediction.to_coco(7)
     np.testing.assert_allclose(
@@ -323,7 +323,7 @@ def test_the_examples_of_the_page_run(files, tmp_path, monkeypatch, capsys):
         exec(compile(example, "docs/predict.md", "exec"), names)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * len(files)
-    assert lines[0].startswith(f"Prediction({files[0].name}, ")
+    assert lines[0].startswith(f"{files[0].name}, ")
     assert sorted(file.name for file in Path("found").iterdir()) == [file.name for file in files]
 
 

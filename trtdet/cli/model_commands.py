@@ -135,7 +135,7 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.exporter.onnx_file import UnknownHead
     from trtdet.files import write_atomically
     from trtdet.runtime.detector import Detector
-    from trtdet.runtime.pictures import infer
+    from trtdet.runtime.saving import save_predictions
 
     check_suffix(options.output, ".yaml", ".yml")
     if options.output.exists() and not options.force:
@@ -161,8 +161,8 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
     console.progress("trying what the model's numbers can mean", 1, 1)
     pictures: list[str] = []
     if options.pictures is not None:
-        result = infer(Detector.open(options.model, guess.config), images, options.pictures)
-        pictures = [str(path) for path in result.pictures]
+        predictions = Detector.open(options.model, guess.config).predict(images, stream=True)
+        pictures = [str(path) for path in save_predictions(predictions, options.pictures).pictures]
     _say(options, guess, console)
     return {
         "config": str(options.output),

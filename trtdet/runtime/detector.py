@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
 from trtdet.runtime.prediction import Prediction
-from trtdet.runtime.sources import Color, Frame, ahead, frames
+from trtdet.runtime.sources import Color, Frame, ahead, cores, frames
 
 Runtime = Literal["auto", "engine", "onnxruntime"]
 """The file of a bundle to run: the engine if possible, else the model (``auto``); only the engine; only the model."""
@@ -173,11 +172,11 @@ class Detector:
     @overload
     def predict(
         self, source: Any, *, color: Color | None = ..., score_threshold: float = ..., stream: Literal[True]
-    ) -> Iterator[Prediction]: ...
+    ) -> Generator[Prediction, None, None]: ...
 
     def predict(
         self, source: Any, *, color: Color | None = None, score_threshold: float = 0.25, stream: bool = False
-    ) -> list[Prediction] | Iterator[Prediction]:
+    ) -> list[Prediction] | Generator[Prediction, None, None]:
         """Detects on images, videos or cameras, in their order. Decoding goes on ahead in threads.
 
         Args:
@@ -198,12 +197,12 @@ class Detector:
         results = self._predicted(frames(source, color), score_threshold)
         return results if stream else list(results)
 
-    def _predicted(self, images: Iterator[Frame], score_threshold: float) -> Iterator[Prediction]:
+    def _predicted(self, images: Iterator[Frame], score_threshold: float) -> Generator[Prediction, None, None]:
         def prepared(frame: Frame) -> tuple[Frame, NDArray[np.uint8], NDArray[np.float32], ImageTransform]:
             image = frame.read()
             return frame, image, *preprocess(image, self.input)
 
-        workers = len(os.sched_getaffinity(0))
+        workers = cores()
         with closing(ahead(images, prepared, workers, most=2 * workers + self.batch)) as ready:
             while batch := list(itertools.islice(ready, self.batch)):
                 detections = self(np.stack([inputs for _, _, inputs, _ in batch])).over(score_threshold)

@@ -45,6 +45,7 @@ class Prediction:
         path: of the image or video file; None without one.
         frame: index of the frame in its video, from 0.
         seconds: from the beginning of the video to the frame; None of images.
+        rate: frames per second of the video as it states them, 0 where it does not; None of images.
         skeleton: pairs of keypoints that pictures join.
     """
 
@@ -57,12 +58,13 @@ class Prediction:
     path: Path | None = None
     frame: int = 0
     seconds: float | None = None
+    rate: float | None = None
     skeleton: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, frame: Frame, image: NDArray[np.uint8], **found: Any) -> Prediction:
         """Of a frame's detections."""
-        return cls(image, path=frame.path, frame=frame.index, seconds=frame.seconds, **found)
+        return cls(image, path=frame.path, frame=frame.index, seconds=frame.seconds, rate=frame.rate, **found)
 
     @property
     def masks(self) -> NDArray[np.bool_] | None:
@@ -91,12 +93,15 @@ class Prediction:
         return len(self.boxes)
 
     def __repr__(self) -> str:
+        return f"Prediction({self})"
+
+    def __str__(self) -> str:
         height, width = self.image.shape[:2]
         name = "image" if self.path is None else self.path.name
         frame = "" if self.seconds is None else f", frame {self.frame} at {self.seconds:.2f} s"
         counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).most_common(8))
         more = len(set(self.names)) - 8
-        return f"Prediction({name}, {width} x {height}{frame}: {counts or 'nothing'}{', ...' if more > 0 else ''})"
+        return f"{name}, {width} x {height}{frame}: {counts or 'nothing'}{', ...' if more > 0 else ''}"
 
     def _repr_html_(self) -> str:
         """The picture, for notebooks."""
@@ -133,9 +138,10 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: ``image``, ``width``, ``height``, ``detections``; of videos ``frame`` and ``seconds``.
 
-        A detection has ``class``, ``score``, ``box`` (x1 y1 x2 y2), and what there is of ``mask`` (COCO's compressed
-        run lengths, see :func:`trtdet.detection.masks.run_lengths`), ``keypoints`` (x, y and score in the order of
-        their names) and ``rotated_box`` (centre x y, width, height in pixels, angle in radians).
+        ``image`` is the path. A detection has ``class``, ``score``, ``box`` (x1 y1 x2 y2), and what there is of
+        ``mask`` (COCO's compressed run lengths, see :func:`trtdet.detection.masks.run_lengths`), ``keypoints`` (x, y
+        and score in the order of their names) and ``rotated_box`` (centre x y, width, height in pixels, angle in
+        radians).
         """
         height, width = self.image.shape[:2]
         place = {} if self.seconds is None else {"frame": self.frame, "seconds": round(self.seconds, 6)}
@@ -148,8 +154,13 @@ class Prediction:
             }
             for i in range(len(self))
         ]
-        name = None if self.path is None else self.path.name
-        return {"image": name, **place, "width": width, "height": height, "detections": detections}
+        return {
+            "image": None if self.path is None else str(self.path),
+            **place,
+            "width": width,
+            "height": height,
+            "detections": detections,
+        }
 
     def _parts_of(self, i: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
