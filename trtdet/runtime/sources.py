@@ -156,7 +156,7 @@ def _of_array(array: NDArray[Any], color: Color | None) -> NDArray[np.uint8]:
         raise DataError(
             "the order of the array's channels is not known: give color='bgr' for what OpenCV reads, else color='rgb'"
         )
-    return np.ascontiguousarray(array[..., ::-1] if color == "bgr" else array)
+    return _from_bgr(np.ascontiguousarray(array)) if color == "bgr" else np.ascontiguousarray(array)
 
 
 def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
@@ -181,7 +181,7 @@ def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
 
 
 def _from_bgr(picture: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(picture[..., ::-1])
+    return np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def cores() -> int:
