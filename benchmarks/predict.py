@@ -1,7 +1,8 @@
 """Speed of ``Detector.predict`` beside the engine alone and beside Ultralytics' ``predict``, with one ONNX model.
 
 ``python benchmarks/predict.py MODEL.onnx --config yolov8 --images DIR [--ultralytics]`` runs everything in one process,
-in an order that turns with each round, and prints ratios of the same round. The video has the same images, 640 x 480.
+in an order that turns with each round, and prints ratios of the same round, median and range. The video has the same
+images, 640 x 480.
 
 MODEL is an export of Ultralytics with a fixed size (outputs of 4 + classes rows). YOLOv5's own export, whose weights
 are published with detections that can be compared, becomes one with ``--from-yolov5``.
@@ -32,6 +33,9 @@ from trtdet.tables import Column, Table
 
 VIDEO_SIZE = (640, 480)
 IOU, SCORE, MOST = 0.7, 0.25, 300
+
+Times = dict[str, list[tuple[float, float]]]
+"""Seconds by the clock and of the processor, by contender and round."""
 
 
 def as_ultralytics(model: onnx.ModelProto, names: tuple[str, ...]) -> onnx.ModelProto:
@@ -118,9 +122,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--from-yolov5", action="store_true")
     parser.add_argument("--ultralytics", action="store_true")
-    parser.add_argument("-o", "--output", type=Path, help="JSON")
+    parser.add_argument("-o", "--output", type=Path, help="JSON; rounds of an earlier run are kept")
     options = parser.parse_args()
-    config = load_config(options.config).with_nms(iou_threshold=IOU, max_detections=MOST)
+    config = load_config(options.config).with_nms(iou_threshold=IOU, max_detections=MOST, candidates="best-class")
     there = find_images(options.images)
     files = [there[index % len(there)] for index in range(options.count)]
     with tempfile.TemporaryDirectory() as folder:
@@ -151,37 +155,42 @@ def main() -> None:
             sources = {"images": paths, "video": str(video)}
             contenders |= ultralytics_contenders(model, sources, size=config.input.height)
         results = {name: run() for name, run in contenders.items()}  # warm-up
-        seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        for number in range(options.rounds):
+        times: Times = {name: [] for name in contenders}
+        if options.output and options.output.exists():
+            times = json.loads(options.output.read_text())["seconds"]
+        for _ in range(options.rounds):
+            number = len(times["engine"])
             order = list(contenders)
             order = order[number % len(order) :] + order[: number % len(order)]
             for name in order:
-                begun = time.perf_counter()
+                begun = time.perf_counter(), time.process_time()
                 contenders[name]()
-                seconds[name].append(time.perf_counter() - begun)
-    report(results, seconds, options)
+                times[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
+    report(results, times, options)
 
 
-def report(results: dict[str, Any], seconds: dict[str, list[float]], options: argparse.Namespace) -> None:
-    rows, figures = [], {}
-    for name, times in seconds.items():
-        peer = name.replace("trtdet", "ultralytics")
-        row: list[Any] = [name, options.count / statistics.median(times)]
-        for other in ("engine", "onnxruntime session", peer):
-            ratios = sorted(theirs / mine for mine, theirs in zip(times, seconds.get(other, []), strict=False))
-            text = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})" if ratios else None
-            row.append(None if other == name else text)
-        rows.append(tuple(row))
-        figures[name] = {"seconds": times}
-    columns = (Column("", align="left"), Column("images/s", ".2f"), "of the engine", "of the session", "of ultralytics")
-    print(Table(columns, rows).text())
+def report(results: dict[str, Any], times: Times, options: argparse.Namespace) -> None:
+    for kind, title in ((0, "by the clock"), (1, "by the processor's time")):
+        rows = []
+        for name, both in times.items():
+            mine = [pair[kind] for pair in both]
+            row: list[Any] = [name, options.count / statistics.median(mine)]
+            for other in ("engine", "onnxruntime session", name.replace("trtdet", "ultralytics")):
+                theirs = [pair[kind] for pair in times.get(other, [])]
+                ratios = sorted(that / this for this, that in zip(mine, theirs, strict=False))
+                text = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})" if ratios else None
+                row.append(None if other == name else text)
+            rows.append(tuple(row))
+        speed = Column("images/s", ".2f")
+        columns = (Column(title, align="left"), speed, "of the engine", "of the session", "of ultralytics")
+        print(Table(columns, rows, notes=(f"{len(times['engine'])} rounds of {options.count} images",)).text())
     agreement = {}
     for what in ("images", "video"):
         if f"ultralytics, {what}" in results:
             agreement[what] = same(results[f"trtdet, {what}"], results[f"ultralytics, {what}"])
             print(f"detections, {what}: {agreement[what]}")
     if options.output:
-        options.output.write_text(json.dumps({"runs": figures, "detections": agreement}, indent=1) + "\n")
+        options.output.write_text(json.dumps({"seconds": times, "detections": agreement}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
