@@ -201,6 +201,8 @@ class Detector:
     def _predicted(self, images: Iterator[Frame], score_threshold: float) -> Generator[Prediction, None, None]:
         """Images are decoded in threads before the engine, NMS and results follow in a thread behind it."""
         arrays: queue.SimpleQueue[NDArray[np.float32]] = queue.SimpleQueue()  # to be filled again
+        swapped = self.input.model_copy(update={"color": "bgr" if self.input.color == "rgb" else "rgb"})
+        inputs = {"rgb": self.input, "bgr": swapped}
 
         def with_places() -> Iterator[tuple[Frame, NDArray[np.float32], int]]:
             for number, frame in enumerate(images):
@@ -210,8 +212,10 @@ class Detector:
 
         def prepared(place: tuple[Frame, NDArray[np.float32], int]) -> _Prepared:
             frame, array, row = place
-            image = frame.read()
-            return _Prepared(frame, image=image, transform=prepare(image, self.input, array[row]), array=array)
+            pixels = frame.read()
+            return _Prepared(
+                frame, pixels=pixels, transform=prepare(pixels, inputs[frame.color], array[row]), array=array
+            )
 
         def outputs(ready: Iterator[_Prepared]) -> Iterator[tuple[list[_Prepared], dict[str, NDArray[Any]]]]:
             while batch := list(itertools.islice(ready, self.batch)):
@@ -244,7 +248,7 @@ class Detector:
             predictions.append(
                 Prediction.of(
                     one.frame,
-                    one.image,
+                    one.pixels,
                     boxes=inside,
                     scores=scores,
                     classes=classes,
@@ -274,7 +278,7 @@ class _Prepared:
     """An image whose network input is a row of ``array``."""
 
     frame: Frame
-    image: NDArray[np.uint8]
+    pixels: NDArray[np.uint8]
     transform: ImageTransform
     array: NDArray[np.float32]
 

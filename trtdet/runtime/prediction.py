@@ -20,7 +20,7 @@ from trtdet.detection.masks import run_lengths
 from trtdet.detection.placing import Placed
 from trtdet.errors import DataError, OutputError, TrtdetError
 from trtdet.files import write_atomically
-from trtdet.runtime.sources import Frame
+from trtdet.runtime.sources import Color, Frame
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +37,7 @@ class Prediction:
     """Detections of one image, best first; n of them.
 
     Attributes:
-        image: uint8 (H, W, 3), RGB, 0..255.
+        pixels: uint8 (H, W, 3), 0..255, with the channels in the order of ``color``; :attr:`image` is in RGB.
         boxes: float32 (n, 4), x1 y1 x2 y2 in pixels of the image, clipped to it.
         scores: float32 (n,), 0..1, falling.
         classes: int32 (n,), indices into ``class_names``.
@@ -49,7 +49,7 @@ class Prediction:
         skeleton: pairs of keypoints that pictures join.
     """
 
-    image: NDArray[np.uint8]
+    pixels: NDArray[np.uint8]
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int32]
@@ -60,18 +60,27 @@ class Prediction:
     seconds: float | None = None
     rate: float | None = None
     skeleton: tuple[tuple[int, int], ...] = ()
+    color: Color = "rgb"
 
     @classmethod
-    def of(cls, frame: Frame, image: NDArray[np.uint8], **found: Any) -> Prediction:
+    def of(cls, frame: Frame, pixels: NDArray[np.uint8], **found: Any) -> Prediction:
         """Of a frame's detections."""
-        return cls(image, path=frame.path, frame=frame.index, seconds=frame.seconds, rate=frame.rate, **found)
+        place: dict[str, Any] = {"path": frame.path, "frame": frame.index, "seconds": frame.seconds, "rate": frame.rate}
+        return cls(pixels, color=frame.color, **place, **found)
+
+    @cached_property
+    def image(self) -> NDArray[np.uint8]:
+        """Uint8 (H, W, 3), RGB, 0..255."""
+        return (
+            self.pixels if self.color == "rgb" else np.asarray(cv2.cvtColor(self.pixels, cv2.COLOR_BGR2RGB), np.uint8)
+        )
 
     @property
     def masks(self) -> NDArray[np.bool_] | None:
         """Bool (n, H, W), the pixels of each detection; None where the detector gives no masks."""
         if self.parts.masks is None:
             return None
-        height, width = self.image.shape[:2]
+        height, width = self.pixels.shape[:2]
         return np.stack(self.parts.masks) if self.parts.masks else np.zeros((0, height, width), np.bool_)
 
     @property
@@ -96,7 +105,7 @@ class Prediction:
         return f"Prediction({self})"
 
     def __str__(self) -> str:
-        height, width = self.image.shape[:2]
+        height, width = self.pixels.shape[:2]
         name = "image" if self.path is None else self.path.name
         frame = "" if self.seconds is None else f", frame {self.frame} at {self.seconds:.2f} s"
         counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).most_common(8))
@@ -143,7 +152,7 @@ class Prediction:
         and score in the order of their names) and ``rotated_box`` (centre x y, width, height in pixels, angle in
         radians).
         """
-        height, width = self.image.shape[:2]
+        height, width = self.pixels.shape[:2]
         place = {} if self.seconds is None else {"frame": self.frame, "seconds": round(self.seconds, 6)}
         detections = [
             {

@@ -39,7 +39,9 @@ class Frame:
     """An image to detect on, decoded when ``pixels`` is called."""
 
     read: Callable[[], NDArray[np.uint8]]
-    """Gives uint8 (H, W, 3), RGB, 0..255; raises DataError if the image cannot be read."""
+    """Gives uint8 (H, W, 3), 0..255; raises DataError if the image cannot be read."""
+    color: Color = "rgb"
+    """The order of the channels that ``read`` gives: converting a video costs more than reading it the other way."""
     path: Path | None = None
     """Of the image or video file; None without one."""
     index: int = 0
@@ -73,7 +75,7 @@ def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
         yield Frame(lambda: picture_pixels(source))
     elif isinstance(source, np.ndarray):
         pixels = _of_array(source, color)
-        yield Frame(lambda: pixels)
+        yield Frame(lambda: pixels, color="bgr" if color == "bgr" and source.ndim == 3 else "rgb")
     elif isinstance(source, bool):
         raise DataError("the source is a truth value, not an image; give a path, an array or a camera's number")
     elif isinstance(source, int | np.integer):
@@ -138,7 +140,7 @@ def _opened(source: Path | str) -> Iterator[Frame]:
 
 
 def _file(path: Path) -> Frame:
-    return Frame(lambda: read_image(path), path)
+    return Frame(lambda: read_image(path), path=path)
 
 
 def _of_array(array: NDArray[Any], color: Color | None) -> NDArray[np.uint8]:
@@ -156,7 +158,7 @@ def _of_array(array: NDArray[Any], color: Color | None) -> NDArray[np.uint8]:
         raise DataError(
             "the order of the array's channels is not known: give color='bgr' for what OpenCV reads, else color='rgb'"
         )
-    return _from_bgr(np.ascontiguousarray(array)) if color == "bgr" else np.ascontiguousarray(array)
+    return np.ascontiguousarray(array)
 
 
 def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
@@ -172,7 +174,8 @@ def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
                 break
             now = time.monotonic() if live else capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # of the frame that was read
             begun = now if live and index == 0 else begun
-            yield Frame(partial(_from_bgr, picture), path, index=index, seconds=now - begun, rate=rate)
+            pixels = np.asarray(picture, np.uint8)
+            yield Frame(partial(_as_it_is, pixels), "bgr", path=path, index=index, seconds=now - begun, rate=rate)
             index += 1
         if index == 0:
             raise DataError(f"{name} has no frame that can be decoded; try to play it, or write it anew")
@@ -180,8 +183,8 @@ def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
         capture.release()
 
 
-def _from_bgr(picture: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.asarray(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB), np.uint8)
+def _as_it_is(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return pixels
 
 
 def cores() -> int:
