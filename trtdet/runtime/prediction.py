@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from trtdet.data.images import draw
 from trtdet.detection.masks import run_lengths
 from trtdet.detection.placing import Placed
+from trtdet.detection.rotated import corners
 from trtdet.errors import DataError, OutputError, TrtdetError
 from trtdet.files import write_atomically
 from trtdet.runtime.sources import Color, Frame
@@ -217,19 +219,49 @@ class Prediction:
         return pandas.DataFrame({**columns, **dict(zip(("x1", "y1", "x2", "y2"), self.boxes.T, strict=True))})
 
     def to_supervision(self) -> supervision.Detections:
-        """Detections of the package supervision, with class names in ``data``. Raises TrtdetError: it is not
-        installed."""
-        try:
-            import supervision
-        except ImportError:
-            raise TrtdetError("to_supervision() needs supervision: pip install supervision") from None
-        return supervision.Detections(
+        """Boxes and masks for the package supervision, with ``class_name`` in ``data``, and ``xyxyxyxy``, float32
+        (n, 4, 2), of rotated boxes. Raises TrtdetError: supervision is not installed."""
+        data = {"class_name": np.array(self.names, dtype=str)}
+        if self.rotated_boxes is not None:
+            data["xyxyxyxy"] = corners(self.rotated_boxes)
+        return _supervision("to_supervision").Detections(
             xyxy=self.boxes,
             confidence=self.scores,
             class_id=self.classes.astype(int),
             mask=self.masks,
-            data={"class_name": np.array(self.names, dtype=str)},
+            data=data,
         )
+
+    def to_supervision_keypoints(self) -> supervision.KeyPoints:
+        """Keypoints for the package supervision, with ``class_name`` in ``data``.
+
+        Raises:
+            DataError: the detector gives no keypoints. TrtdetError: supervision is not installed.
+        """
+        if self.keypoints is None:
+            raise DataError("the detector gives no keypoints; to_supervision() gives boxes and masks")
+        class_of = _supervision("to_supervision_keypoints").KeyPoints
+        scores = self.keypoints[..., 2]
+        # Later versions have scores of detections too, and another name for those of keypoints.
+        renamed = "keypoint_confidence" in inspect.signature(class_of).parameters
+        return class_of(
+            xy=self.keypoints[..., :2],
+            class_id=self.classes.astype(int),
+            data={"class_name": np.array(self.names, dtype=str)},
+            **(
+                {"keypoint_confidence": scores, "detection_confidence": self.scores}
+                if renamed
+                else {"confidence": scores}
+            ),
+        )
+
+
+def _supervision(method: str) -> Any:
+    try:
+        import supervision
+    except ImportError:
+        raise TrtdetError(f"{method}() needs supervision: pip install supervision") from None
+    return supervision
 
 
 def _encoded(picture: NDArray[Any], suffix: str, name: str) -> bytes:
