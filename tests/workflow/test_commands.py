@@ -128,11 +128,16 @@ def test_audit_lists_every_convolution(built, run):
 
 
 @pytest.mark.tensorrt
-def test_the_last_line_says_what_was_asked_and_what_was_done(run, model, tmp_path):
+def test_the_last_lines_say_what_was_asked_what_was_done_and_what_is_next(run, model, tmp_path):
     done = run("build", model, "--config", "shapes", "--fp32", "--nms", "host", "-o", tmp_path / "b")
-    last = done.out.splitlines()[-1]
-    for part in ("tensorrt-rtx", "NMS host", "0 convs INT8", "(asked --fp32 --nms host)"):
-        assert part in last
+    asked, wrote, layers, cost, following = done.out.splitlines()[-5:]
+    assert asked == "asked   --fp32 --nms host"
+    assert (
+        wrote.startswith(f"done    wrote {tmp_path / 'b'}: engine ") and "tensorrt-rtx" in wrote and "NMS host" in wrote
+    )
+    assert layers.startswith("layers  0 convs INT8")
+    assert cost == "cost    not compared with FP16"
+    assert following.startswith(f"next    trtdet eval {tmp_path / 'b'} --images DIR --annotations JSON --against ")
 
 
 def test_eval_of_model_and_bundle_agree_where_both_are_float(bundles, run, trained, scored):
