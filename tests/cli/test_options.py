@@ -351,3 +351,12 @@ def test_every_option_that_a_page_names_exists(page):
         option for code in re.findall(r"`([^`]+)`", text) for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)
     }
     assert {option for option in named - known if f'"{option}"' not in programs} == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_help_has_examples_that_are_understood(command):
+    assert command.examples
+    for arguments, meaning in command.examples:
+        words = shlex.split(arguments.partition(" > ")[0])
+        assert parsed(command.name, *words).run is command.run
+        assert meaning

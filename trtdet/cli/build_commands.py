@@ -221,6 +221,10 @@ CALIBRATE = Command(
     ),
     run=_calibrate,
     usage="MODEL --config CONFIG --images DIR (-o ranges.json | --how-many) [options]",
+    examples=(
+        ("m.onnx --config c.yaml --images photos -o ranges.json", "ranges and histograms"),
+        ("m.onnx --config c.yaml --images photos --how-many", "how many images it needs"),
+    ),
 )
 BUILD = Command(
     "build",
@@ -249,4 +253,8 @@ SENSITIVITY = Command(
     ),
     run=_sensitivity,
     usage="MODEL --config CONFIG --images DIR -o sensitivity.json [options]",
+    examples=(
+        ("m.onnx --config c.yaml --images photos -o sensitivity.json", "against the float model"),
+        ("m.onnx --config c.yaml --images photos --num-images 16 -o s.json", "on fewer images"),
+    ),
 )

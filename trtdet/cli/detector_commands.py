@@ -260,6 +260,11 @@ EVAL = Command(
     summary="score a bundle or a model with COCO mAP, and compare it with another",
     add_options=_eval_options,
     run=_eval,
+    examples=(
+        ("bundle --images val --annotations val.json", "COCO mAP"),
+        ("bundle --images val --annotations val.json --against m.onnx", "and what INT8 cost"),
+        ("bundle --images photos --against m.onnx", "without annotations"),
+    ),
 )
 PREDICT = Command(
     "predict",

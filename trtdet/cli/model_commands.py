@@ -218,11 +218,23 @@ def _say(options: Namespace, guess: Guess, console: Console) -> None:
 
 
 EXPORT = Command(
-    "export", summary="export a torch model to ONNX, checked against torch", add_options=_export_options, run=_export
+    "export",
+    summary="export a torch model to ONNX, checked against torch",
+    add_options=_export_options,
+    run=_export,
+    examples=(
+        ("ultralytics:yolov8n.pt -o yolov8n.onnx", "a checkpoint of Ultralytics"),
+        ("yolox-s --weights yolox_s.pth -o yolox_s.onnx", "a published YOLOX"),
+        ("package.module:factory --config c.yaml -o m.onnx", "any torch module"),
+    ),
 )
 INIT = Command(
     "init",
     summary="write a configuration for an ONNX model, guessed and tried on images",
     add_options=_init_options,
     run=_init,
+    examples=(
+        ("m.onnx --images photos -o m.yaml", "guessed, and tried on photos"),
+        ("m.onnx --classes helmet,head -o m.yaml", "with class names"),
+    ),
 )
