@@ -308,7 +308,8 @@ def shown(page: Path) -> list[list[str]]:
     """The trtdet commands of a page, without the files that their output goes to."""
     text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("trtdet ")]
+    joined = [re.sub(r" \\\n *", " ", block) for block in blocks]
+    lines = [line for block in joined for line in block.splitlines() if line.startswith("trtdet ")]
     return [shlex.split(line.partition(" > ")[0]) for line in lines]
 
 
