@@ -348,6 +348,8 @@ def test_every_option_that_a_page_names_exists(page):
     ]
     programs = "".join(path.read_text(encoding="utf-8") for path in sources)
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    if page.name == "coming-from.md":  # The first column has commands of other tools.
+        text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)
     named = {
         option for code in re.findall(r"`([^`]+)`", text) for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)
     }
