@@ -121,6 +121,9 @@ def test_every_command_of_a_page_runs(page, workplace):
         subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, check=True)
     for command in commands(page):
         execute(command, workplace)
+    if page.name in ("ultralytics-jetson.md", "triton-client.md"):  # whose examples open what the commands have built
+        for example in blocks(page, "python"):
+            subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, check=True)
 
 
 @pytest.mark.slow
