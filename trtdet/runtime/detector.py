@@ -89,6 +89,8 @@ class Detector:
             if config is not None:
                 raise ConfigError(f"'{target}' is a bundle, which carries its own configuration; leave --config out")
             return _open_bundle(Bundle(target, public_key=public_key), nms, runtime)
+        if not target.exists():
+            raise ConfigError(f"'{target}' does not exist; give the folder of a bundle or an ONNX file")
         if public_key is not None:
             raise ConfigError(f"'{target}' is a model, and only bundles are signed; leave the public key out")
         if runtime == "engine":
