@@ -30,7 +30,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    return [line for block in blocks(page, "sh") for line in block.splitlines() if line and not line.startswith("#")]
+    lines = (line for block in blocks(page, "sh") for line in re.sub(r" \\\n *", " ", block).splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def files(page: Path) -> dict[str, str]:
@@ -120,6 +121,9 @@ def test_every_command_of_a_page_runs(page, workplace):
         subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, check=True)
     for command in commands(page):
         execute(command, workplace)
+    if page.name in ("ultralytics-jetson.md", "triton-client.md"):  # whose examples open what the commands have built
+        for example in blocks(page, "python"):
+            subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, check=True)
 
 
 @pytest.mark.slow
@@ -172,6 +176,12 @@ def test_every_configuration_key_is_documented():
             if section == "" and key in ("input", "head", "nms"):
                 continue
             assert f"`{section}{key}`" in text or f"`{key}`" in text, f"{section}{key}"
+
+
+def test_commands_fit_a_narrow_terminal():
+    lines = [(page.name, line) for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    assert len(lines) > 80
+    assert [(name, line) for name, line in lines if len(line) > 76] == []
 
 
 def test_links_exist():

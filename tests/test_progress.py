@@ -11,6 +11,7 @@ from typing import TextIO
 import pytest
 from rich import progress as bars
 
+from trtdet.errors import TrtdetWarning
 from trtdet.progress import Console, Course, ExpectedStage
 from trtdet.tables import Table
 
@@ -203,3 +204,15 @@ def test_work_goes_on_where_no_bar_can_be_drawn(monkeypatch):
     with Console() as console:
         for done in range(3):
             console.progress("one", done, 2)
+
+
+def test_equal_warnings_are_one_with_a_count(capsys):
+    with Console() as console:
+        for _ in range(300):
+            warnings.warn("look here", TrtdetWarning, stacklevel=1)
+        console.warn("and there")
+        console.say("done")
+    assert capsys.readouterr() == (
+        "done\n",
+        "warning: look here\nwarning: and there\nwarning, 300 times: look here\n",
+    )

@@ -1,10 +1,11 @@
+import os
 import re
 import sys
 from dataclasses import FrozenInstanceError
 
 import pytest
 
-from trtdet.tables import Column, Table, Tables
+from trtdet.tables import Column, Summary, Table, Tables
 
 SCORES = Table(
     ("variant", Column("mAP", ".2f"), Column("against FP32", "+.2f"), "note"),
@@ -134,3 +135,14 @@ def test_several_tables_are_written_in_order():
     both = Tables(["before\nit", SCORES, Table(("a",), [(1,)])])
     assert both.text() == str(both) == f"before\nit\n\n{SCORES.text()}\n\n{Table(('a',), [(1,)]).text()}"
     assert both.markdown().startswith("before\nit\n\nScores\n\n| variant")
+
+
+def test_a_summary_has_a_keyword_before_each_line(monkeypatch):
+    summary = Summary((("asked", "--int8"), ("done", "wrote one two three four")))
+    assert str(summary) == "asked  --int8\ndone   wrote one two three four"
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size((30, 24)))
+    assert summary.text(styled=True).splitlines() == [
+        "\x1b[1;36masked\x1b[0m  --int8",
+        "\x1b[1;36mdone\x1b[0m   wrote one two three",
+        "       four",
+    ]

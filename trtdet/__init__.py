@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     )
     from trtdet.performance import BenchOptions, ProfileOptions, bench, profile
     from trtdet.runtime.detector import Detector
-    from trtdet.runtime.pictures import infer
     from trtdet.runtime.prediction import Prediction
+    from trtdet.runtime.saving import save_predictions
 
 # No module may have one of these names: importing it would replace the function by the module.
 _HOMES = {
@@ -81,8 +81,8 @@ _HOMES = {
         "SensitivityOptions SweepOptions TuneOptions",
         "performance": "BenchOptions ProfileOptions bench profile",
         "runtime.detector": "Detector",
-        "runtime.pictures": "infer",
         "runtime.prediction": "Prediction",
+        "runtime.saving": "save_predictions",
     }.items()
     for name in names.split()
 }
@@ -94,8 +94,8 @@ __all__ = [
     "NmsOptions", "PackageOptions", "PlanOptions", "Prediction", "PrepareOptions", "PreparedFolder", "ProfileOptions",
     "SensitivityOptions", "SweepOptions", "TritonOptions", "TrtdetError", "TrtdetWarning", "TuneOptions", "Variant",
     "__version__", "agree", "bench", "build", "calibrate", "compare", "evaluate", "export", "finish", "guess_config",
-    "how_many_images", "infer", "load_config", "package", "prepare", "profile", "score_shift", "sensitivity", "sweep",
-    "tune", "variant_options",
+    "how_many_images", "load_config", "package", "prepare", "profile", "save_predictions", "score_shift", "sensitivity",
+    "sweep", "tune", "variant_options",
 ]
 # fmt: on
 

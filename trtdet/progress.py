@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from trtdet.errors import OutputError, TrtdetWarning, one_line
-from trtdet.tables import Table, Tables
+from trtdet.tables import Summary, Table, Tables
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, steps done, total steps); a total of 1 means an unknown length."""
@@ -111,6 +112,7 @@ class Console:
         self._started = time.monotonic()
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._until_end = ExitStack()
+        self._warnings: Counter[str] = Counter()
 
     def __enter__(self) -> Console:
         if self._verbose:
@@ -128,6 +130,9 @@ class Console:
     def __exit__(self, *_: object) -> None:
         self._finish_stage()
         self._close()
+        for line, count in self._warnings.items():
+            if count > 1:
+                self.line(f"warning, {count} times: {line}")
         self._until_end.close()
 
     def expect(self, steps: Sequence[ExpectedStage]) -> None:
@@ -162,7 +167,7 @@ class Console:
             # See https://no-color.org.
             styles = os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
             styles = styles and sys.stdout is not None and sys.stdout.isatty()
-            _write(f"{text.text(styled=True) if styles and isinstance(text, (Table, Tables)) else text}\n")
+            _write(f"{text.text(styled=True) if styles and isinstance(text, (Summary, Table, Tables)) else text}\n")
 
     def give(self, result: Mapping[str, Any]) -> None:
         """Prints the command's JSON object if ``json`` is set, and flushes standard output.
@@ -184,8 +189,11 @@ class Console:
                 print(text, file=sys.stderr, flush=True)
 
     def warn(self, text: object) -> None:
-        """Prints a warning, as a single line on standard error."""
-        self.line(f"warning: {one_line(text, _MESSAGE)}")
+        """Prints a warning, as a single line on standard error; at the end, how often an equal one followed."""
+        line = one_line(text, _MESSAGE)
+        self._warnings[line] += 1
+        if self._warnings[line] == 1:
+            self.line(f"warning: {line}")
 
     def fail(self, text: object) -> None:
         """Prints an error, as a single line on standard error."""

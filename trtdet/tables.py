@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -155,6 +157,30 @@ class Tables:
     def markdown(self) -> str:
         """See :meth:`Table.markdown`; paragraphs are unchanged."""
         return "\n\n".join(part if isinstance(part, str) else part.markdown() for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Lines that each begin with a keyword: what was asked, what was done."""
+
+    rows: Sequence[tuple[str, str]]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, styled: bool = False) -> str:
+        """Plain text, a row a line; ``styled`` is for a terminal: coloured keywords, and rows that wrap beside them."""
+        indent = max((len(keyword) for keyword, _ in self.rows), default=0) + 2
+        lines = []
+        for keyword, value in self.rows:
+            value = _printable(value)
+            if styled:
+                width = max(shutil.get_terminal_size((100, 24)).columns, indent + 20)
+                value = textwrap.fill(value, width - indent, break_on_hyphens=False, break_long_words=False)
+                value = value.replace("\n", "\n" + " " * indent)
+            shown = f"\x1b[1;36m{keyword}\x1b[0m" if styled else keyword
+            lines.append(f"{shown}{' ' * (indent - len(keyword))}{value}")
+        return "\n".join(lines)
 
 
 def _printable(text: str) -> str:

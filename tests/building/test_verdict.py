@@ -233,8 +233,9 @@ def test_the_command_says_what_was_asked_and_what_was_shipped(tiny, times, optio
     assert "warning: " not in said.err
     assert "0 convs INT8" in said.err
     reason = "INT8 is 0.80 times (0.67 .. 0.96) as fast as FP16 (estimate for L4, batch 1), and --guard asks for 1.02"
-    assert f"shipped FP16: {reason}" in said.err.splitlines()[-1]
-    assert "--guard 1.02 " in said.err.splitlines()[-1]
+    summary = dict(line.split("  ", 1) for line in said.err.splitlines()[-5:])
+    assert f"shipped FP16: {reason}" in summary["layers"]
+    assert "--guard 1.02 " in summary["asked"]
     found = json.loads(said.out)
     assert found["worth"]["estimate"]["ratio"] == pytest.approx(1.25)
     assert found["manifest"]["guard"]["shipped"] == "fp16"

@@ -1,4 +1,4 @@
-"""What eval and infer say of the input check."""
+"""What eval and predict say of the input check."""
 
 import json
 
@@ -16,10 +16,10 @@ def split(tmp_path_factory):
     return shapes.generate(tmp_path_factory.mktemp("shapes"), "val", 5)
 
 
-def test_infer_says_once_that_nothing_could_be_checked_and_nothing_where_it_cannot_tell(
+def test_predict_says_once_that_nothing_could_be_checked_and_nothing_where_it_cannot_tell(
     split, tmp_path, monkeypatch, capfd
 ):
-    command = ["infer", str(SHAPES_MODEL), str(split.images), "--config", "shapes", "-o", str(tmp_path / "drawn")]
+    command = ["predict", str(SHAPES_MODEL), str(split.images), "--config", "shapes", "-o", str(tmp_path / "drawn")]
     monkeypatch.setattr(plausibility, "_guarded", lambda work: Plausibility(obstacle="no such tensor"))
     assert main(command) == 0
     said = capfd.readouterr()

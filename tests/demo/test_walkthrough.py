@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from trtdet.demo.walkthrough import Demo, DemoRow
-from trtdet.runtime.pictures import Pictures
+from trtdet.runtime.saving import Saved
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -26,7 +26,7 @@ def test_the_table_of_the_demo_is_printed_as_readme_shows_it():
         counts = {"int8_convs": int(int8), "float_convs": int(others), "engine_mb": size}
         rows.append(DemoRow(variant, map=score / 100, map50=score50 / 100, loss=loss, bundle="", **counts))
     (backend,) = re.findall(r"for calibration, (.*)", shown())
-    pictures = Pictures(Path("demo/pictures"), json=Path("demo/pictures/detections.json"), pictures=(), detections=())
+    pictures = Saved(Path("demo/pictures/detections.jsonl"), pictures=(), videos=())
     assert Demo(tuple(rows), folder=Path("demo"), backend=backend, pictures=pictures).table().text() == shown()
 
 

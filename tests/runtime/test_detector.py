@@ -1,4 +1,6 @@
-from trtdet import CocoDataset, Detector, infer, load_config
+import json
+
+from trtdet import CocoDataset, Detector, load_config, save_predictions
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
 
@@ -9,6 +11,6 @@ def test_places_are_texts_as_well_as_paths(tmp_path):
     detector = Detector.open(str(SHAPES_MODEL), config)
     dataset = CocoDataset.load(str(split.annotations), str(split.images), config.classes)
     assert CocoDataset.unannotated(str(split.images), config.classes).images[0].path == dataset.images[0].path
-    pictures = infer(detector, [str(image.path) for image in dataset.images], str(tmp_path / "out"))
-    assert [path.name for path in pictures.pictures] == ["000001.jpg", "000002.jpg"]
-    assert all(row["detections"] for row in pictures.detections)
+    saved = save_predictions(detector.predict([str(image.path) for image in dataset.images]), str(tmp_path / "out"))
+    assert [path.name for path in saved.pictures] == ["000001.jpg", "000002.jpg"]
+    assert all(json.loads(line)["detections"] for line in saved.detections.read_text().splitlines())

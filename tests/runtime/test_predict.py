@@ -7,7 +7,6 @@ import shutil
 import sys
 import threading
 import types
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from PIL import Image
 from trained_cards import HEADS, MODEL, configured
 
 from benchmarks import cards
-from trtdet import BuildOptions, Detector, Prediction, build, load_config
+from trtdet import Detector, Prediction, load_config
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths
-from trtdet.errors import ConfigError, DataError, TrtdetError, TrtdetWarning
+from trtdet.errors import ConfigError, DataError, TrtdetError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.runtime.sources import ahead
 
@@ -264,7 +263,7 @@ def test_pictures_are_drawn_and_saved_by_their_suffix(detector, files, tmp_path)
 def test_values_for_json_and_for_coco(detector, files):
     prediction = detector.predict(files[0])[0]
     listed = json.loads(json.dumps(prediction.to_dict()))
-    assert listed["image"] == files[0].name
+    assert listed["image"] == str(files[0])
     assert [one["class"] for one in listed["detections"]] == list(prediction.names)
     results = prediction.to_coco(7)
     np.testing.assert_allclose(
@@ -291,7 +290,6 @@ def test_a_table_has_a_row_for_each_detection(detector, files, monkeypatch):
 
 
 def test_supervision_gets_what_its_constructor_takes(detector, files, monkeypatch):
-    """A stand-in: the package itself brings another build of OpenCV."""
     given: dict[str, Any] = {}
     monkeypatch.setitem(
         sys.modules, "supervision", types.SimpleNamespace(Detections=lambda **values: given.update(values))
@@ -299,6 +297,7 @@ def test_supervision_gets_what_its_constructor_takes(detector, files, monkeypatc
     prediction = detector.predict(files[0])[0]
     prediction.to_supervision()
     assert set(given) == {"xyxy", "confidence", "class_id", "mask", "data"}
+    assert set(given["data"]) == {"class_name"}
     np.testing.assert_array_equal(given["xyxy"], prediction.boxes)
     assert given["class_id"].dtype.kind == "i"
     assert given["data"]["class_name"].tolist() == list(prediction.names)
@@ -308,22 +307,47 @@ def test_supervision_gets_what_its_constructor_takes(detector, files, monkeypatc
         prediction.to_supervision()
 
 
+@pytest.mark.parametrize("part", HEADS)
+def test_supervision_itself_takes_boxes_masks_keypoints_and_rotated_boxes(part):
+    supervision = pytest.importorskip("supervision", reason="pip install 'trtdet[dev]'")
+    detector = Detector.open(MODEL, configured(part))
+    picture, classes, _ = cards.drawn(20_003)
+    (prediction,) = detector.predict(picture, color="rgb")
+    detections = prediction.to_supervision()
+    assert len(detections) == len(prediction) >= len(classes)
+    best = detections[detections.confidence > np.median(prediction.scores)]
+    assert 0 < len(best) < len(detections) and len(best.data["class_name"]) == len(best)
+    before = picture.copy()
+    if part == "masks":
+        drawn = supervision.MaskAnnotator().annotate(before, best)
+    elif part == "rotated_boxes":
+        drawn = supervision.OrientedBoxAnnotator().annotate(before, best)
+    else:
+        keypoints = prediction.to_supervision_keypoints()
+        assert keypoints.xy.shape == (len(prediction), len(cards.POINTS), 2)
+        drawn = supervision.VertexAnnotator(radius=3).annotate(before, keypoints)
+    assert (drawn != picture).any()
+    nothing = detector.predict(np.zeros((64, 64, 3), np.uint8), color="rgb", score_threshold=1.0)[0]
+    assert nothing.to_supervision().is_empty()
+    if part != "keypoints":
+        with pytest.raises(DataError, match="gives no keypoints"):
+            prediction.to_supervision_keypoints()
+
+
 def test_the_examples_of_the_page_run(files, tmp_path, monkeypatch, capsys):
     page = (Path(__file__).resolve().parents[2] / "docs" / "predict.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(files[0].parent, tmp_path / "demo" / "data" / "val")
-    asked = BuildOptions(precision="fp32", backend="onnxruntime")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrtdetWarning)
-        build(SHAPES_MODEL, load_config("shapes"), "shapes-int8", asked)
+    shutil.copytree(files[0].parent, tmp_path / "demo" / "data" / "calibration")
+    shutil.copy(SHAPES_MODEL, tmp_path)
     video(tmp_path, files).rename("street.mp4")
     names: dict[str, Any] = {}
     for example in examples:
         exec(compile(example, "docs/predict.md", "exec"), names)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * len(files)
-    assert lines[0].startswith(f"Prediction({files[0].name}, ")
+    assert lines[0] == f"demo/data/val {len(files)} {read_image(files[0]).shape}"
+    assert [line.partition(", ")[0] for line in lines if ".png, " in line] == [file.name for file in files]
     assert sorted(file.name for file in Path("found").iterdir()) == [file.name for file in files]
 
 

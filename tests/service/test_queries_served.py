@@ -41,8 +41,8 @@ def test_a_detector_without_nms_from_export_to_service(start, tmp_path, capsys):
     assert counts["int8"] + counts["fp16"] == sum(Bundle(bundle).manifest.precision.model_dump().values())
     picture = tmp_path / "picture.png"
     Image.fromarray(shapes.render(shapes.DEFAULT_SEED, "val", 0)[0]).save(picture)
-    run("infer", bundle, picture, "-o", tmp_path / "found")
-    assert {file.name for file in (tmp_path / "found").iterdir()} == {"detections.json", "picture.jpg"}
+    run("predict", bundle, picture, "-o", tmp_path / "found")
+    assert {file.name for file in (tmp_path / "found").iterdir()} == {"detections.jsonl", "picture.jpg"}
     with start(bundle) as server:
         answer = server.detect(picture.read_bytes(), kind="image/png")
     content_hash = Bundle(bundle).manifest.content_hash

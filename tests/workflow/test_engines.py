@@ -129,12 +129,14 @@ def test_an_engine_is_compared_with_a_model_and_with_an_engine(evaluate, bundle,
     assert with_engine["against"]["difference"] == 0.0
 
 
-def test_infer_draws_what_the_engine_finds(machine, bundle, calibration_images, tmp_path):
+def test_predict_draws_what_the_engine_finds(machine, bundle, calibration_images, tmp_path):
     pictures = sorted(calibration_images.iterdir())[:3]
     detections = {}
     for runtime, where in (("engine", "TensorRT 10.9.0 (Stand-in GPU)"), ("onnxruntime", CPU)):
-        done = machine.trtdet("infer", bundle, *pictures, "-o", tmp_path / runtime, "--runtime", runtime).ok
-        detections[runtime] = json.loads((tmp_path / runtime / "detections.json").read_text())
+        done = machine.trtdet("predict", bundle, *pictures, "-o", tmp_path / runtime, "--runtime", runtime).ok
+        detections[runtime] = [
+            json.loads(line) for line in (tmp_path / runtime / "detections.jsonl").read_text().splitlines()
+        ]
         assert f"on {where};" in done.out
     assert detections["engine"] == detections["onnxruntime"]
     assert any(row["detections"] for row in detections["engine"])

@@ -199,7 +199,7 @@ def test_a_builder_is_told_of_limits_and_compatibility(machine, calibration_imag
     assert part.embedded
     # A service on a later GPU, with a later library and without the plugin's file, runs it.
     assert made.manifest.files[part.file] == part.sha256
-    run = machine.trtdet("infer", made.path, find_images(calibration_images)[0], "-o", tmp_path / "seen", sm=120).ok
+    run = machine.trtdet("predict", made.path, find_images(calibration_images)[0], "-o", tmp_path / "seen", sm=120).ok
     assert "TensorRT 10.9.0" in run.out
 
 
@@ -268,8 +268,9 @@ def test_without_suppression_the_engine_ends_in_a_topk_and_is_captured(machine, 
     assert (nms.mode, nms.reason, nms.thresholds.suppresses) == ("native", "", False)
     counts = []
     for bundle in (free, make("suppressed", *common)):
-        done = machine.trtdet("infer", bundle.path, calibration_images, "-o", tmp_path / "seen", "--json").ok
-        counts.append([len(image["detections"]) for image in done.json["images"]])
+        assert machine.trtdet("predict", bundle.path, calibration_images, "-o", tmp_path / "seen").ok
+        lines = (tmp_path / "seen" / "detections.jsonl").read_text().splitlines()
+        counts.append([len(json.loads(line)["detections"]) for line in lines])
     assert all(free >= kept for free, kept in zip(*counts, strict=True)) and sum(counts[0]) > 1.2 * sum(counts[1])
     assert max(counts[0]) <= 20
 
@@ -412,7 +413,7 @@ def test_a_dla_takes_what_it_can_and_the_gpu_the_rest(machine, calibration_image
     log = made.file("build.log").read_text()
     assert f"{len(on_dla)} of " in log and "layers on DLA core 1; on the GPU: " in log
     run = machine.trtdet(
-        "infer", made.path, find_images(calibration_images)[0], "-o", tmp_path / "seen", **ORIN, version="10.3.0"
+        "predict", made.path, find_images(calibration_images)[0], "-o", tmp_path / "seen", **ORIN, version="10.3.0"
     ).ok
     assert "TensorRT 10.3.0" in run.out
 

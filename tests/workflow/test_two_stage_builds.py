@@ -21,7 +21,6 @@ from trtdet.performance import ProfileOptions, profile
 from trtdet.quantization import PrecisionPlan
 from trtdet.report import report, written
 from trtdet.runtime.detector import Detector
-from trtdet.runtime.pictures import infer
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "two_stage"
 MODEL, WITH_MASKS = FOLDER / "faster_dynamo.onnx", FOLDER / "mask_dynamo.onnx"
@@ -89,8 +88,7 @@ def test_masks_are_drawn_and_listed(calibration_images, tmp_path):
     assert rough.shape == exact.shape == (100, 28, 28) and not np.array_equal(rough, exact)
     assert rough.min() >= 0 and rough.max() <= 1
     picture = sorted(calibration_images.iterdir())[0]
-    done = infer(detectors[1], [picture], tmp_path / "out", score_threshold=0.2)
-    (row,) = done.detections
+    row = detectors[1].predict(picture, score_threshold=0.2)[0].to_dict()
     assert len(row["detections"]) > 10
     for found in row["detections"]:
         mask = from_run_lengths(found["mask"])

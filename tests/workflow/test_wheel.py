@@ -89,7 +89,7 @@ def test_a_bundle_is_built_and_packaged_in_an_empty_folder(installed, tmp_path):
     said = run(installed, tmp_path, "build", "shapes.onnx", "--config", "shapes", *options, "-o", "int8", "--json")
     assert json.loads(said.stdout)
     picture = next((tmp_path / "calibration").iterdir())
-    run(installed, tmp_path, "infer", "int8", picture, "-o", "pictures")
+    run(installed, tmp_path, "predict", "int8", picture, "-o", "pictures")
     assert list((tmp_path / "pictures").iterdir())
     run(installed, tmp_path, "doctor")
     run(installed, tmp_path, "package", "int8", "--format", "deepstream", "-o", "deepstream")

@@ -40,7 +40,7 @@ COMMANDS: tuple[Command, ...] = (
     experiment_commands.TUNE,
     measure_commands.BENCH,
     measure_commands.PROFILE,
-    detector_commands.INFER,
+    detector_commands.PREDICT,
     report_commands.REPORT,
     report_commands.COMPARE,
     report_commands.PACKAGE,
@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, console: Console) -> int:
     details: dict[str, str | None] = {}
     try:
-        console.give(options.run(options, console))
+        result = options.run(options, console)
+        if result is not None:
+            console.give(result)
         return 0
     except OutputClosed:
         raise
@@ -114,7 +116,7 @@ def parsers(*names: str) -> tuple[Parser, dict[str, Parser]]:
         parser.set_defaults(run=command.run)
         if command.name in names:
             command.add_options(parser)
-            parser.add_argument("--json", action="store_true", help="print one JSON object")
+            parser.add_argument("--json", action="store_true", help=command.json)
             parser.add_argument("--verbose", action="store_true", help="show the builder's messages and times")
     return top, dict(group.choices)
 
@@ -124,6 +126,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     top, commands = parsers(name)
     if name in commands:
         commands[name].check_spelling(words[words.index(name) + 1 :])
+    elif name == "infer":
+        top.error("'infer' is now 'predict': trtdet predict BUNDLE|MODEL SOURCE ... -o DIR")
     elif name:
         top.error(f"no command '{name}'{nearest(name, commands)}; commands: {', '.join(commands)}")
     return top.parse_args(words)

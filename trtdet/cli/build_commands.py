@@ -12,6 +12,7 @@ from trtdet.cli.options import check_suffix, model_options, options_of
 from trtdet.errors import ConfigError
 from trtdet.options import BuildOptions, CalibrateOptions, SensitivityOptions, spelled, words
 from trtdet.progress import Console
+from trtdet.tables import Summary
 
 if TYPE_CHECKING:
     from trtdet.bundle import Bundle
@@ -144,11 +145,12 @@ def _build(options: Namespace, console: Console) -> dict[str, Any]:
         worth = result.worth.as_dict()
     elif WORTH in manifest.files:  # From the existing bundle, which is up to date.
         worth = json.loads(bundle.file(WORTH).read_text())
-    if worth is not None:
-        console.say(worth["said"])
     if manifest.nms.reason:
         console.say(f"NMS {manifest.nms.mode}: {manifest.nms.reason}")
-    console.say(_summary(bundle, build_options, result.up_to_date))
+    cost = worth["said"] if worth is not None else "not compared with FP16"
+    following = f"trtdet eval {bundle.path} --images DIR --annotations JSON --against {options.model}"
+    rows = (*_done(bundle, build_options, result.up_to_date), ("cost", cost), ("next", following))
+    console.say(Summary(rows))
     return {
         "bundle": str(bundle.path),
         "up_to_date": result.up_to_date,
@@ -159,8 +161,8 @@ def _build(options: Namespace, console: Console) -> dict[str, Any]:
     }
 
 
-def _summary(bundle: Bundle, options: BuildOptions, up_to_date: bool) -> str:
-    """The last line: the engine, its target, the precision of its layers, and the options."""
+def _done(bundle: Bundle, options: BuildOptions, up_to_date: bool) -> tuple[tuple[str, str], ...]:
+    """The options, the engine with its target, and the precision of its layers."""
     manifest, engine = bundle.manifest, bundle.engine
     target = f"{manifest.backend.name} {manifest.backend.version}"
     if manifest.backend.sms:
@@ -182,9 +184,11 @@ def _summary(bundle: Bundle, options: BuildOptions, up_to_date: bool) -> str:
         whose = {"trtdet": "trtdet's ranges", "tensorrt": "TensorRT's calibrator", "cache": "the ranges of a cache"}
         precision = f"quantised by TensorRT with {whose[manifest.quantization.source]}: {precision}"
     size = f"engine {engine.stat().st_size / 1e6:.1f} MB" if engine else "no engine (onnxruntime runs the model itself)"
+    wrote = f"{'up to date' if up_to_date else 'wrote'} {bundle.path}: {size}, {target}"
     return (
-        f"{'up to date' if up_to_date else 'wrote'} {bundle.path}: {size}, {target}, NMS {manifest.nms.mode}, {silu}, "
-        f"{precision} (asked {' '.join(words(options))})"
+        ("asked", " ".join(words(options))),
+        ("done", f"{wrote}, NMS {manifest.nms.mode}, {silu}"),
+        ("layers", precision),
     )
 
 
@@ -217,6 +221,10 @@ CALIBRATE = Command(
     ),
     run=_calibrate,
     usage="MODEL --config CONFIG --images DIR (-o ranges.json | --how-many) [options]",
+    examples=(
+        ("m.onnx --config c.yaml --images photos -o ranges.json", "ranges and histograms"),
+        ("m.onnx --config c.yaml --images photos --how-many", "how many images it needs"),
+    ),
 )
 BUILD = Command(
     "build",
@@ -245,4 +253,8 @@ SENSITIVITY = Command(
     ),
     run=_sensitivity,
     usage="MODEL --config CONFIG --images DIR -o sensitivity.json [options]",
+    examples=(
+        ("m.onnx --config c.yaml --images photos -o sensitivity.json", "against the float model"),
+        ("m.onnx --config c.yaml --images photos --num-images 16 -o s.json", "on fewer images"),
+    ),
 )

@@ -65,7 +65,10 @@ PREPARE = Command(
     usage="MODEL --config CONFIG --images DIR --for LIBRARY-VERSION -o PREPARED [options]",
     examples=(
         ("m.onnx --config c.yaml --images photos --for tensorrt-10.3 -o p", "for a Jetson with JetPack 6.2"),
-        ("... --val-images val --annotations val.json", "accuracy in COCO mAP"),
+        (
+            "m.onnx --config c.yaml --images p --for tensorrt-10.3 --annotations v.json --val-images v -o p",
+            "scored with mAP",
+        ),
     ),
 )
 FINISH = Command(
@@ -74,4 +77,5 @@ FINISH = Command(
     add_options=_add_finish,
     run=_finish,
     usage="PREPARED -o BUNDLE [options]",
+    examples=(("prepared -o bundle", "on the machine with the GPU"),),
 )

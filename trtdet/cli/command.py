@@ -20,18 +20,20 @@ class Command:
 
     Attributes:
         summary: its line in ``trtdet --help``.
-        run: does the work, prints the results and returns the object for ``--json``.
+        run: does the work, prints the results and returns the object for ``--json``, or None if it has printed lines.
         add_options: declares its options on a parser; by default there are none.
         usage: its arguments in short; empty to list every option.
         examples: pairs of the arguments of a command and its meaning.
+        json: what ``--json`` does.
     """
 
     name: str
     summary: str
-    run: Callable[[argparse.Namespace, Console], dict[str, Any]]
+    run: Callable[[argparse.Namespace, Console], dict[str, Any] | None]
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     usage: str = ""
     examples: tuple[tuple[str, str], ...] = ()
+    json: str = "print one JSON object"
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -1,10 +1,12 @@
-"""``trtdet eval`` and ``trtdet infer``: COCO mAP, how two detectors differ, and pictures with boxes."""
+"""``trtdet eval`` and ``trtdet predict``: COCO mAP, how two detectors differ, and pictures with boxes."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -176,47 +178,81 @@ def _compared(
     return {**evaluation.as_dict(), "against": {**against, **figures}}
 
 
-def _infer_options(parser: ArgumentParser) -> None:
+def _predict_options(parser: ArgumentParser) -> None:
     add_target(parser)
-    argument(parser, "images IMAGE|DIR|LIST", "image files, folders, or .txt lists of names", type=Path, nargs="+")
-    add_output(parser, "DIR", "the folder of the pictures and of detections.json")
-    argument(parser, "--score-threshold S", "detections below it are neither drawn nor listed, 0 to 1", default=0.3)
+    what = (
+        "image and video files, folders, patterns, .txt lists of names, the number of a camera, or the address of a "
+        "stream (rtsp://, http://)"
+    )
+    argument(parser, "sources SOURCE", what, nargs="+")
+    what = (
+        "a folder for pictures, videos and detections.jsonl, or a FILE.jsonl for the lines alone (default: one line of "
+        "text for each image or frame on standard output)"
+    )
+    add_output(parser, "DIR|FILE.jsonl", what, required=False)
+    argument(parser, "--score-threshold S", "detections below it are left out, 0 to 1", default=0.25)
     argument(parser, "--runtime", _RUNTIME, default="auto", choices=get_args(Runtime))
 
 
 _LOOKED_AT = 16
-"""Images on which ``infer`` checks whether the detector works."""
+"""Images on which ``predict`` checks whether the detector works."""
 
 
-def _infer(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.data import evenly, find_images
+def _predict(options: Namespace, console: Console) -> None:
+    from trtdet.runtime.detector import Detector
+    from trtdet.runtime.prediction import Prediction
+    from trtdet.runtime.saving import save_predictions
+    from trtdet.runtime.sources import expanded, is_video, length
+
+    sources: list[Path | str | int] = []
+    for source in options.sources:
+        sources += [int(source)] if source.isdecimal() and not Path(source).exists() else expanded(source)
+    total = length(sources)
+    detector = Detector.open(options.target, config_if_given(options), runtime=options.runtime)
+    _look_at(options, detector, sources)
+    images = objects = 0
+
+    def tell(prediction: Prediction) -> None:
+        nonlocal images, objects
+        images, objects = images + 1, objects + len(prediction)
+        if options.json:
+            console.give(prediction.to_dict())
+        elif options.output is None:
+            console.say(prediction)
+        # Videos need not have as many frames as they state.
+        console.progress("detecting", min(images, total - 1) if total else 0, total or 1)
+
+    predictions = detector.predict(sources, score_threshold=options.score_threshold, stream=True)
+    wrote = ""
+    if options.output is None:
+        with closing(predictions):
+            for prediction in predictions:
+                tell(prediction)
+    else:
+        saved = save_predictions(predictions, options.output, tell)
+        few = (*saved.videos, saved.detections) if len(saved.videos) < 4 else (saved.detections,)
+        wrote = "; wrote " + ", ".join(map(str, [*([options.output] if saved.pictures else []), *few]))
+    console.progress("detecting", total or 1, total or 1)
+    ran_on = detector.runner.run_info
+    what = "image" if all(isinstance(source, Path) and not is_video(source) for source in sources) else "frame"
+    line = f"{counted(objects, 'detection')} in {counted(images, what)} on {ran_on}{wrote}"
+    if options.output is None:
+        console.line(line)
+    else:
+        console.say(line)
+
+
+def _look_at(options: Namespace, detector: Detector, sources: Sequence[Path | str | int]) -> None:
+    """Warns if the detector of image files looks wrongly configured."""
+    from trtdet.data import evenly
     from trtdet.evaluation.judging import FEWEST_IMAGES
     from trtdet.evaluation.plausibility import examine_target
-    from trtdet.runtime.detector import Detector
-    from trtdet.runtime.pictures import infer
+    from trtdet.runtime.sources import is_video
 
-    images: list[Path] = []
-    for source in options.images:
-        images += find_images(source) if source.is_dir() or source.suffix.lower() == ".txt" else [source]
-    config = config_if_given(options)
-    detector = Detector.open(options.target, config, runtime=options.runtime)
+    images = [source for source in sources if isinstance(source, Path) and not is_video(source)]
     if len(images) >= FEWEST_IMAGES:
-        some = evenly(images, _LOOKED_AT)
+        some, config = evenly(images, _LOOKED_AT), config_if_given(options)
         examine_target(options.target, detector, config, paths=some, alternatives=False)
-    pictures = infer(
-        detector,
-        images,
-        options.output,
-        score_threshold=options.score_threshold,
-        progress=partial(console.progress, "detecting"),
-    )
-    total = sum(len(row["detections"]) for row in pictures.detections)
-    ran_on = str(detector.runner.run_info)
-    console.say(
-        f"{counted(total, 'detection')} in {counted(len(pictures.pictures))} on {ran_on}; "
-        f"wrote {pictures.folder}, {pictures.json}"
-    )
-    return {"folder": str(pictures.folder), "images": list(pictures.detections), "ran_on": ran_on}
 
 
 EVAL = Command(
@@ -224,5 +260,24 @@ EVAL = Command(
     summary="score a bundle or a model with COCO mAP, and compare it with another",
     add_options=_eval_options,
     run=_eval,
+    examples=(
+        ("bundle --images val --annotations val.json", "COCO mAP"),
+        ("bundle --images val --annotations val.json --against m.onnx", "and what INT8 cost"),
+        ("bundle --images photos --against m.onnx", "without annotations"),
+    ),
 )
-INFER = Command("infer", summary="draw boxes on images, and write them as JSON", add_options=_infer_options, run=_infer)
+PREDICT = Command(
+    "predict",
+    summary="detect on images, videos and cameras; draw pictures and videos, write JSON lines",
+    add_options=_predict_options,
+    run=_predict,
+    json="print one JSON object on a line for each image or frame",
+    usage="BUNDLE|MODEL SOURCE ... [-o DIR|FILE.jsonl]",
+    examples=(
+        ("shapes-int8 street.jpg", "a line of text for each image"),
+        ("shapes-int8 photos -o found", "pictures and detections.jsonl"),
+        ("shapes-int8 street.mp4 -o found", "a video with boxes"),
+        ("shapes-int8 rtsp://camera/1 --json", "JSON lines on standard output"),
+        ("yolox.onnx 0 --config yolox -o found", "a camera, until Ctrl-C"),
+    ),
+)

@@ -59,6 +59,12 @@ SWEEP = Command(
     ),
     run=partial(_measure, "sweep"),
     usage="MODEL --config CONFIG --images DIR --val-images DIR --annotations JSON -o DIR [options]",
+    examples=(
+        (
+            "m.onnx --config c.yaml --images p --val-images v --annotations v.json --calib mse minmax -o sweep",
+            "two rules",
+        ),
+    ),
 )
 TUNE = Command(
     "tune",
@@ -72,4 +78,5 @@ TUNE = Command(
     ),
     run=partial(_measure, "tune"),
     usage="MODEL --config CONFIG --images DIR -o DIR [options]",
+    examples=(("m.onnx --config c.yaml --images photos -o tuned", "then: build ... --from tuned:1"),),
 )

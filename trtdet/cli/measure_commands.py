@@ -198,13 +198,25 @@ AUDIT = Command(
     summary="show the precision of each convolution as built, and what prevents INT8",
     add_options=_audit_options,
     run=_audit,
+    examples=(("bundle", "layers that are not in INT8, and why"),),
 )
 BENCH = Command(
     "bench",
     summary="measure latency and throughput of several targets side by side",
     add_options=_bench_options,
     run=_bench,
+    examples=(
+        ("int8 fp16 --seconds 5", "two bundles side by side"),
+        ("m.onnx bundle --config c.yaml", "a model and a bundle"),
+    ),
 )
 PROFILE = Command(
-    "profile", summary="measure time by kind of operator and by layer", add_options=_profile_options, run=_profile
+    "profile",
+    summary="measure time by kind of operator and by layer",
+    add_options=_profile_options,
+    run=_profile,
+    examples=(
+        ("bundle", "time by layer"),
+        ("int8 --against fp16", "and what differs"),
+    ),
 )

@@ -135,7 +135,7 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
     from trtdet.exporter.onnx_file import UnknownHead
     from trtdet.files import write_atomically
     from trtdet.runtime.detector import Detector
-    from trtdet.runtime.pictures import infer
+    from trtdet.runtime.saving import save_predictions
 
     check_suffix(options.output, ".yaml", ".yml")
     if options.output.exists() and not options.force:
@@ -161,8 +161,8 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
     console.progress("trying what the model's numbers can mean", 1, 1)
     pictures: list[str] = []
     if options.pictures is not None:
-        result = infer(Detector.open(options.model, guess.config), images, options.pictures)
-        pictures = [str(path) for path in result.pictures]
+        predictions = Detector.open(options.model, guess.config).predict(images, stream=True)
+        pictures = [str(path) for path in save_predictions(predictions, options.pictures).pictures]
     _say(options, guess, console)
     return {
         "config": str(options.output),
@@ -218,11 +218,23 @@ def _say(options: Namespace, guess: Guess, console: Console) -> None:
 
 
 EXPORT = Command(
-    "export", summary="export a torch model to ONNX, checked against torch", add_options=_export_options, run=_export
+    "export",
+    summary="export a torch model to ONNX, checked against torch",
+    add_options=_export_options,
+    run=_export,
+    examples=(
+        ("ultralytics:yolov8n.pt -o yolov8n.onnx", "a checkpoint of Ultralytics"),
+        ("yolox-s --weights yolox_s.pth -o yolox_s.onnx", "a published YOLOX"),
+        ("package.module:factory --config c.yaml -o m.onnx", "any torch module"),
+    ),
 )
 INIT = Command(
     "init",
     summary="write a configuration for an ONNX model, guessed and tried on images",
     add_options=_init_options,
     run=_init,
+    examples=(
+        ("m.onnx --images photos -o m.yaml", "guessed, and tried on photos"),
+        ("m.onnx --classes helmet,head -o m.yaml", "with class names"),
+    ),
 )

@@ -14,6 +14,7 @@ from trtdet.cli.options import default_text, settings_of
 def reference() -> str:
     _, commands = parsers(*(command.name for command in COMMANDS))
     lines = [
+        *("---", "search:", "  boost: 4  # names of options are found here first", "---", ""),
         "# Commands",
         "",
         "Every command takes `--json`, which prints one JSON object, and `--verbose`. A setting is given as "

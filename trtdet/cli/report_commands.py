@@ -140,16 +140,27 @@ def _package(options: Namespace, console: Console) -> dict[str, Any]:
     return result.as_dict()
 
 
-REPORT = Command("report", summary="write results as one self-contained page", add_options=_report_options, run=_report)
+REPORT = Command(
+    "report",
+    summary="write results as one self-contained page",
+    add_options=_report_options,
+    run=_report,
+    examples=(("int8 fp16 -o report.html", "one page for two bundles"),),
+)
 COMPARE = Command(
     "compare",
     summary="show what changed between two bundles, plans or sweeps",
     add_options=_compare_options,
     run=_compare,
+    examples=(("before after", "two bundles"),),
 )
 PACKAGE = Command(
     "package",
     summary="package a bundle for Triton Inference Server or DeepStream",
     add_options=_package_options,
     run=_package,
+    examples=(
+        ("bundle --format triton -o models", "a model repository"),
+        ("bundle --format deepstream -o deepstream", "configuration and parser"),
+    ),
 )

@@ -63,16 +63,26 @@ def _completion(options: Namespace, console: Console) -> dict[str, Any]:
     return {"shell": options.shell, "script": script}
 
 
-DOCTOR = Command("doctor", summary="check this machine and print the install commands for what is missing", run=_doctor)
+DOCTOR = Command(
+    "doctor",
+    summary="check this machine and print the install commands for what is missing",
+    run=_doctor,
+    examples=(
+        ("", "what works on this machine"),
+        ("--json", "the same for programs"),
+    ),
+)
 DEMO = Command(
     "demo",
     summary="build, score and draw the shipped detector on generated images",
     add_options=partial(argument, spelling="-o --output DIR", help=_FOLDER, default=Path("demo"), type=Path),
     run=_demo,
+    examples=(("-o demo", "minutes on a CPU"),),
 )
 COMPLETION = Command(
     "completion",
     summary="print a script that completes commands and options in a shell",
     add_options=_completion_options,
     run=_completion,
+    examples=(("bash > trtdet.bash", "docs/terminal.md says where it goes"),),
 )

@@ -44,10 +44,20 @@ def _verify(options: Namespace, console: Console) -> dict[str, Any]:
     return {"bundle": str(options.bundle), "files": files, "signed": options.key is not None}
 
 
-SIGN = Command("sign", summary="sign a bundle with a private key", add_options=_sign_options, run=_sign)
+SIGN = Command(
+    "sign",
+    summary="sign a bundle with a private key",
+    add_options=_sign_options,
+    run=_sign,
+    examples=(("bundle --key private.pem", "before it is shipped"),),
+)
 VERIFY = Command(
     "verify",
     summary="compare a bundle with its hashes, and with the key that must have signed it",
     add_options=_verify_options,
     run=_verify,
+    examples=(
+        ("bundle", "that no file was altered"),
+        ("bundle --key public.pem", "and who made it"),
+    ),
 )

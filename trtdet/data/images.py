@@ -127,10 +127,15 @@ def preprocess(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[n
     Raises:
         DataError: the array is not uint8 (H, W, 3) or is empty.
     """
-    resized, transform = resize(image, config)
     output = np.empty((3, config.height, config.width), np.float32)
+    return output, prepare(image, config, output)
+
+
+def prepare(image: NDArray[np.uint8], config: InputConfig, output: NDArray[np.float32]) -> ImageTransform:
+    """As :func:`preprocess`, into ``output``, float32 (3, h, w)."""
+    resized, transform = resize(image, config)
     normalise(resized, transform, config, output=output)
-    return output, transform
+    return transform
 
 
 def resize(image: NDArray[np.uint8], config: InputConfig) -> tuple[NDArray[np.uint8], ImageTransform]:
@@ -184,13 +189,16 @@ def normalise(
     The output is float32 (3, h, w), with channels in ``config.color`` order and values ``(x * scale - mean) / std``.
     """
     height, width = resized.shape[:2]
-    bottom, right = transform.pad_y + height, transform.pad_x + width
+    top, left = transform.pad_y, transform.pad_x
+    bottom, right = top + height, left + width
+    planes = cv2.split(resized)
     # A table of the 256 possible values, computed in float64, makes normalisation exact and fast.
-    for channel, table in enumerate(_tables(config)):
-        plane = np.ascontiguousarray(resized[:, :, channel if config.color == "rgb" else 2 - channel])
-        if (height, width) != config.size:
-            output[channel] = table[config.pad_value]
-        output[channel, transform.pad_y : bottom, transform.pad_x : right] = cv2.LUT(plane, table)
+    for plane, values, table in zip(
+        planes if config.color == "rgb" else planes[::-1], output, _tables(config), strict=True
+    ):
+        for border in (values[:top], values[bottom:], values[top:bottom, :left], values[top:bottom, right:]):
+            border[...] = table[config.pad_value]
+        values[top:bottom, left:right] = cv2.LUT(plane, table)
 
 
 @functools.lru_cache(maxsize=32)

@@ -20,7 +20,7 @@ from trtdet.files import write_atomically
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
-from trtdet.runtime.pictures import Pictures, infer
+from trtdet.runtime.saving import Saved, save_predictions
 from trtdet.tables import Column, Table
 
 CALIBRATION_IMAGES = 64
@@ -51,7 +51,7 @@ class Demo:
     rows: tuple[DemoRow, ...]
     folder: Path
     backend: str
-    pictures: Pictures
+    pictures: Saved
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -76,7 +76,7 @@ class Demo:
             notes=(
                 f"{VALIDATION_IMAGES} generated images scored, {CALIBRATION_IMAGES} for calibration, {self.backend}",
                 f"bundles   {self.folder / 'bundles'}",
-                f"pictures  {self.pictures.folder}",
+                f"pictures  {self.pictures.detections.parent}",
                 f"figures   {self.folder / 'results.json'}",
             ),
         )
@@ -129,7 +129,8 @@ def run_demo(folder: Path | str, progress: Progress = silent) -> Demo:
             )
         )
         backend = f"{manifest.backend.name} {manifest.backend.version}"
-    pictures = infer(Detector.open(main), [image.path for image in dataset.images[:PICTURES]], folder / "pictures")
+    predictions = Detector.open(main).predict([image.path for image in dataset.images[:PICTURES]], stream=True)
+    pictures = save_predictions(predictions, folder / "pictures")
     demo = Demo(tuple(rows), folder=folder, backend=backend, pictures=pictures)
     write_atomically(folder / "results.json", (json.dumps(demo.as_dict(), indent=1) + "\n").encode())
     write_atomically(folder / "results.txt", (demo.table().text() + "\n").encode())

@@ -159,17 +159,14 @@ def _candidates(
     if scores.size == 0:
         return np.zeros(0, np.intp), np.zeros(0, np.intp), np.zeros(0, np.float32)
     classes = scores.shape[1]
+    values = np.ascontiguousarray(scores).reshape(-1)
+    flat = np.flatnonzero(values > bound)
     if config.candidates == "best-class":
-        if np.isnan(scores).any():  # argmax takes NaN for the highest
-            scores = np.where(np.isnan(scores), np.float32(-np.inf), scores)
-        best = scores.argmax(axis=1)
-        values = scores[np.arange(len(scores)), best]
-        rows = np.flatnonzero(values > bound)
-        flat, score = rows * classes + best[rows], values[rows]
-    else:
-        values = np.ascontiguousarray(scores).reshape(-1)
-        flat = np.flatnonzero(values > bound)
-        score = values[flat]
+        rows = np.unique(flat // classes)
+        few = scores[rows]
+        few = np.where(np.isnan(few), np.float32(-np.inf), few)  # argmax takes NaN for the highest
+        flat = rows * classes + few.argmax(axis=1)
+    score = values[flat]
     limit = config.most_candidates
     if len(score) > limit:
         # Drop scores that cannot be among the best before sorting; ties with the last score stay until then.

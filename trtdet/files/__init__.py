@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trtdet.files.atomic import (
     FolderWriter,
+    NewFile,
     finish_replacing,
     prepare_target,
     sha256_file,
@@ -15,6 +16,7 @@ from trtdet.files.atomic import (
 
 __all__ = [
     "FolderWriter",
+    "NewFile",
     "finish_replacing",
     "prepare_target",
     "sha256_file",

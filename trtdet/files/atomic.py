@@ -210,6 +210,42 @@ def _listed(content: bytes) -> dict[str, str]:
     return names if right else {}
 
 
+class NewFile:
+    """A file for another library to write at ``path``, which is moved to its target in one step.
+
+    As a context manager it is removed if it was not :meth:`put`. Raises OutputError as :func:`write_atomically`.
+    """
+
+    def __init__(self, target: Path) -> None:
+        prepare_target(target)
+        self.target = target
+        with writing(target):
+            remove_stale(target)
+            self._temporary = Temporary(target, folder=True)
+        self.path = self._temporary.path / target.name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        remove(self._temporary.path)
+        self._temporary.release()
+
+    def put(self, name: str | None = None) -> Path:
+        """Flushes the file to disk and moves it to its target, or to another ``name`` beside it; returns its place."""
+        place = self.target if name is None else self.target.with_name(name)
+        check_target(place)
+        with writing(place):
+            with self.path.open("rb") as stream:
+                os.fsync(stream.fileno())
+            self.path.chmod(0o644)
+            self.path.replace(place)
+        return place
+
+
 def _flush(stream: BinaryIO) -> None:
     stream.flush()
     os.fsync(stream.fileno())

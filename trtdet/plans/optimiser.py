@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from trtdet.audit.neighbours import Joint
 from trtdet.errors import ConfigError
@@ -177,12 +175,18 @@ class _Program:
                 rows += [(len(right), self._places[name, choice.name], -1.0) for choice in half]
                 right.append(0.0)
             start += len(states)
+        from scipy.optimize import LinearConstraint  # slow to import
+        from scipy.sparse import csr_array
+
         at, column, value = zip(*rows, strict=True) if rows else ((), (), ())
         matrix = csr_array((value, (at, column)), shape=(len(right), start))
         self._equal = LinearConstraint(matrix, right, right)
 
     def solve(self, least: NDArray[np.float64], bounded: NDArray[np.float64], bound: float) -> Plan | None:
         """Minimises ``least`` with ``bounded`` at most ``bound``, both summed over a plan; None if no plan fits."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
         constraints = [self._equal]
         # Choices over the bound by themselves are excluded: the solver's tolerance of 1e-6 needs figures of one size.
         open_ = np.ones(len(bounded))

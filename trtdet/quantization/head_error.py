@@ -20,7 +20,6 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from trtdet.detection.parts import Parts
 from trtdet.detection.similarity import similarities
@@ -132,6 +131,8 @@ def paired(reference: Detections, other: Detections) -> tuple[NDArray[np.int64],
     first, second = (index.reshape(-1) for index in np.indices((len(boxes), len(moved))))
     shared = _iou(boxes[first], moved[second])
     gain = (shared * np.minimum(scores[first], changed[second]).sum(axis=1)).reshape(len(boxes), len(moved))
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     ones, twos = linear_sum_assignment(gain, maximize=True)
     real = gain[ones, twos] > 0
     ones, twos = ones[real], twos[real]

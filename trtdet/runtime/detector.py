@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterator, Mapping
+import queue
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from trtdet.backends import EngineFacts, OnnxRunner, Runner, for_scores, obstacl
 from trtdet.backends.libraries import LIBRARIES
 from trtdet.bundle import Bundle, Manifest
 from trtdet.config import Config, InputConfig, KeypointsConfig, NmsConfig, NmsMode
-from trtdet.data.images import ImageTransform, preprocess
+from trtdet.data.images import ImageTransform, prepare
 from trtdet.detection.masks import THRESHOLD
 from trtdet.detection.parts import PROTOTYPES, ROTATED_BOXES, Parts
 from trtdet.detection.placing import Placed, place
@@ -26,7 +26,7 @@ from trtdet.detection.suppression import Detections, non_max_suppression
 from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
 from trtdet.runtime.prediction import Prediction
-from trtdet.runtime.sources import Color, Frame, ahead, frames
+from trtdet.runtime.sources import Color, Frame, ahead, cores, frames
 
 Runtime = Literal["auto", "engine", "onnxruntime"]
 """The file of a bundle to run: the engine if possible, else the model (``auto``); only the engine; only the model."""
@@ -89,6 +89,8 @@ class Detector:
             if config is not None:
                 raise ConfigError(f"'{target}' is a bundle, which carries its own configuration; leave --config out")
             return _open_bundle(Bundle(target, public_key=public_key), nms, runtime)
+        if not target.exists():
+            raise ConfigError(f"'{target}' does not exist; give the folder of a bundle or an ONNX file")
         if public_key is not None:
             raise ConfigError(f"'{target}' is a model, and only bundles are signed; leave the public key out")
         if runtime == "engine":
@@ -173,11 +175,11 @@ class Detector:
     @overload
     def predict(
         self, source: Any, *, color: Color | None = ..., score_threshold: float = ..., stream: Literal[True]
-    ) -> Iterator[Prediction]: ...
+    ) -> Generator[Prediction, None, None]: ...
 
     def predict(
         self, source: Any, *, color: Color | None = None, score_threshold: float = 0.25, stream: bool = False
-    ) -> list[Prediction] | Iterator[Prediction]:
+    ) -> list[Prediction] | Generator[Prediction, None, None]:
         """Detects on images, videos or cameras, in their order. Decoding goes on ahead in threads.
 
         Args:
@@ -198,28 +200,66 @@ class Detector:
         results = self._predicted(frames(source, color), score_threshold)
         return results if stream else list(results)
 
-    def _predicted(self, images: Iterator[Frame], score_threshold: float) -> Iterator[Prediction]:
-        def prepared(frame: Frame) -> tuple[Frame, NDArray[np.uint8], NDArray[np.float32], ImageTransform]:
-            image = frame.read()
-            return frame, image, *preprocess(image, self.input)
+    def _predicted(self, images: Iterator[Frame], score_threshold: float) -> Generator[Prediction, None, None]:
+        """Images are decoded in threads before the engine, NMS and results follow in a thread behind it."""
+        arrays: queue.SimpleQueue[NDArray[np.float32]] = queue.SimpleQueue()  # to be filled again
+        swapped = self.input.model_copy(update={"color": "bgr" if self.input.color == "rgb" else "rgb"})
+        inputs = {"rgb": self.input, "bgr": swapped}
 
-        workers = len(os.sched_getaffinity(0))
-        with closing(ahead(images, prepared, workers, most=2 * workers + self.batch)) as ready:
+        def with_places() -> Iterator[tuple[Frame, NDArray[np.float32], int]]:
+            for number, frame in enumerate(images):
+                if number % self.batch == 0:
+                    array = _array_of(arrays, (self.batch, 3, *self.input.size))
+                yield frame, array, number % self.batch
+
+        def prepared(place: tuple[Frame, NDArray[np.float32], int]) -> _Prepared:
+            frame, array, row = place
+            pixels = frame.read()
+            return _Prepared(
+                frame, pixels=pixels, transform=prepare(pixels, inputs[frame.color], array[row]), array=array
+            )
+
+        def outputs(ready: Iterator[_Prepared]) -> Iterator[tuple[list[_Prepared], dict[str, NDArray[Any]]]]:
             while batch := list(itertools.islice(ready, self.batch)):
-                detections = self(np.stack([inputs for _, _, inputs, _ in batch])).over(score_threshold)
-                for row, (frame, image, _, transform) in enumerate(batch):
-                    boxes, scores, classes = detections.image(row)
-                    inside = transform.to_image(boxes)
-                    yield Prediction.of(
-                        frame,
-                        image,
-                        boxes=inside,
-                        scores=scores,
-                        classes=classes,
-                        class_names=self.classes,
-                        parts=self.placed(detections, row, boxes=inside, transform=transform),
-                        skeleton=self.keypoints.skeleton if self.keypoints else (),
-                    )
+                array = batch[0].array
+                yield batch, self.runner(array[: len(batch)])
+                arrays.put(array)
+
+        def results(run: tuple[list[_Prepared], dict[str, NDArray[Any]]]) -> list[Prediction]:
+            return self._results(*run, score_threshold)
+
+        workers = cores()
+        with (
+            closing(ahead(with_places(), prepared, workers, most=2 * workers + self.batch)) as ready,
+            closing(ahead(outputs(ready), results, workers=1, most=2)) as done,
+        ):
+            for predictions in done:
+                yield from predictions
+
+    def _results(
+        self, batch: list[_Prepared], outputs: Mapping[str, NDArray[Any]], score_threshold: float
+    ) -> list[Prediction]:
+        # Lower scores suppress nothing, so that NMS on the host need not look at them. over() draws the exact line.
+        bound = max(self.nms.score_threshold, score_threshold * (1 - 1e-5))
+        nms = self.nms.model_copy(update={"score_threshold": bound})
+        detections = self.suppressed(outputs, nms).over(score_threshold)
+        predictions = []
+        for row, one in enumerate(batch):
+            boxes, scores, classes = detections.image(row)
+            inside = one.transform.to_image(boxes)
+            predictions.append(
+                Prediction.of(
+                    one.frame,
+                    one.pixels,
+                    boxes=inside,
+                    scores=scores,
+                    classes=classes,
+                    class_names=self.classes,
+                    parts=self.placed(detections, row, boxes=inside, transform=one.transform),
+                    skeleton=self.keypoints.skeleton if self.keypoints else (),
+                )
+            )
+        return predictions
 
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
         """Detections of the model's outputs; ``nms`` applies to ``host`` only, because a graph has its own."""
@@ -233,6 +273,24 @@ class Detector:
             classes=outputs["classes"],
             parts=parts,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """An image whose network input is a row of ``array``."""
+
+    frame: Frame
+    pixels: NDArray[np.uint8]
+    transform: ImageTransform
+    array: NDArray[np.float32]
+
+
+def _array_of(arrays: queue.SimpleQueue[NDArray[np.float32]], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """One that is there already, else a new one."""
+    try:
+        return arrays.get_nowait()
+    except queue.Empty:
+        return np.empty(shape, np.float32)
 
 
 def _open_bundle(bundle: Bundle, nms: str, runtime: Runtime) -> Detector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from trtdet.data.images import draw
 from trtdet.detection.masks import run_lengths
 from trtdet.detection.placing import Placed
+from trtdet.detection.rotated import corners
 from trtdet.errors import DataError, OutputError, TrtdetError
 from trtdet.files import write_atomically
-from trtdet.runtime.sources import Frame
+from trtdet.runtime.sources import Color, Frame
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +39,7 @@ class Prediction:
     """Detections of one image, best first; n of them.
 
     Attributes:
-        image: uint8 (H, W, 3), RGB, 0..255.
+        pixels: uint8 (H, W, 3), 0..255, with the channels in the order of ``color``; :attr:`image` is in RGB.
         boxes: float32 (n, 4), x1 y1 x2 y2 in pixels of the image, clipped to it.
         scores: float32 (n,), 0..1, falling.
         classes: int32 (n,), indices into ``class_names``.
@@ -45,10 +47,11 @@ class Prediction:
         path: of the image or video file; None without one.
         frame: index of the frame in its video, from 0.
         seconds: from the beginning of the video to the frame; None of images.
+        rate: frames per second of the video as it states them, 0 where it does not; None of images.
         skeleton: pairs of keypoints that pictures join.
     """
 
-    image: NDArray[np.uint8]
+    pixels: NDArray[np.uint8]
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int32]
@@ -57,19 +60,29 @@ class Prediction:
     path: Path | None = None
     frame: int = 0
     seconds: float | None = None
+    rate: float | None = None
     skeleton: tuple[tuple[int, int], ...] = ()
+    color: Color = "rgb"
 
     @classmethod
-    def of(cls, frame: Frame, image: NDArray[np.uint8], **found: Any) -> Prediction:
+    def of(cls, frame: Frame, pixels: NDArray[np.uint8], **found: Any) -> Prediction:
         """Of a frame's detections."""
-        return cls(image, path=frame.path, frame=frame.index, seconds=frame.seconds, **found)
+        place: dict[str, Any] = {"path": frame.path, "frame": frame.index, "seconds": frame.seconds, "rate": frame.rate}
+        return cls(pixels, color=frame.color, **place, **found)
+
+    @cached_property
+    def image(self) -> NDArray[np.uint8]:
+        """Uint8 (H, W, 3), RGB, 0..255."""
+        return (
+            self.pixels if self.color == "rgb" else np.asarray(cv2.cvtColor(self.pixels, cv2.COLOR_BGR2RGB), np.uint8)
+        )
 
     @property
     def masks(self) -> NDArray[np.bool_] | None:
         """Bool (n, H, W), the pixels of each detection; None where the detector gives no masks."""
         if self.parts.masks is None:
             return None
-        height, width = self.image.shape[:2]
+        height, width = self.pixels.shape[:2]
         return np.stack(self.parts.masks) if self.parts.masks else np.zeros((0, height, width), np.bool_)
 
     @property
@@ -91,12 +104,15 @@ class Prediction:
         return len(self.boxes)
 
     def __repr__(self) -> str:
-        height, width = self.image.shape[:2]
+        return f"Prediction({self})"
+
+    def __str__(self) -> str:
+        height, width = self.pixels.shape[:2]
         name = "image" if self.path is None else self.path.name
         frame = "" if self.seconds is None else f", frame {self.frame} at {self.seconds:.2f} s"
         counts = ", ".join(f"{count} {name}" for name, count in Counter(self.names).most_common(8))
         more = len(set(self.names)) - 8
-        return f"Prediction({name}, {width} x {height}{frame}: {counts or 'nothing'}{', ...' if more > 0 else ''})"
+        return f"{name}, {width} x {height}{frame}: {counts or 'nothing'}{', ...' if more > 0 else ''}"
 
     def _repr_html_(self) -> str:
         """The picture, for notebooks."""
@@ -133,11 +149,12 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: ``image``, ``width``, ``height``, ``detections``; of videos ``frame`` and ``seconds``.
 
-        A detection has ``class``, ``score``, ``box`` (x1 y1 x2 y2), and what there is of ``mask`` (COCO's compressed
-        run lengths, see :func:`trtdet.detection.masks.run_lengths`), ``keypoints`` (x, y and score in the order of
-        their names) and ``rotated_box`` (centre x y, width, height in pixels, angle in radians).
+        ``image`` is the path. A detection has ``class``, ``score``, ``box`` (x1 y1 x2 y2), and what there is of
+        ``mask`` (COCO's compressed run lengths, see :func:`trtdet.detection.masks.run_lengths`), ``keypoints`` (x, y
+        and score in the order of their names) and ``rotated_box`` (centre x y, width, height in pixels, angle in
+        radians).
         """
-        height, width = self.image.shape[:2]
+        height, width = self.pixels.shape[:2]
         place = {} if self.seconds is None else {"frame": self.frame, "seconds": round(self.seconds, 6)}
         detections = [
             {
@@ -148,8 +165,13 @@ class Prediction:
             }
             for i in range(len(self))
         ]
-        name = None if self.path is None else self.path.name
-        return {"image": name, **place, "width": width, "height": height, "detections": detections}
+        return {
+            "image": None if self.path is None else str(self.path),
+            **place,
+            "width": width,
+            "height": height,
+            "detections": detections,
+        }
 
     def _parts_of(self, i: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -197,19 +219,49 @@ class Prediction:
         return pandas.DataFrame({**columns, **dict(zip(("x1", "y1", "x2", "y2"), self.boxes.T, strict=True))})
 
     def to_supervision(self) -> supervision.Detections:
-        """Detections of the package supervision, with class names in ``data``. Raises TrtdetError: it is not
-        installed."""
-        try:
-            import supervision
-        except ImportError:
-            raise TrtdetError("to_supervision() needs supervision: pip install supervision") from None
-        return supervision.Detections(
+        """Boxes and masks for the package supervision, with ``class_name`` in ``data``, and ``xyxyxyxy``, float32
+        (n, 4, 2), of rotated boxes. Raises TrtdetError: supervision is not installed."""
+        data = {"class_name": np.array(self.names, dtype=str)}
+        if self.rotated_boxes is not None:
+            data["xyxyxyxy"] = corners(self.rotated_boxes)
+        return _supervision("to_supervision").Detections(
             xyxy=self.boxes,
             confidence=self.scores,
             class_id=self.classes.astype(int),
             mask=self.masks,
-            data={"class_name": np.array(self.names, dtype=str)},
+            data=data,
         )
+
+    def to_supervision_keypoints(self) -> supervision.KeyPoints:
+        """Keypoints for the package supervision, with ``class_name`` in ``data``.
+
+        Raises:
+            DataError: the detector gives no keypoints. TrtdetError: supervision is not installed.
+        """
+        if self.keypoints is None:
+            raise DataError("the detector gives no keypoints; to_supervision() gives boxes and masks")
+        class_of = _supervision("to_supervision_keypoints").KeyPoints
+        scores = self.keypoints[..., 2]
+        # Later versions have scores of detections too, and another name for those of keypoints.
+        renamed = "keypoint_confidence" in inspect.signature(class_of).parameters
+        return class_of(
+            xy=self.keypoints[..., :2],
+            class_id=self.classes.astype(int),
+            data={"class_name": np.array(self.names, dtype=str)},
+            **(
+                {"keypoint_confidence": scores, "detection_confidence": self.scores}
+                if renamed
+                else {"confidence": scores}
+            ),
+        )
+
+
+def _supervision(method: str) -> Any:
+    try:
+        import supervision
+    except ImportError:
+        raise TrtdetError(f"{method}() needs supervision: pip install supervision") from None
+    return supervision
 
 
 def _encoded(picture: NDArray[Any], suffix: str, name: str) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,13 +39,18 @@ class Frame:
     """An image to detect on, decoded when ``pixels`` is called."""
 
     read: Callable[[], NDArray[np.uint8]]
-    """Gives uint8 (H, W, 3), RGB, 0..255; raises DataError if the image cannot be read."""
+    """Gives uint8 (H, W, 3), 0..255; raises DataError if the image cannot be read."""
+    color: Color = "rgb"
+    """The order of the channels that ``read`` gives: converting a video costs more than reading it the other way."""
     path: Path | None = None
     """Of the image or video file; None without one."""
     index: int = 0
     """Of the frame in its video, from 0."""
     seconds: float | None = None
-    """From the beginning of the video to this frame, by the video's own clock; None of images."""
+    """From the beginning of the video to this frame, by the video's own clock; of cameras and live streams by the
+    clock of this machine; None of images."""
+    rate: float | None = None
+    """Frames per second of the video as it states them, 0 where it does not; None of images."""
 
 
 def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
@@ -59,7 +66,8 @@ def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
         DataError: there is no such file, stream or camera, or it is not an image.
     """
     if isinstance(source, str | Path):
-        yield from _named(str(source))
+        for one in expanded(str(source)):
+            yield from _opened(one)
     elif isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)
         yield Frame(lambda: decode_image(data))
@@ -67,7 +75,7 @@ def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
         yield Frame(lambda: picture_pixels(source))
     elif isinstance(source, np.ndarray):
         pixels = _of_array(source, color)
-        yield Frame(lambda: pixels)
+        yield Frame(lambda: pixels, color="bgr" if color == "bgr" and source.ndim == 3 else "rgb")
     elif isinstance(source, bool):
         raise DataError("the source is a truth value, not an image; give a path, an array or a camera's number")
     elif isinstance(source, int | np.integer):
@@ -82,28 +90,57 @@ def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
         )
 
 
-def _named(name: str) -> Iterator[Frame]:
+def expanded(name: str) -> list[Path | str]:
+    """The image and video files that a name stands for; the address of a stream is itself.
+
+    Raises:
+        DataError: a pattern matches nothing, a folder has no images, or a list names missing files.
+    """
     if name.lower().startswith(_ADDRESSES):
-        yield from _video(name, f"stream '{name}'", None)
-        return
+        return [name]
     path = Path(name)
-    if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file():
-        yield from _video(name, f"video '{name}'", path)
-    elif path.is_dir() or (path.suffix.lower() == ".txt" and path.is_file()):
-        for file in find_images(path):
-            yield _file(file)
-    elif not path.exists() and any(letter in name for letter in "*?["):
-        found = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
-        if not found:
-            raise DataError(f"no file matches '{name}'; check the pattern and the current folder")
-        for file in found:
-            yield from _named(str(file))
+    if path.is_dir() or (path.suffix.lower() == ".txt" and path.is_file()):
+        return list(find_images(path))
+    if path.exists() or not any(letter in name for letter in "*?["):
+        return [path]
+    matches = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
+    if not matches:
+        raise DataError(f"no file matches '{name}'; check the pattern and the current folder")
+    return [file for match in matches for file in expanded(str(match))]
+
+
+def is_video(path: Path) -> bool:
+    return path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()
+
+
+def length(sources: Sequence[Path | str | int]) -> int | None:
+    """Frames of expanded names and cameras, as the videos state them; None where one of them has no known end."""
+    count = 0
+    for source in sources:
+        frames_here = 1
+        if not isinstance(source, Path):
+            return None
+        if is_video(source):
+            capture = cv2.VideoCapture(str(source))
+            frames_here = round(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+            capture.release()
+            if frames_here <= 0:
+                return None
+        count += frames_here
+    return count
+
+
+def _opened(source: Path | str) -> Iterator[Frame]:
+    if isinstance(source, str):
+        yield from _video(source, f"stream '{source}'", None)
+    elif is_video(source):
+        yield from _video(str(source), f"video '{source}'", source)
     else:
-        yield _file(path)
+        yield _file(source)
 
 
 def _file(path: Path) -> Frame:
-    return Frame(lambda: read_image(path), path)
+    return Frame(lambda: read_image(path), path=path)
 
 
 def _of_array(array: NDArray[Any], color: Color | None) -> NDArray[np.uint8]:
@@ -121,7 +158,7 @@ def _of_array(array: NDArray[Any], color: Color | None) -> NDArray[np.uint8]:
         raise DataError(
             "the order of the array's channels is not known: give color='bgr' for what OpenCV reads, else color='rgb'"
         )
-    return np.ascontiguousarray(array[..., ::-1] if color == "bgr" else array)
+    return np.ascontiguousarray(array)
 
 
 def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
@@ -129,13 +166,16 @@ def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
     try:
         if not capture.isOpened():
             raise DataError(f"{name} cannot be opened; check that it is there, and that OpenCV can decode it")
-        index = 0
+        live = capture.get(cv2.CAP_PROP_FRAME_COUNT) <= 0  # a camera's own clock begins anywhere
+        rate, begun, index = capture.get(cv2.CAP_PROP_FPS), 0.0, 0
         while True:
             read, picture = capture.read()
             if not read:
                 break
-            seconds = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # of the frame that was read
-            yield Frame(partial(_from_bgr, picture), path, index=index, seconds=seconds)
+            now = time.monotonic() if live else capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # of the frame that was read
+            begun = now if live and index == 0 else begun
+            pixels = np.asarray(picture, np.uint8)
+            yield Frame(partial(_as_it_is, pixels), "bgr", path=path, index=index, seconds=now - begun, rate=rate)
             index += 1
         if index == 0:
             raise DataError(f"{name} has no frame that can be decoded; try to play it, or write it anew")
@@ -143,8 +183,13 @@ def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
         capture.release()
 
 
-def _from_bgr(picture: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(picture[..., ::-1])
+def _as_it_is(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return pixels
+
+
+def cores() -> int:
+    """Of this machine, that the process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class _End:
