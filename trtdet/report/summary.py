@@ -87,7 +87,7 @@ def summary_of(run: Run, flow: Flow | None, estimate: Estimate | None) -> Summar
         reason=reason,
         tone=tone,
         tiles=(
-            *(Tile(score.name, f"{100 * score.value:.2f}", score.spread, score.basis, score.tone) for score in scores),
+            *(_score_tile(score) for score in scores),
             *([] if scores else [Tile("mAP", "-", basis="not measured", tone="open")]),
             *_cost_tiles(run, speed, estimate),
             _int8_tile(network, built=flow is not None),
@@ -293,6 +293,10 @@ def time_bars(run: Run, precisions: Mapping[str, str], estimate: Estimate | None
     return LayerBars("Time by layer, in the order of execution", tuple(bars), "ms", note=note, columns=True)
 
 
+def _score_tile(score: MeasuredScore) -> Tile:
+    return Tile(score.name, f"{100 * score.value:.2f}", score.spread, basis=score.basis, tone=score.tone)
+
+
 def _cost_tiles(run: Run, speed: Speed | None, estimate: Estimate | None) -> list[Tile]:
     """Speed-up, time and size."""
     assert run.bundle is not None
@@ -305,25 +309,25 @@ def _cost_tiles(run: Run, speed: Speed | None, estimate: Estimate | None) -> lis
             tone: Tone = "good" if speed.low > 1 else "bad" if speed.high < 1 else "open"
             spread = f"({speed.low:.2f} .. {speed.high:.2f})"
             basis = f"against {speed.against}, {speed.basis}"
-            tiles.append(Tile("Speed-up", f"{speed.value:.2f}x", spread, basis, tone=tone, how=speed.how))
+            tiles.append(Tile("Speed-up", f"{speed.value:.2f}x", spread, basis=basis, tone=tone, how=speed.how))
     elif guard is not None and guard.speedup is not None:
         basis = f"FP16 is shipped in place of it; {guard.on}, batch {guard.batch}"
-        tiles.append(Tile("Speed-up", "-", f"of INT8 {guard.speedup:.2f}x", basis, how=guard.how or ""))
+        tiles.append(Tile("Speed-up", "-", f"of INT8 {guard.speedup:.2f}x", basis=basis, how=guard.how or ""))
     timed = run.target if run.target is not None else run.profile
     if timed is not None and run.ships(timed["file"]):
         point = timed["points"][0] if run.target is not None else timed
         latency, where = point["latency_ms"], f"{timed['ran_on']}, batch {point['batch']}"
         spread = f"stddev {latency['stddev']:.3f}"
-        tiles.append(Tile("Time", f"{latency['mean']:.3f} ms", spread, where, how="measured"))
+        tiles.append(Tile("Time", f"{latency['mean']:.3f} ms", spread, basis=where, how="measured"))
     elif estimate is not None:
         low, high = estimate.interval_ms
         where = f"{estimate.gpu.name}, batch {estimate.batch}"
-        tiles.append(Tile("Time", f"{estimate.ms:.3f} ms", f"({low:.2f} .. {high:.2f})", where, how="estimated"))
+        tiles.append(Tile("Time", f"{estimate.ms:.3f} ms", f"({low:.2f} .. {high:.2f})", basis=where, how="estimated"))
     shipped = run.shipped
     assert shipped is not None
     twin = f"{worth['fp16']['file_bytes'] / 1e6:.2f} MB in FP16" if worth and run.bundle.engine is not None else ""
     what = "engine file" if run.bundle.engine is not None else "model file"
-    return [*tiles, Tile("Size", f"{shipped.stat().st_size / 1e6:.2f} MB", twin, what)]
+    return [*tiles, Tile("Size", f"{shipped.stat().st_size / 1e6:.2f} MB", twin, basis=what)]
 
 
 def _int8_tile(network: LayerBars, built: bool) -> Tile:
@@ -332,4 +336,4 @@ def _int8_tile(network: LayerBars, built: bool) -> Tile:
     share = shares.get("int8", 0.0) + shares.get("fp8", 0.0)
     quantized = sum(bar.precision in ("int8", "fp8") for bar in network.bars)
     basis = f"of the {network.unit}, as {'built' if built else 'planned'}"
-    return Tile("In INT8", f"{100 * share:.1f} %", f"{quantized} of {len(network.bars)} convolutions", basis)
+    return Tile("In INT8", f"{100 * share:.1f} %", f"{quantized} of {len(network.bars)} convolutions", basis=basis)
