@@ -78,6 +78,15 @@ def test_what_was_not_measured_leaves_the_answer_open(bundle):
     assert speed_of(run) is None
 
 
+def test_a_reference_that_finds_nothing_shows_no_loss(bundle):
+    run = evaluated(bundle, 0.0)
+    plain = {**(run.scores or {}), "map": 0.0}
+    run = replace(run, scores={**plain, "against": {**plain["against"], "map": 0.0}})
+    (score,) = scores_of(run)
+    assert answer_of(run, [score], FAST) == ("Not known yet", "mAP is 0.00: a loss could not show", "open")
+    assert score.spread == "+0.00 (-0.05 .. +0.05)"
+
+
 def test_masks_stand_beside_fp32s_and_count_for_the_answer(bundle, tmp_path):
     plain = scores(bundle, 0.0)
     plain["against"] |= {"low": -0.0005, "high": 0.0005}

@@ -21,6 +21,9 @@ from trtdet.tables import counted
 _CLEAR_LOSS = 0.01
 """A loss of mAP, as a fraction, that is marked as speaking against shipping if all of the interval lies beyond it."""
 
+_NOTHING = 0.01
+"""A score of the reference, as a fraction, below which no loss of mAP can show."""
+
 
 @dataclass(frozen=True)
 class MeasuredScore:
@@ -34,10 +37,17 @@ class MeasuredScore:
     basis: str
 
     @property
+    def tells_nothing(self) -> bool:
+        """Whether the reference finds next to nothing, so that there is nothing to lose."""
+        return self.difference is not None and self.value - self.difference < _NOTHING
+
+    @property
     def tone(self) -> Tone:
         """``bad`` for a clear loss, ``open`` for a loss that the interval does not exclude."""
         if self.low is None or self.high is None:
             return ""
+        if self.tells_nothing:
+            return "open"
         return "bad" if self.high < -_CLEAR_LOSS else "good" if self.low > -NEGLIGIBLE else "open"
 
     @property
@@ -45,7 +55,9 @@ class MeasuredScore:
         """The difference with its interval, in points."""
         if self.difference is None or self.low is None or self.high is None:
             return ""
-        return f"{100 * self.difference:+.2f} ({100 * self.low:+.2f} .. {100 * self.high:+.2f})"
+        # Rounded first, and no zero is negative.
+        difference, low, high = (round(100 * value, 2) + 0.0 for value in (self.difference, self.low, self.high))
+        return f"{difference:+.2f} ({low:+.2f} .. {high:+.2f})"
 
 
 @dataclass(frozen=True)
@@ -195,12 +207,20 @@ def answer_of(run: Run, scores: list[MeasuredScore], speed: Speed | None) -> tup
         against.append(str(speed))
     if not scores and manifest.shipped != "fp32":
         unknown.append("accuracy was not measured")
+    unknown += [
+        f"{score.name} is {100 * score.value:.2f}: a loss could not show" for score in scores if score.tells_nothing
+    ]
     if int8 and speed is None:
         unknown.append("the speed against FP16 was not measured")
     elif int8 and speed is not None and speed.low <= 1 <= speed.high:
         unknown.append(f"{speed}: neither faster nor slower for certain")
     for score in scores:
-        if score.tone in ("open", "bad") and score.difference is not None and score.low is not None:
+        if (
+            score.tone in ("open", "bad")
+            and not score.tells_nothing
+            and score.difference is not None
+            and score.low is not None
+        ):
             lost = f"up to {-100 * score.low:.2f} points of {score.name} may be lost"
             if score.high is not None and score.high < 0:
                 lost = f"{-100 * score.difference:.2f} points of {score.name} are lost "

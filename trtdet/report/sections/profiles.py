@@ -37,9 +37,10 @@ def profile_section(plain: Mapping[str, Any]) -> Section:
         )
         for number, layer in enumerate(layers, 1)
     ]
-    in_order = Chart(
-        "Layers in the order of execution", bars_in_row(bars, colours), axes("layer", "ms", barmode="stack"), height=340
-    )
+    traces = [{**trace, "showlegend": trace["marker"]["color"] != GREY} for trace in bars_in_row(bars, colours)]
+    note = "Grey: the other kinds." if GREY in colours.values() else ""
+    layout = axes("layer", "ms", barmode="stack")
+    in_order = Chart("Layers in the order of execution", traces, layout, note=note, height=340)
     columns = (
         *("#", Column("layer", align="left"), Column("op type", align="left"), Column("mean ms", ".4f")),
         *(Column("stddev", ".4f"), Column("share", ".1%"), Column("ONNX nodes", align="left")),
