@@ -216,4 +216,4 @@ def test_any_histogram_can_be_chosen(visit, run):
     histograms.locator(".one .main-svg").first.wait_for()
     assert histograms.locator(".one figcaption").inner_text() == histograms.locator("select option").nth(2).inner_text()
     if run == "b":
-        assert "cut off" in histograms.locator(".one .annotation-text").inner_text()
+        assert "cut off" in histograms.locator(".one .annotation-text").text_content()
