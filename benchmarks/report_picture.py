@@ -2,7 +2,7 @@
 
     trtdet report shapes-int8 eval.json -o report.html
     python benchmarks/report_picture.py report.html docs/report.png
-    python benchmarks/report_picture.py proposals.html proposals.png --chart "Accuracy and latency by number of proposals"
+    python benchmarks/report_picture.py proposals.html proposals.png --chart "Accuracy and latency by number"
 
 The bundle and the evaluation of the first are those of docs/report.md. Needs Chromium and the extra ``dev``.
 """

@@ -236,6 +236,7 @@ def answer_of(run: Run, scores: list[MeasuredScore], speed: Speed | None) -> tup
         return "If acceptable", "; ".join(losses), "open"
     good = ["no loss is shown"] if any(score.tone == "good" for score in scores) else []
     good += [str(speed)] if int8 and speed is not None else []
+    good += ["no layer leaves the precision of the model"] if manifest.shipped == "fp32" else []
     return "Yes", "; ".join(good), "good"
 
 
