@@ -78,6 +78,27 @@ def test_what_was_not_measured_leaves_the_answer_open(bundle):
     assert speed_of(run) is None
 
 
+def test_a_score_without_a_reference_shows_no_loss(bundle):
+    run = evaluated(bundle, 0.0)
+    alone = replace(run, scores={key: value for key, value in (run.scores or {}).items() if key != "against"})
+    (score,) = scores_of(alone)
+    assert (score.value, score.spread, score.basis) == (0.4, "", "20 images")
+    assert answer_of(alone, [score], FAST) == ("Not known yet", "the difference of mAP was not measured", "open")
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_agreement_is_no_loss_of_map(bundle, masks):
+    run = evaluated(bundle, 0.0)
+    agreement = {"ap": 0.95, "low": 0.94, "high": 0.96}
+    against = {"file": "model.onnx", "agreement": agreement}
+    against |= {"agreement_of_parts": {"masks": agreement}} if masks else {}
+    unannotated = replace(run, scores={**(run.scores or {}), "map": None, "against": against})
+    found = scores_of(unannotated)
+    assert [score.name for score in found] == ["Agreement", "Agreement of masks"][: 1 + masks]
+    assert found[-1].basis == "90 % interval 94.00 .. 96.00, model.onnx, 20 images"
+    assert answer_of(unannotated, found, FAST)[0] == "Not known yet"
+
+
 def test_a_reference_that_finds_nothing_shows_no_loss(bundle):
     run = evaluated(bundle, 0.0)
     plain = {**(run.scores or {}), "map": 0.0}

@@ -152,26 +152,34 @@ def _score(of: Of, value: float, against: Mapping[str, Any], where: str) -> Meas
 
 def _candidate_scores(part: CandidatePart) -> list[MeasuredScore]:
     """The accuracy of a candidate, which was measured against FP32."""
-    name, basis = "mAP" if part.figure == "map" else "Agreement", f"against FP32, {counted(part.images)}"
-    boxes = MeasuredScore(name, part.value, part.difference, low=part.low, high=part.high, basis=basis)
-    others = []
-    for of, one in part.parts.items():
-        title = NAMES[of] if part.figure == "map" else f"Agreement of {of.replace('_', ' ')}"
-        value = 1.0 + one.difference if one.map is None else one.map
-        others.append(MeasuredScore(title, value, one.difference, low=one.low, high=one.high, basis=basis))
-    return [boxes, *others]
+    where = f"FP32, {counted(part.images)}"
+    if part.figure == "map":
+        boxes = MeasuredScore("mAP", part.value, part.difference, low=part.low, high=part.high, basis=where)
+        others = [
+            MeasuredScore(NAMES[of], one.map, one.difference, low=one.low, high=one.high, basis=f"against {where}")
+            for of, one in part.parts.items()
+            if one.map is not None
+        ]
+        return [boxes, *others]
+    each = {"Agreement": part} | {f"Agreement of {of.replace('_', ' ')}": one for of, one in part.parts.items()}
+    return [
+        _agreement(name, 1.0 + one.difference, (1.0 + one.low, 1.0 + one.high), where=where)
+        for name, one in each.items()
+    ]
+
+
+def _agreement(name: str, value: float, interval: tuple[float, float], where: str) -> MeasuredScore:
+    """An agreement with a reference's detections, which is no loss of mAP."""
+    basis = f"90 % interval {100 * interval[0]:.2f} .. {100 * interval[1]:.2f}, {where}"
+    return MeasuredScore(name, value, None, low=None, high=None, basis=basis)
 
 
 def _agreements(against: Mapping[str, Any], where: str) -> list[MeasuredScore]:
     """Agreement with the reference's detections of boxes and of each part, where no image is annotated."""
     each = {"Agreement": against.get("agreement") or {}}
     each |= {f"Agreement of {of.replace('_', ' ')}": one for of, one in against.get("agreement_of_parts", {}).items()}
-    scores = []
-    for name, one in each.items():
-        if one.get("ap") is not None:
-            basis = f"90 % interval {100 * one['low']:.2f} .. {100 * one['high']:.2f}, {where}"
-            scores.append(MeasuredScore(name, one["ap"], None, low=None, high=None, basis=basis))
-    return scores
+    known = {name: one for name, one in each.items() if one.get("ap") is not None}
+    return [_agreement(name, one["ap"], (one["low"], one["high"]), where=where) for name, one in known.items()]
 
 
 def speed_of(run: Run) -> Speed | None:
@@ -207,6 +215,8 @@ def answer_of(run: Run, scores: list[MeasuredScore], speed: Speed | None) -> tup
         against.append(str(speed))
     if not scores and manifest.shipped != "fp32":
         unknown.append("accuracy was not measured")
+    elif manifest.shipped != "fp32" and all(score.low is None for score in scores):
+        unknown.append("the difference of mAP was not measured")
     unknown += [
         f"{score.name} is {100 * score.value:.2f}: a loss could not show" for score in scores if score.tells_nothing
     ]
