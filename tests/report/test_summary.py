@@ -214,6 +214,7 @@ def test_a_page_is_the_same_each_time_loads_nothing_and_escapes_names(bundle, tm
     paths = [bundle, other, write(tmp_path / "eval.json", scores(other))]
     text = page(report(paths))
     assert text == page(report(paths))
+    assert "details[open]>summary" in text, "the style is no text to escape"
     found = Page(text)
     assert found.loaded == []
     assert not {tag for tag, _ in found.seen} & {"i", "link", "iframe", "img"}

@@ -154,7 +154,9 @@ def _candidate_scores(part: CandidatePart) -> list[MeasuredScore]:
     """The accuracy of a candidate, which was measured against FP32."""
     where = f"FP32, {counted(part.images)}"
     if part.figure == "map":
-        boxes = MeasuredScore("mAP", part.value, part.difference, low=part.low, high=part.high, basis=f"against {where}")
+        boxes = MeasuredScore(
+            "mAP", part.value, part.difference, low=part.low, high=part.high, basis=f"against {where}"
+        )
         others = [
             MeasuredScore(NAMES[of], one.map, one.difference, low=one.low, high=one.high, basis=f"against {where}")
             for of, one in part.parts.items()
