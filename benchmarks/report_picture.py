@@ -2,7 +2,7 @@
 
     trtdet report shapes-int8 eval.json -o report.html
     python benchmarks/report_picture.py report.html docs/report.png
-    python benchmarks/report_picture.py proposals.html proposals.png --chart "What fewer proposals cost and keep"
+    python benchmarks/report_picture.py proposals.html proposals.png --chart "Accuracy and latency by number"
 
 The bundle and the evaluation of the first are those of docs/report.md. Needs Chromium and the extra ``dev``.
 """
@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 
 from trtdet.files import write_atomically
 
-WIDTH, HEIGHT = 1100, 820
+WIDTH, HEIGHT = 1240, 800
 """Pixels."""
 
 
@@ -36,7 +36,12 @@ def main() -> None:
         page.set_default_timeout(180_000)
         page.goto(options.report.resolve().as_uri())
         page.wait_for_load_state("networkidle")
+        if options.chart is not None:
+            page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         part = page if options.chart is None else page.locator("figure", has_text=options.chart).last
+        if options.chart is not None:
+            part.scroll_into_view_if_needed()
+            part.locator(".main-svg").first.wait_for()
         write_atomically(options.picture, part.screenshot())
         browser.close()
     print(f"{options.picture}: {options.picture.stat().st_size / 1000:.0f} kB")

@@ -48,6 +48,7 @@ def test_html_escapes_and_marks_numbers():
     assert "<th>a&lt;b</th>" in page
     assert '<td>&lt;script&gt;</td><td class="number">1</td>' in page
     assert page.endswith("<p>1 &lt; 2</p>")
+    assert "<thead><tr><th>a</th><td></td></tr></thead>" in Table(("a", ""), [("x", "y")]).html()
 
 
 @pytest.mark.parametrize(

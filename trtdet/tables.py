@@ -127,12 +127,14 @@ class Table:
         return [dict(zip(titles, row, strict=True)) for row in self.rows]
 
     def html(self) -> str:
-        """A ``<table>`` with a caption, and the notes below; right-aligned cells have the class ``number``."""
+        """A ``<table>`` with a caption, and the notes below; right-aligned cells have the class ``number``. A column
+        without a title has no heading, only an empty cell."""
         kinds = [' class="number"' if align == "right" else "" for align in self._aligned]
 
         def row(tag: str, cells: Sequence[str]) -> str:
-            inner = "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-            return f"<tr>{inner}</tr>"
+            tags = [tag if cell else "td" for cell in cells]
+            inner = (f"<{tag}{kind}>{escape(cell)}</{tag}>" for tag, kind, cell in zip(tags, kinds, cells, strict=True))
+            return f"<tr>{''.join(inner)}</tr>"
 
         caption = f"<caption>{escape(_printable(self.title))}</caption>" if self.title else ""
         head = row("th", [_printable(column.title) for column in self._columns])

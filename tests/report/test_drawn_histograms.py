@@ -6,7 +6,7 @@ from onnx import TensorProto, helper
 
 from trtdet.calibration import RULES, Collection, Histogram, Ranges
 from trtdet.quantization import Entry, PrecisionPlan
-from trtdet.report.sections.ranges import compact, inputs_of, noise, ranges_section
+from trtdet.report.sections.ranges import compact, cut_off, inputs_of, noise, ranges_section
 
 VALUES = np.abs(np.random.default_rng(0).normal(0, 1, 20000)).astype(np.float32)
 
@@ -46,9 +46,27 @@ def test_the_worst_are_drawn_and_all_can_be_chosen():
     assert part.shown == (7, 2)
     assert part.entries[7].thresholds.keys() == RULES.keys()
     assert part.entries[7].chosen == pytest.approx(histograms["t7"].amax, rel=1e-5)
-    assert part.entries[7].note.startswith("0.00% of the values are cut off")
+    assert (part.entries[7].cut_off, part.entries[7].largest) == (0.0, pytest.approx(histograms["t7"].amax, rel=1e-5))
     (_, unranked) = ranges_section(ranges, found, inputs, ()).parts
     assert len(unranked.shown) == 10
+
+
+def test_a_tensor_that_several_read_is_drawn_once():
+    found = collection(shared=Histogram.of(VALUES), own=Histogram.of(VALUES))
+    inputs = {"a": "shared", "b": "shared", "c": "own", "d": "not collected"}
+    (_, part) = ranges_section(None, found, inputs, ("b", "a", "c")).parts
+    assert [(entry.name, entry.tensor) for entry in part.entries] == [("a, b", "shared"), ("c", "own")]
+    assert part.shown == (0, 1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.04, 0.5])
+def test_nothing_is_cut_off_at_the_largest_value_whatever_its_bin_holds(share):
+    values = np.minimum(VALUES, np.quantile(VALUES, 1 - share)).astype(np.float32)
+    histogram = Histogram.of(values)
+    assert cut_off(histogram, histogram.amax) == cut_off(histogram, 2 * histogram.amax) == 0.0
+    for amax in (0.25 * histogram.amax, 0.9 * histogram.amax):
+        assert cut_off(histogram, amax) == pytest.approx((values > amax).mean(), abs=1e-4)
+    assert cut_off(histogram, 0.0) == pytest.approx(1.0)
 
 
 def test_what_a_convolution_reads_is_found_through_what_quantises_it():
@@ -62,4 +80,5 @@ def test_what_a_convolution_reads_is_found_through_what_quantises_it():
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("t", "y")]
     model = helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:]))
     plan = PrecisionPlan({"b": Entry("fp16", ""), "a": Entry("int8", "")})
-    assert inputs_of(model, plan, collection(t=Histogram.of(VALUES))) == {"a": "t"}
+    # What FP16 reads is not quantised, although it was collected.
+    assert inputs_of(model, plan, collection(t=Histogram.of(VALUES), x=Histogram.of(VALUES))) == {"a": "t"}

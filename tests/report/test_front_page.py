@@ -110,6 +110,12 @@ def test_agreement_of_parts_stands_where_there_are_no_annotations():
     assert "<br>agreement of rotated boxes against 100 -3.00 (-4.00 .. -2.00)<br>" in tip
 
 
+def test_no_whisker_leaves_the_chart():
+    made = front(point("all INT8", 0.5, -0.2, 0.3), *POINTS[1:])
+    low, high = Page(experiment_page(made)).figures[0]["layout"]["yaxis"]["range"]
+    assert low < -50.0 and high > 10.0
+
+
 @pytest.mark.parametrize("points", [POINTS[:1], (POINTS[4], POINTS[4]), (point("all FP16", 0.0, 0.0, 0.0),)])
 def test_a_front_of_a_single_place_is_drawn(points):
     figure = Page(experiment_page(front(*points))).figures[0]

@@ -54,14 +54,32 @@ def test_parts_have_bars_of_their_own_where_names_tell_them():
 
 def test_bars_after_the_sixteenth_are_one_and_colours_after_the_eighth_are_grey():
     found = page(made(*(layer(f"l{index}", f"Op{index:02}", 20.0 - index) for index in range(18))))
-    bars, *columns = found.traces
+    bars, labels, *columns = found.traces
     assert (bars["y"][:2], bars["y"][16], bars["x"][0]) == (["Op00", "Op01"], "2 more", pytest.approx(20.0))
-    assert (bars["text"][16], bars["marker"]["color"]) == ("7.000 ms, 3.4%, 2x", [*COLOURS, *[GREY] * 9])
+    assert (labels["text"][16], bars["marker"]["color"]) == ("7.000 ms, 3.4%, 2x", [*COLOURS, *[GREY] * 9])
     assert [column["marker"]["color"] for column in columns] == [*COLOURS, *[GREY] * 10]
 
 
 def test_columns_stand_at_their_place_in_the_run():
     found = page(made(layer("a", "Conv", 8.0), layer("b", "Add", 2.0), layer("c", "Conv", 1.0)))
-    convs, adds = found.traces[1:]
+    convs, adds = found.traces[2:]
     assert (convs["name"], convs["x"], convs["y"]) == ("Conv", [1, 3], [8.0, 1.0])
     assert (adds["name"], adds["x"], adds["y"]) == ("Add", [2], [2.0])
+
+
+def test_whiskers_end_at_zero_and_before_their_text():
+    scattered = LayerTime("a", "Conv", ("a",), (0.0, 9.0))
+    bars, labels, *_ = page(made(scattered, layer("b", "Add", 2.0))).traces
+    spread = bars["error_x"]
+    assert spread["array"][0] > bars["x"][0] == spread["arrayminus"][0]
+    ends = [x + above for x, above in zip(bars["x"], spread["array"], strict=True)]
+    assert all(text > end for text, end in zip(labels["x"], ends, strict=True))
+    assert "text" not in bars and labels["mode"] == "text"
+
+
+def test_labels_of_charts_hold_no_markup_of_names():
+    name = "<img src=x>&"
+    found = page(made(layer(name, name, 2.0, name), name="net"))
+    texts = [text for trace in found.traces for key in ("name", "y", "hovertext") for text in trace.get(key, ())]
+    assert any("&lt;img src=x&gt;&amp;" in str(text) for text in texts)
+    assert not any("<img" in str(text) for text in texts)

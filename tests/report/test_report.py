@@ -19,7 +19,7 @@ from trtdet.quantization import PrecisionPlan
 from trtdet.report import page, report
 from trtdet.report.document import Chart
 from trtdet.report.sections.layers import sensitivity_section
-from trtdet.report.sections.verdicts import _next_steps
+from trtdet.report.sections.verdicts import next_steps
 
 
 def scores(bundle: Path, difference: float = -0.01) -> dict[str, Any]:
@@ -38,10 +38,18 @@ def scores(bundle: Path, difference: float = -0.01) -> dict[str, Any]:
 def test_a_bundle_is_told_with_what_it_was_not_measured_for(bundle):
     found = report([bundle])
     assert found.verdict == (
+        "b: can it ship? Not known yet: accuracy was not measured; the speed against FP16 was not measured.",
         f"b: next: trtdet eval {bundle} --against MODEL --images DIR --annotations JSON, as what INT8 cost in mAP was "
         "not measured.",
     )
-    titles = ["Figures", "Sensitivity by layer", "Histograms and thresholds", "Layers as drawn", "Plan", "Reproduce"]
+    titles = [
+        "Figures, and what is not in INT8",
+        "Sensitivity by layer",
+        "Histograms and thresholds",
+        "Layers as drawn",
+        "Plan",
+        "Reproduce",
+    ]
     assert [section.title for section in found.sections] == titles
     assert [one.what for one in found.missing] == [
         "mAP, its differences by class and size, and the shift of scores",
@@ -62,9 +70,10 @@ def test_a_guard_is_advised_where_there_is_something_to_guard(int8, next_step):
         bundle=SimpleNamespace(manifest=SimpleNamespace(input_check=None, shipped="int8", candidates=())),
         audit=SimpleNamespace(int8=int8, fp8=0, departures=(), advice=()),
         worth={"speedup": 1.0},
+        scores=None,
         path="b",
     )
-    steps = [step for step, _ in _next_steps(run, None)]
+    steps = [step for step, _ in next_steps(run)]
     assert next_step in steps
     assert ("build with --guard" in steps) == (int8 > 0)
 
@@ -85,11 +94,12 @@ def test_bars_stand_in_the_order_of_the_network_or_sorted_where_none_is_known(bu
 def test_an_evaluation_is_told_with_its_bundle(bundle, tmp_path):
     (tmp_path / "eval.json").write_text(json.dumps(scores(bundle)))
     found = report([bundle, tmp_path / "eval.json"])
-    assert found.verdict[0] == (
+    assert found.verdict[0].startswith("b: can it ship? Not known yet: ")
+    assert found.verdict[1] == (
         "b: mAP 39.00 against 40.00 of model.onnx: -1.00 points (90 % interval -1.50 .. -0.50, paired bootstrap over "
         "20 images, a CPU): a loss."
     )
-    assert found.verdict[1] == "b: shift of scores: a threshold of 0.220 serves as 0.25 did."
+    assert found.verdict[2] == "b: shift of scores: a threshold of 0.220 serves as 0.25 did."
     sections = {section.title: section for section in found.sections}
     assert {"AP differences by class and size", "Shift of scores"} <= sections.keys()
     assert not any("mAP" in one.what for one in found.missing)

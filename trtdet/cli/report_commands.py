@@ -21,7 +21,7 @@ _SUFFIXES: dict[str, Format] = {".html": "html", ".md": "md", ".json": "json"}
 
 
 def _report_options(parser: ArgumentParser) -> None:
-    what = "a bundle, the -o of a tune or a sweep, a sensitivity.json, a plan.json, a profile.json, or an eval.json"
+    what = "a bundle, the -o of a tune or a sweep, or a sensitivity, plan, profile, bench or eval.json"
     argument(parser, "runs RUN", what, type=Path, nargs="+")
     add_output(parser, "FILE", "the report: a page that loads nothing")
     group = parser.add_argument_group("pictures", "a bundle beside a reference, where they differ most")

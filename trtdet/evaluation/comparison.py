@@ -23,7 +23,7 @@ from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.runtime.detector import Detector, Runtime
 
-_NEGLIGIBLE = 0.001
+NEGLIGIBLE = 0.001
 """A loss of mAP, as a fraction, that nobody needs to look for: 0.1 points."""
 
 
@@ -51,7 +51,7 @@ class Comparison:
             return "a loss"
         if self.low > 0:
             return "a gain"
-        if self.low > -_NEGLIGIBLE:
+        if self.low > -NEGLIGIBLE:
             return "no loss shown"
         return f"up to {-100 * self.low:.2f} points may be lost; about {self.images_to_tell} images would tell"
 
@@ -63,7 +63,7 @@ class Comparison:
         The width of an interval falls with the square root of the number of images.
         """
         side = self.high - self.difference if self.difference < 0 else self.difference - self.low
-        needed = self.images * (side / max(abs(self.difference), _NEGLIGIBLE)) ** 2
+        needed = self.images * (side / max(abs(self.difference), NEGLIGIBLE)) ** 2
         needed = max(needed, self.images + 1)
         step = 10 ** max(0, len(str(int(needed))) - 2)
         return int(math.ceil(needed / step) * step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,21 @@ from trtdet.building.costs import gpu_of
 from trtdet.errors import ConfigError
 from trtdet.options.fields import rule_percentile
 from trtdet.report.document import Missing, Report, Section
-from trtdet.report.runs import Run, read_run
-from trtdet.report.sections.fronts import experiment_section, experiment_verdict
+from trtdet.report.runs import Run, attached, named_apart, read_run
+from trtdet.report.sections.fronts import experiment_section, experiment_verdict, never_quantized
 from trtdet.report.sections.graph import engine_nodes, graph_section, model_nodes
 from trtdet.report.sections.layers import audit_section, plan_section, sensitivity_section
-from trtdet.report.sections.profiles import profile_section
+from trtdet.report.sections.profiles import benchmark_section, profile_section
 from trtdet.report.sections.ranges import inputs_of, ranges_section
 from trtdet.report.sections.reproduce import provenance_section, reproduce_section
 from trtdet.report.sections.scores import AGAINST, scores_section, shift_section
-from trtdet.report.sections.verdicts import accuracy_sentence, bundle_verdict, figures_section
+from trtdet.report.sections.verdicts import accuracy_sentence, figures_section
+from trtdet.report.summary import summary_of
+
+_NAMED = 4
+"""Runs that a title names."""
+
+_DIFFERENCES = Missing("AP differences by class and size, and the shift of scores", AGAINST)
 
 
 def report(paths: Sequence[Path]) -> Report:
@@ -28,41 +34,30 @@ def report(paths: Sequence[Path]) -> Report:
     cannot be read, or is given twice."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("a run is given twice; give each once")
-    runs = [read_run(path) for path in paths]
-    evaluations = {run.path: _evaluation_of(run, runs) for run in runs if run.bundle is not None}
-    beside_bundle = [evaluation.path for evaluation in evaluations.values() if evaluation is not None]
+    runs = named_apart(attached([read_run(path) for path in paths]))
     parts = []
     for run in runs:
-        if run.path not in beside_bundle:
-            part = _part(run, evaluations.get(run.path) or run)
-            if len(runs) - len(beside_bundle) > 1:
-                sections = (replace(section, about=run.name) for section in part.sections)
-                missing = (replace(figure, about=run.name) for figure in part.missing)
-                part = replace(part, sections=tuple(sections), missing=tuple(missing))
-            parts.append(part)
+        part = _part(run)
+        if len(runs) > 1:
+            sections = (replace(section, about=run.name) for section in part.sections)
+            missing = (replace(figure, about=run.name) for figure in part.missing)
+            part = replace(part, sections=tuple(sections), missing=tuple(missing))
+        parts.append(part)
+    what = "bundles" if all(run.bundle is not None for run in runs) else "runs"
+    names = ", ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} {what}"
     return Report(
-        f"Report of {', '.join(run.name for run in runs)}",
-        verdict=tuple(line for part in parts for line in part.verdict),
+        f"Report of {names}",
+        sentences=tuple(line for part in parts for line in part.sentences),
         sections=tuple(section for part in parts for section in part.sections),
         missing=tuple(figure for part in parts for figure in part.missing),
+        summaries=tuple(summary for part in parts for summary in part.summaries),
     )
 
 
-def _evaluation_of(bundle: Run, runs: Sequence[Run]) -> Run | None:
-    """The evaluation among ``runs`` whose file lies in the bundle; its path may be relative to the working directory or
-    to the evaluation's folder."""
-    for run in runs:
-        if run.scores is not None:
-            file = Path(run.scores["file"])
-            if bundle.path.resolve() in (file.parent.resolve(), (run.path.parent / file).parent.resolve()):
-                return run
-    return None
-
-
-def _part(run: Run, evaluation: Run) -> Report:
-    """The report of one run. ``evaluation`` is the run with a bundle's scores, or ``run`` itself."""
+def _part(run: Run) -> Report:
+    """The report of one run."""
     if run.bundle is not None:
-        return _bundle(run, evaluation.scores)
+        return _bundle(run)
     if run.experiment is not None:
         return _experiment(run)
     if run.scores is not None:
@@ -72,36 +67,28 @@ def _part(run: Run, evaluation: Run) -> Report:
         latency = run.profile["latency_ms"]
         line = f"{run.name}: a run takes {latency['mean']:.3f} ms (stddev {latency['stddev']:.3f}), "
         return Report("", (f"{line}{run.profile['ran_on']}.",), tuple(profile_section(plain) for plain in profiles))
+    if run.benchmark is not None:
+        return Report("", sections=(benchmark_section(run.benchmark),))
     if run.ranking is not None:
         layers = run.ranking.layers
         share = layers[0].score / run.ranking.total
         line = f"{run.name}: of {len(layers)} convolutions {layers[0].name} causes most, {share:.1%}."
         order = Missing("the order of the network", "rank again with this version of trtdet")
-        return Report(
-            "", (line,), (sensitivity_section(run.ranking, None),), missing=() if layers[0].place else (order,)
-        )
+        section = replace(sensitivity_section(run.ranking, None), folded=False)
+        return Report("", (line,), (section,), missing=() if layers[0].place else (order,))
     assert run.plan is not None
-    return Report("", sections=(plan_section(run.plan),))
+    return Report("", sections=(replace(plan_section(run.plan), folded=False),))
 
 
-def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
+def _bundle(run: Run) -> Report:
     bundle, plan, model = run.bundle, run.plan, run.model
     assert bundle is not None and plan is not None and model is not None
-    manifest = bundle.manifest
-    sections, missing = [figures_section(run)], list[Missing]()
-    int8 = manifest.quantization.mode == "explicit"
-    if scores is not None:
-        evaluation = _evaluation(run.name, scores)
-        sections += evaluation.sections
-        missing += evaluation.missing
-    else:
-        figure = "AP" if accuracy_sentence(run.worth, None) else "mAP, its"
-        missing.append(Missing(f"{figure} differences by class and size, and the shift of scores", AGAINST))
+    manifest, flow, times = bundle.manifest, None, None
+    sections, missing = [figures_section(run)], list(_missing(run))
+    if run.scores is not None:
+        sections += _score_sections(run.scores)
     if run.ranking is not None:
         sections.append(sensitivity_section(run.ranking, plan))
-    elif int8:
-        how = "give the -o of 'trtdet sensitivity' or 'trtdet tune' too, or build with --keep-fp16 N"
-        missing.append(Missing("sensitivity by layer", how))
     if run.collection is not None and run.ranges is not None:
         inputs = inputs_of(model, plan, run.collection)
         worst = [layer.name for layer in run.ranking.layers] if run.ranking is not None else []
@@ -111,18 +98,43 @@ def _bundle(run: Run, scores: Mapping[str, Any] | None) -> Report:
         # Times are for the GPU of the build's own comparison.
         comparison = (run.worth or {}).get("estimate")
         gpu = gpu_of(comparison["gpu"] if comparison else None, manifest.backend.sms)
-        times = estimate(flow_of(bundle), gpu, manifest.input.shape.opt[0])
+        flow = flow_of(bundle)
+        times = estimate(flow, gpu, manifest.input.shape.opt[0])
         low, high = times.interval_ms
         basis = f"estimated for {times.gpu.name}, batch {times.batch}; a run {low:.2f} to {high:.2f} ms"
         sections.append(graph_section(engine_nodes(run.audit.layers, plan, times), basis))
         sections.append(audit_section(run.audit, plan, times))
     else:
         sections += [graph_section(model_nodes(model, plan), ""), plan_section(plan)]
-        missing.append(Missing("the audit of an engine", "build with --backend tensorrt or tensorrt-rtx"))
-    if run.worth is None and int8:
-        missing.append(Missing("the time against FP16", "build with --guard warn, for TensorRT or TensorRT-RTX"))
+    sections += [replace(profile_section(run.profile), folded=True)] if run.profile is not None else []
+    sections += [replace(benchmark_section(run.benchmark), folded=True)] if run.benchmark is not None else []
     sections.append(reproduce_section(bundle))
-    return Report("", bundle_verdict(run, scores), tuple(sections), missing=tuple(missing))
+    summary = summary_of(run, flow, times)
+    return Report("", sections=tuple(sections), missing=tuple(missing), summaries=(summary,))
+
+
+def _missing(run: Run) -> Iterator[Missing]:
+    """What no run measured of a bundle."""
+    assert run.bundle is not None
+    int8 = run.bundle.manifest.quantization.mode == "explicit"
+    if run.scores is None:
+        figure = "AP" if accuracy_sentence(run.worth, None) else "mAP, its"
+        yield Missing(f"{figure} differences by class and size, and the shift of scores", AGAINST)
+    elif not run.scores.get("against"):
+        yield _DIFFERENCES
+    if run.ranking is None and int8:
+        how = "give the -o of 'trtdet sensitivity' or 'trtdet tune' too, or build with --keep-fp16 N"
+        yield Missing("sensitivity by layer", how)
+    if run.audit is None:
+        yield Missing("the audit of an engine", "build with --backend tensorrt or tensorrt-rtx")
+    if int8 and run.worth is None and run.target is None:
+        yield Missing("the time against FP16", "build with --guard warn, for TensorRT or TensorRT-RTX")
+    measured = [run.profile["file"]] if run.profile is not None else []
+    measured += [] if run.benchmark is None or run.target is not None else ["model"]
+    if any(not run.ships(file) for file in measured):
+        yield Missing(
+            "the time of the engine", "profile and bench on a machine with its GPU; those given ran the model"
+        )
 
 
 def _experiment(run: Run) -> Report:
@@ -142,7 +154,8 @@ def _experiment(run: Run) -> Report:
             options = provenance.runs[-1].options
             calibration = (options["build"] if experiment.kind == "tune" else options)["calibration"]
             percent = rule_percentile(calibration["rule"])
-            inputs, ranking = provenance.inputs, run.ranking
+            ranking, never = run.ranking, never_quantized(experiment)
+            inputs = {name: tensor for name, tensor in provenance.inputs.items() if name not in never}
             worst = [layer.name for layer in ranking.layers] if ranking is not None else []
             sections.append(ranges_section(run.ranges, run.collection, inputs, worst=worst, percent=percent))
         sections.append(provenance_section(provenance, experiment.kind, str(run.path)))
@@ -156,13 +169,18 @@ def _experiment(run: Run) -> Report:
 
 
 def _evaluation(name: str, scores: Mapping[str, Any]) -> Report:
-    against = scores.get("against") or {}
     sentence = accuracy_sentence(None, scores)
+    sentences = (f"{name}: {sentence}.",) if sentence else ()
+    sections = tuple(replace(section, folded=False) for section in _score_sections(scores))
+    return Report("", sentences, sections, missing=() if scores.get("against") else (_DIFFERENCES,))
+
+
+def _score_sections(scores: Mapping[str, Any]) -> list[Section]:
+    """Accuracy by class and size, and the shift of scores."""
+    against = scores.get("against") or {}
     sections: list[Section] = []
     if scores["map"] is not None:
-        sections.append(scores_section(scores, against.get("scores"), Path(against.get("file", "")).name or "-"))
+        sections.append(scores_section(scores, against, Path(against.get("file", "")).name or "-"))
     if against.get("score_shift"):
         sections.append(shift_section(against["score_shift"]))
-    differences = Missing("AP differences by class and size, and the shift of scores", AGAINST)
-    verdict = (f"{name}: {sentence}.",) if sentence else ()
-    return Report("", verdict, tuple(sections), missing=() if against else (differences,))
+    return sections

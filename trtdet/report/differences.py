@@ -73,7 +73,12 @@ class RunDifference:
     def report(self) -> Report:
         """The same as a report."""
         sections = [
-            Section(title, (Grid(table, (self.first, self.second) if title == "Precision" else ()),), brief=True)
+            Section(
+                title,
+                (Grid(table, (self.first, self.second) if title == "Precision" else ()),),
+                brief=True,
+                folded=False,
+            )
             for title, table in self._tables().items()
         ]
         return Report(f"{self.first} against {self.second}", self.verdict, tuple(sections), missing=self.missing)

@@ -10,7 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from trtdet.experiments.experiment import Experiment
 from trtdet.performance.profiling import Profiling
-from trtdet.report.document import Chart, Histograms, Report, plain_part
+from trtdet.report.charts import PRECISIONS, rectangles
+from trtdet.report.document import Chart, Histograms, LayerBars, Report, plain_part
 from trtdet.report.sections.fronts import experiment_section, experiment_verdict
 from trtdet.report.sections.profiles import profiling_sections
 
@@ -30,7 +31,8 @@ def written(report: Report, kind: Format) -> bytes:
 
 
 def page(report: Report) -> str:
-    """A report as HTML. It follows the system's light or dark theme; tables sort and filter, and charts zoom."""
+    """A report as HTML. It follows the system's light or dark theme; tables sort and filter, and charts zoom. What it
+    folds is printed in full."""
     figures = {}  # Data for the page's script, by id() of the part.
     for part in (part for section in report.sections for part in section.parts):
         if isinstance(part, Chart):
@@ -44,10 +46,14 @@ def page(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["identity"] = id
+    environment.filters |= {"identity": id, "rectangles": rectangles}
     assets = resources.files("trtdet.report") / "assets"
     return environment.get_template("report.html.j2").render(
         report=report,
+        summaries={summary.name: summary for summary in report.summaries},
+        tops=_tops(report),
+        precisions=PRECISIONS,
+        timed_precisions=[name for name in PRECISIONS if any(name in times.shares() for times in _times(report))],
         numbers={key: number for number, key in enumerate(figures)},
         # Without '<' the JSON cannot close the script element.
         figures=json.dumps([*figures.values()], separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
@@ -55,6 +61,18 @@ def page(report: Report) -> str:
         script=(assets / "report.js").read_text(encoding="utf-8"),
         plotly=(assets / PLOTLY).read_text(encoding="utf-8") if figures else "",
     )
+
+
+def _times(report: Report) -> list[LayerBars]:
+    return [summary.times for summary in report.summaries if summary.times is not None]
+
+
+def _tops(report: Report) -> dict[str, float]:
+    """The longest time of a layer, by how the times are known, so that bundles share a scale."""
+    tops: dict[str, float] = {}
+    for times in _times(report):
+        tops[times.note] = max(tops.get(times.note, 0.0), *(bar.size for bar in times.bars))
+    return tops
 
 
 def profile_page(profiling: Profiling) -> str:

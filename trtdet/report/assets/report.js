@@ -88,12 +88,23 @@
     }
     const colours = { minmax: "#7b5ea7", entropy: "#d9822b", percentile: "#3a9d5d", mse: "#b5446e" };
     const highest = Math.max(...y, 1);
+    const line = (amax, name, style) => ({ type: "scatter", mode: "lines", x: [amax, amax], y: [0.8, highest], name, line: { width: 2, ...style }, hovertemplate: name + " " + amax.toPrecision(4) + "<extra></extra>" });
     const traces = [{ type: "bar", x, y, width: step, marker: { color: "#2f6db5" }, name: "values", hovertemplate: "|x| %{x:.4g}: %{y:.4s}<extra></extra>", showlegend: false }];
-    for (const [rule, amax] of Object.entries(entry.thresholds))
-      traces.push({ type: "scatter", mode: "lines", x: [amax, amax], y: [0.8, highest], name: rule, line: { color: colours[rule] || "#888", width: 2 }, hovertemplate: rule + " " + amax.toPrecision(4) + "<extra></extra>" });
-    if (entry.chosen !== null)
-      traces.push({ type: "scatter", mode: "lines", x: [entry.chosen, entry.chosen], y: [0.8, highest], name: "written", line: { color: colour("--ink"), width: 2, dash: "dot" }, hovertemplate: "written " + entry.chosen.toPrecision(4) + "<extra></extra>" });
-    return { traces, layout: { bargap: 0, xaxis: { title: { text: "|x|" } }, yaxis: { type: "log", dtick: 2 }, margin: { t: 30 } } };
+    for (const [rule, amax] of Object.entries(entry.thresholds)) traces.push(line(amax, rule, { color: colours[rule] || "#888" }));
+    const layout = { bargap: 0, xaxis: { title: { text: "|x|" } }, yaxis: { type: "log", dtick: 2 }, margin: { t: 30 } };
+    if (entry.chosen !== null) {
+      traces.push(line(entry.chosen, "in use", { color: colour("--ink"), dash: "dot" }));
+      // The share stands at the line that cuts, on the side with more room.
+      const left = entry.chosen > 0.6 * entry.top;
+      layout.annotations = [{ x: entry.chosen, xanchor: left ? "right" : "left", y: 1, yref: "paper", yanchor: "top", showarrow: false, text: cutOff(entry), bgcolor: colour("--ground"), borderpad: 2 }];
+    }
+    return { traces, layout };
+  }
+
+  function cutOff(entry) {
+    if (entry.cut_off === 0) return "nothing cut off";
+    const percent = 100 * entry.cut_off;
+    return (percent < 0.005 ? "under 0.01" : percent.toFixed(2)) + " % cut off";
   }
 
   function panel(parent, entry, begin = later) {
@@ -104,11 +115,12 @@
     chart.className = "chart";
     chart.tabIndex = 0;
     chart.style.height = "250px";
-    chart.setAttribute("role", "img");
+    chart.setAttribute("role", "group");
     chart.setAttribute("aria-label", "histogram of " + entry.tensor);
     const note = document.createElement("p");
     note.className = "note";
-    note.textContent = entry.note ? entry.tensor + "; " + entry.note : entry.tensor;
+    const range = entry.chosen === null ? "" : "; range in use " + entry.chosen.toPrecision(4) + ", " + cutOff(entry);
+    note.textContent = entry.tensor + range + "; largest " + entry.largest.toPrecision(4);
     figure.append(caption, chart, note);
     parent.append(figure);
     chart.addEventListener("keydown", keys);
@@ -118,7 +130,7 @@
   function histograms(element) {
     const part = figures[element.dataset.figure];
     const label = document.createElement("label");
-    label.textContent = "any other convolution: ";
+    label.textContent = "any other input: ";
     const select = document.createElement("select");
     select.append(new Option("choose", ""));
     part.entries.forEach((entry, place) => select.append(new Option(entry.name, place)));
@@ -150,7 +162,34 @@
     waiting.set(element, start);
     watcher.observe(element);
   }
-  addEventListener("beforeprint", () => { for (const start of waiting.values()) start(); waiting.clear(); });
+
+  // Paper has all that is folded, in light colours, and charts as wide as the page.
+  const root = document.documentElement;
+  let folded = [];
+  const redraw = () => { for (const [element, figure] of drawn) if (element.isConnected) draw(element, figure); };
+  addEventListener("beforeprint", () => {
+    root.classList.add("printing");
+    folded = [...document.querySelectorAll("details:not([open])")];
+    for (const element of folded) element.open = true;
+    redraw();
+    for (const start of waiting.values()) start();
+    waiting.clear();
+  });
+  addEventListener("afterprint", () => {
+    root.classList.remove("printing");
+    for (const element of folded) element.open = false;
+    redraw();
+  });
+
+  // A link to a bundle opens it.
+  function reveal() {
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    if (!target) return;
+    target.closest("details").open = true;
+    target.parentElement.scrollIntoView();
+  }
+  addEventListener("hashchange", reveal);
+  reveal();
 
   const collator = new Intl.Collator("en", { numeric: true });
   const number = (text) => {
@@ -164,6 +203,7 @@
     const rows = [...body.rows];
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, place) => {
+      if (!head.textContent) return;
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = head.textContent;
@@ -227,6 +267,5 @@
     later(element, () => draw(element, figures[element.dataset.figure]));
   });
   document.querySelectorAll(".histograms").forEach(histograms);
-  for (const query of [dark, narrow])
-    query.addEventListener("change", () => { for (const [element, figure] of drawn) if (element.isConnected) draw(element, figure); });
+  for (const query of [dark, narrow]) query.addEventListener("change", redraw);
 })();

@@ -8,7 +8,7 @@ from typing import Any
 from trtdet.evaluation.comparison import PartScore, each_score, spread_text
 from trtdet.evaluation.parts import NAMES, Of
 from trtdet.experiments.experiment import Experiment, Variant
-from trtdet.report.charts import COLOURS, GREY, axes
+from trtdet.report.charts import COLOURS, GREY, axes, markup
 from trtdet.report.document import Chart, Grid, Section, Text
 
 
@@ -26,7 +26,14 @@ def experiment_section(experiment: Experiment) -> Section:
             Text((f"trtdet build MODEL --config CONFIG --from {experiment.folder}:N -o BUNDLE",), code=True),
         ),
         brief=True,
+        folded=False,
     )
+
+
+def never_quantized(experiment: Experiment) -> set[str]:
+    """Convolutions that no variant runs in INT8."""
+    kept = [set(variant.kept) for variant in experiment.variants if variant.counts["int8"]]
+    return set.intersection(*kept) if kept else set()
 
 
 def experiment_verdict(name: str, experiment: Experiment) -> tuple[str, ...]:
@@ -107,8 +114,7 @@ def _trade_offs(experiment: Experiment) -> Chart:
                 "line": {"color": colour, "width": 1.5, "dash": "dot"},
             }
         )
-    # Only the best variants' intervals set the range: a long interval of a bad variant would squeeze the others.
-    limits = [100 * (end or 0.0) for variant in best for end in (variant.low, variant.high)]
+    limits = [100 * (end or 0.0) for variant in experiment.variants for end in (variant.low, variant.high)]
     values = [0.0, *limits, *(100 * variant.difference for variant in experiment.variants)]
     room = 0.08 * (max(values) - min(values)) or 1.0
     layout = axes(experiment.unit, "points of mAP" if experiment.annotated else "points of agreement")
@@ -137,7 +143,7 @@ def _tip(experiment: Experiment, variant: Variant) -> str:
         f"predicted error {variant.error:.3g}" if variant.error is not None else "",
         f"dominated by variant {variant.dominated_by}" if variant.dominated_by is not None else "",
     ]
-    return "<br>".join(line for line in lines if line)
+    return "<br>".join(markup(line) for line in lines if line)
 
 
 def _tip_of(of: Of, score: PartScore) -> str:
@@ -178,7 +184,7 @@ def _proposals(experiment: Experiment) -> Chart:
                 {
                     "type": "scatter",
                     "mode": "lines+markers+text" if labelled else "lines+markers",
-                    "name": f"{name}, {kind}",
+                    "name": markup(f"{name}, {kind}"),
                     "x": [variant.latency_ms for variant, _ in rows],
                     "y": points,
                     "text": labels if labelled else None,

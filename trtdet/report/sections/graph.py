@@ -20,7 +20,7 @@ from trtdet.audit import Layer
 from trtdet.audit.layers import NO_KERNEL
 from trtdet.audit.roofline import Estimate
 from trtdet.quantization import PrecisionPlan
-from trtdet.report.charts import PRECISIONS
+from trtdet.report.charts import PRECISIONS, markup
 from trtdet.report.document import Chart, Section, Text
 
 _READS = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "BFloat16": "fp16", "Float": "fp32"}
@@ -53,7 +53,13 @@ def engine_nodes(layers: Sequence[Layer], plan: PrecisionPlan, estimate: Estimat
             tip = [layer.name[:100], layer.type, ", ".join(convs[:4]), f"reads {layer.input}, writes {layer.output}"]
             tip += [f"{layer.bytes / 1e6:.3f} MB", "" if ms is None else f"{ms:.4f} ms, estimated"]
             label = convs[0] if convs else layer.type
-            node = Node(label, "<br>".join(filter(None, tip)), _READS.get(layer.input, ""), before=(), ms=ms)
+            node = Node(
+                markup(label),
+                "<br>".join(map(markup, filter(None, tip))),
+                _READS.get(layer.input, ""),
+                before=(),
+                ms=ms,
+            )
         steps.append(([tensor.name for tensor in layer.inputs], [tensor.name for tensor in layer.outputs], node))
     return _linked(steps)
 
@@ -66,7 +72,7 @@ def model_nodes(model: onnx.ModelProto, plan: PrecisionPlan) -> list[Node]:
         if node.op_type not in _PASSED:
             tip = (node.name, node.op_type, entry.reason if entry is not None else "")
             label, precision = (node.name, entry.precision) if entry is not None else (node.op_type, "")
-            mark = Node(label, "<br>".join(filter(None, tip)), precision, before=())
+            mark = Node(markup(label), "<br>".join(map(markup, filter(None, tip))), precision, before=())
         steps.append((node.input, node.output, mark))
     return _linked(steps)
 

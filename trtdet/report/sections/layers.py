@@ -9,7 +9,7 @@ from trtdet.audit.findings import KINDS
 from trtdet.audit.roofline import Estimate
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
-from trtdet.report.charts import PRECISIONS, axes, bars_in_row
+from trtdet.report.charts import PRECISIONS, axes, bars_in_row, markup
 from trtdet.report.document import Chart, Grid, Section, Text
 from trtdet.report.sections.verdicts import listed
 from trtdet.tables import Cell, Column, Table
@@ -86,7 +86,7 @@ def sensitivity_section(ranking: Sensitivity, plan: PrecisionPlan | None) -> Sec
         (
             kinds[layer.name].upper() or "error",
             100 * layer.score / total,
-            f"{layer.name}<br>rank {layer.rank}, {layer.score / total:.1%}",
+            f"{markup(layer.name)}<br>rank {layer.rank}, {layer.score / total:.1%}",
         )
         for layer in layers
     ]

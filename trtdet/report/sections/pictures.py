@@ -57,7 +57,7 @@ def pictures_section(
         counts = len(second[place][1]), len(first[place][1])
         caption = f"{paths[place].name}: {counts[0]} and {counts[1]} detections, difference"
         pictures.append(Picture(_side_by_side(sides), f"{caption} {distances[place]:.2f}"))
-    return Section("Where the detections differ most", (Text((text,)), *pictures))
+    return Section("Where the detections differ most", (Text((text,)), *pictures), folded=False)
 
 
 def difference(first: Found, second: Found) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtdet.report.charts import COLOURS
+from trtdet.evaluation.parts import NAMES
+from trtdet.report.charts import COLOURS, markup
 from trtdet.report.document import Chart, Grid, Part, Section, Text
 from trtdet.tables import Cell, Column, Table
 
@@ -20,50 +21,60 @@ _FIGURES = {
 AGAINST = "'trtdet eval BUNDLE --against MODEL --images DIR --annotations JSON -o eval.json', and give eval.json too"
 
 
-def scores_section(scores: Mapping[str, Any], other: Mapping[str, Any] | None, against: str) -> Section:
-    """AP by object size and class, and the difference from a reference.
+def scores_section(scores: Mapping[str, Any], against: Mapping[str, Any], name: str) -> Section:
+    """AP by object size and class, of boxes and of each part, beside the reference's.
 
-    ``scores`` and ``other`` are values of :meth:`trtdet.evaluation.metrics.CocoResult.as_dict`; ``other`` belongs to
-    the reference, whose name is ``against``, and is None without one.
+    ``scores`` is the content of an ``eval.json``, ``against`` its comparison with the reference, whose name is
+    ``name``; empty without one.
     """
-
-    def table(title: str, values: Mapping[str, Any], others: Mapping[str, Any]) -> Grid:
-        columns = [Column(title, align="left"), Column("AP", ".2f")]
-        if other is not None:
-            columns += [Column(f"AP of {against}", ".2f"), Column("difference", "+.2f")]
-        rows: list[tuple[Cell, ...]] = []
-        for name, value in values.items():
-            theirs = others.get(name)
-            difference = None if value is None or theirs is None else 100 * (value - theirs)
-            cells = (name, None if value is None else 100 * value, None if theirs is None else 100 * theirs, difference)
-            rows.append(cells[: len(columns)])
-        return Grid(Table(columns, rows))
-
-    parts: list[Part] = [
-        table(
-            "figure",
-            {title: scores.get(key) for title, key in _FIGURES.items()},
-            {title: (other or {}).get(key) for title, key in _FIGURES.items()},
-        )
-    ]
+    other: Mapping[str, Any] | None = against.get("scores")
+    parts: list[Part] = []
+    for of in NAMES:
+        own = scores if of == "boxes" else scores.get(of)
+        if own is not None:
+            theirs = other if of == "boxes" else (against.get(of) or {}).get("scores")
+            title = "figure" if of == "boxes" else f"figure of {of.replace('_', ' ')}"
+            first, second = (
+                {label: (each or {}).get(key) for label, key in _FIGURES.items()} for each in (own, theirs)
+            )
+            parts.append(_beside(title, first, None if theirs is None else second, name=name))
     own, others = scores["per_class"], {} if other is None else other["per_class"]
     differences = {name: 100 * (own[name] - others[name]) for name in own if None not in (own[name], others.get(name))}
     if differences:
-        ordered = sorted(differences, key=lambda name: differences[name])
-        trace = {
-            "type": "bar",
-            "x": ordered,
-            "y": [differences[name] for name in ordered],
-            "marker": {"color": [COLOURS[3] if differences[name] < 0 else COLOURS[2] for name in ordered]},
-            "hovertemplate": "%{x}: %{y:+.2f}<extra></extra>",
-        }
-        layout = {"yaxis": {"title": {"text": "points of AP"}}, "xaxis": {"type": "category"}}
-        note = "One class has few boxes, so that single differences are noise more often than the mean."
-        title = f"AP against {against}, the largest loss first"
-        parts.append(Chart(title, traces=[trace], layout=layout, note=note, height=320))
-    parts.append(table("class", own, others))
+        parts.append(_by_class(differences, name))
+    parts.append(_beside("class", own, None if other is None else others, name=name))
     title = "Accuracy by class and size" if other is None else "AP differences by class and size"
     return Section(title, tuple(parts))
+
+
+def _beside(title: str, values: Mapping[str, Any], others: Mapping[str, Any] | None, name: str) -> Grid:
+    """Values as points, beside those of the reference ``name`` and the differences; None without a reference."""
+    columns = [Column(title, align="left"), Column("AP", ".2f")]
+    if others is not None:
+        columns += [Column(f"AP of {name}", ".2f"), Column("difference", "+.2f")]
+    rows: list[tuple[Cell, ...]] = []
+    for row, value in values.items():
+        theirs = (others or {}).get(row)
+        difference = None if value is None or theirs is None else 100 * (value - theirs)
+        cells = (row, None if value is None else 100 * value, None if theirs is None else 100 * theirs, difference)
+        rows.append(cells[: len(columns)])
+    return Grid(Table(columns, rows))
+
+
+def _by_class(differences: Mapping[str, float], against: str) -> Chart:
+    """Differences in points by class, the largest loss first."""
+    ordered = sorted(differences, key=lambda name: differences[name])
+    trace = {
+        "type": "bar",
+        "x": [markup(name) for name in ordered],
+        "y": [differences[name] for name in ordered],
+        "marker": {"color": [COLOURS[3] if differences[name] < 0 else COLOURS[2] for name in ordered]},
+        "hovertemplate": "%{x}: %{y:+.2f}<extra></extra>",
+    }
+    layout = {"yaxis": {"title": {"text": "points of AP"}}, "xaxis": {"type": "category"}}
+    note = "One class has few boxes, so that single differences are noise more often than the mean."
+    title = f"AP against {against}, the largest loss first"
+    return Chart(title, traces=[trace], layout=layout, note=note, height=320)
 
 
 def shift_section(shift: Mapping[str, Any]) -> Section:

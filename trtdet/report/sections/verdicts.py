@@ -43,14 +43,11 @@ _CAUSES: Mapping[Cause, str] = {
 }
 
 
-def bundle_verdict(run: Run, scores: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Sentences about a bundle: its accuracy, the shipped precision, and the next steps, the most urgent first.
-
-    ``run`` must be a bundle. ``scores`` is the content of its ``eval.json``, or None.
-    """
+def bundle_notes(run: Run) -> tuple[str, ...]:
+    """Sentences about a bundle: its accuracy, the shift of scores, the candidate and the precision that ship."""
     assert run.bundle is not None
-    lines = [accuracy_sentence(run.worth, scores)]
-    shift = ((scores or {}).get("against") or {}).get("score_shift") or {"overall": ()}
+    lines = [accuracy_sentence(run.worth, run.scores)]
+    shift = ((run.scores or {}).get("against") or {}).get("score_shift") or {"overall": ()}
     pairs = [entry for entry in shift["overall"] if entry["threshold"] is not None]
     if pairs:
         same = ", ".join(f"{entry['threshold']:.3f} serves as {entry['reference']:g} did" for entry in pairs)
@@ -59,8 +56,7 @@ def bundle_verdict(run: Run, scores: Mapping[str, Any] | None) -> tuple[str, ...
     guard = run.bundle.manifest.guard
     if guard is not None and guard.shipped != guard.asked:
         lines.append(f"FP16 is shipped: {guard.reason}")
-    lines += [f"next: {step}, as {reason}" for step, reason in _next_steps(run, scores)]
-    return tuple(f"{run.name}: {line}." for line in lines if line)
+    return tuple(line for line in lines if line)
 
 
 def accuracy_sentence(worth: Mapping[str, Any] | None, scores: Mapping[str, Any] | None) -> str:
@@ -116,9 +112,9 @@ def _candidate_sentence(part: CandidatePart) -> str:
     )
 
 
-def _next_steps(run: Run, scores: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Pairs of a step and its reason, the most urgent first."""
-    bundle, worth, audit = run.bundle, run.worth, run.audit
+def next_steps(run: Run) -> Iterator[tuple[str, str]]:
+    """Pairs of a step and its reason, the most urgent first. ``run`` is a bundle."""
+    bundle, worth, audit, scores = run.bundle, run.worth, run.audit, run.scores
     assert bundle is not None
     check = bundle.manifest.input_check or {}
     if check.get("warning"):
@@ -195,7 +191,7 @@ def figures_section(run: Run) -> Section:
         ]
         why = ("runs in", "convolutions", Column("why", align="left"), Column("which", align="left"))
         parts.append(Grid(Table(why, causes, "What is not in INT8, and why")))
-    return Section("Figures", tuple(parts), brief=True)
+    return Section("Figures, and what is not in INT8", tuple(parts), brief=True)
 
 
 def listed(names: list[str]) -> str:
