@@ -224,13 +224,14 @@ class Prediction:
         data = {"class_name": np.array(self.names, dtype=str)}
         if self.rotated_boxes is not None:
             data["xyxyxyxy"] = corners(self.rotated_boxes)
-        return _supervision("to_supervision").Detections(
+        found: supervision.Detections = _supervision("to_supervision").Detections(
             xyxy=self.boxes,
             confidence=self.scores,
             class_id=self.classes.astype(int),
             mask=self.masks,
             data=data,
         )
+        return found
 
     def to_supervision_keypoints(self) -> supervision.KeyPoints:
         """Keypoints for the package supervision, with ``class_name`` in ``data``.
@@ -244,7 +245,7 @@ class Prediction:
         scores = self.keypoints[..., 2]
         # Later versions have scores of detections too, and another name for those of keypoints.
         renamed = "keypoint_confidence" in inspect.signature(class_of).parameters
-        return class_of(
+        found: supervision.KeyPoints = class_of(
             xy=self.keypoints[..., :2],
             class_id=self.classes.astype(int),
             data={"class_name": np.array(self.names, dtype=str)},
@@ -254,6 +255,7 @@ class Prediction:
                 else {"confidence": scores}
             ),
         )
+        return found
 
 
 def _supervision(method: str) -> Any:
