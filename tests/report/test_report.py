@@ -39,8 +39,8 @@ def test_a_bundle_is_told_with_what_it_was_not_measured_for(bundle):
     found = report([bundle])
     assert found.verdict == (
         "b: can it ship? Not known yet: accuracy was not measured; the speed against FP16 was not measured.",
-        f"b: next: trtdet eval {bundle} --against MODEL --images DIR --annotations JSON, as what INT8 cost in mAP was "
-        "not measured.",
+        f"b: next: trtdet eval {bundle} --against MODEL --images DIR --annotations JSON: what INT8 cost in mAP was not "
+        "measured.",
     )
     titles = [
         "Figures, and what is not in INT8",

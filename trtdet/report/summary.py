@@ -113,7 +113,7 @@ def summary_of(run: Run, flow: Flow | None, estimate: Estimate | None) -> Summar
         network=network,
         times=time_bars(run, precisions, estimate),
         warnings=warnings,
-        steps=tuple(f"{step}, as {reason}" for step, reason in next_steps(run)),
+        steps=tuple(f"{step}: {reason}" for step, reason in next_steps(run)),
         notes=bundle_notes(run),
     )
 

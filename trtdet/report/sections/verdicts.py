@@ -142,7 +142,8 @@ def next_steps(run: Run) -> Iterator[tuple[str, str]]:
     if worth is not None and worth.get("advice"):
         yield "see --keep-fp16 in the next line", str(worth["advice"])
     for advice in audit.advice[:_MOST] if audit is not None else ():
-        yield advice.option, f"{advice.bytes / 1e6:.1f} MB less a run, {advice.share:.0%}, by estimate: {advice.text}"
+        saved = f"by estimate that saves {advice.bytes / 1e6:.1f} MB of each run's traffic, {advice.share:.0%}"
+        yield f"build with {advice.option}", f"{advice.text}; {saved}"
 
 
 def figures_section(run: Run) -> Section:
