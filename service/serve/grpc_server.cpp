@@ -8,7 +8,8 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/ip/address.hpp>
-#include <cctype>
+#include <boost/url/encode.hpp>
+#include <boost/url/rfc/unreserved_chars.hpp>
 #include <exception>
 #include <functional>
 #include <future>
@@ -45,6 +46,8 @@ grpc::Status status_of(const Response& response) {
             case 400:
             case 415:
                 return grpc::StatusCode::INVALID_ARGUMENT;
+            case 403:
+                return grpc::StatusCode::PERMISSION_DENIED;
             case 404:
                 return grpc::StatusCode::NOT_FOUND;
             case 413:
@@ -62,18 +65,8 @@ grpc::Status status_of(const Response& response) {
 }
 
 // A part of a path, with %XX for every byte that has a meaning in one.
-std::string in_path(std::string_view text) {
-    static constexpr char digits[] = "0123456789ABCDEF";
-    std::string path;
-    for (const char letter : text) {
-        const auto byte = static_cast<unsigned char>(letter);
-        if (std::isalnum(byte) != 0 || letter == '-' || letter == '.' || letter == '_' || letter == '~') {
-            path += letter;
-        } else {
-            path += {'%', digits[byte >> 4U], digits[byte & 15U]};
-        }
-    }
-    return path;
+std::string in_path(const std::string& text) {
+    return boost::urls::encode(text, boost::urls::unreserved_chars);
 }
 
 std::string model_path(const std::string& name, const std::string& version) {
@@ -329,6 +322,19 @@ public:
         return page(context, "POST", "/v2/repository/index", *response, "models");
     }
 
+    // Both are refused: this is not the admin port.
+    grpc::ServerUnaryReactor* RepositoryModelLoad(
+        grpc::CallbackServerContext* context, const inference::RepositoryModelLoadRequest* request,
+        inference::RepositoryModelLoadResponse* response) override {
+        return page(context, "POST", change_path(request->model_name(), "load"), *response);
+    }
+
+    grpc::ServerUnaryReactor* RepositoryModelUnload(
+        grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest* request,
+        inference::RepositoryModelUnloadResponse* response) override {
+        return page(context, "POST", change_path(request->model_name(), "unload"), *response);
+    }
+
     grpc::ServerUnaryReactor* ModelInfer(
         grpc::CallbackServerContext* context, const inference::ModelInferRequest* request,
         inference::ModelInferResponse* response) override {
@@ -348,6 +354,10 @@ public:
     }
 
 private:
+    static std::string change_path(const std::string& model, const std::string& change) {
+        return "/v2/repository/models/" + in_path(model) + "/" + change;
+    }
+
     Response asked(std::string method, std::string path) {
         Request request;
         request.head.method = std::move(method);
