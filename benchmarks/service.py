@@ -35,7 +35,8 @@ batches, run the engine in as many lanes, suppress, and map the boxes back.
   pastes, ``benchmarks/peers/torchvision_server.py``. The function gives the detector that the bundle was exported from.
 
 All take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
-median is shown, and between which values the rounds lay. Latency is that of all rounds.
+median is shown, and between which values the rounds lay. Latency is that of all rounds. The time of CPU that a server
+takes for an answer is the same on a busy machine, where throughput says little.
 
 Every image is first asked for once of all, alone. The detections have to be equal: as many, of the same classes in the
 same order, boxes within 0.01 pixels and scores within 1e-4. Where they are not, the report says where and the exit code
@@ -147,21 +148,28 @@ class Settings:
 
 @dataclass
 class Answers:
-    """What clients met: milliseconds from question to answer, and how long all of it took, in seconds."""
+    """What clients met: milliseconds from question to answer, how long all of it took and what it cost the server's
+    process, in seconds."""
 
     ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    cpu: float = 0.0
 
     @property
     def throughput(self) -> float:
         return len(self.ms) / self.seconds
+
+    @property
+    def cpu_ms(self) -> float:
+        """Of the server, in milliseconds for each answer."""
+        return 1e3 * self.cpu / len(self.ms)
 
     def percentile(self, share: float) -> float:
         """The smallest value that so large a share is not above."""
         return sorted(self.ms)[math.ceil(share * len(self.ms)) - 1]
 
     def __add__(self, other: Answers) -> Answers:
-        return Answers(self.ms + other.ms, self.seconds + other.seconds)
+        return Answers(self.ms + other.ms, self.seconds + other.seconds, self.cpu + other.cpu)
 
 
 @dataclass(frozen=True)
@@ -254,10 +262,11 @@ class InPython:
                 ms.append(1e3 * (time.monotonic() - started))
             raise AssertionError
 
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.process_time()
         with ThreadPoolExecutor(clients) as pool:
             rows = list(pool.map(client, range(clients), [started + seconds] * clients))
-        return Answers(list(itertools.chain.from_iterable(rows)), time.monotonic() - started)
+        ms = list(itertools.chain.from_iterable(rows))
+        return Answers(ms, time.monotonic() - started, time.process_time() - cpu)
 
     def close(self) -> None:
         for _ in self._threads:
@@ -319,11 +328,37 @@ def serving(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[dict[str,
     given = f" with {' '.join(settings.service_options)}" if settings.service_options else ""
     over_grpc = free_port() if settings.grpc_load else None
     command += ["--grpc-port", over_grpc] if over_grpc else []
-    with listening([*command, *settings.service_options]) as port, OverHttp(pool, port, settings, runs + given) as side:
+    with (
+        listening([*command, *settings.service_options]) as server,
+        OverHttp(pool, server, settings, runs + given) as side,
+    ):
         sides: dict[str, Side] = {"HTTP": side}
         if over_grpc:
-            sides["gRPC"] = OverGrpc(over_grpc, settings, runs + given)
+            sides["gRPC"] = OverGrpc(Listening(over_grpc, server.process), settings, runs + given)
         yield sides
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A server in a process of its own."""
+
+    port: int
+    process: int
+
+    def cpu(self) -> float:
+        """Seconds of CPU that it has taken, with those of its children."""
+        folders = {int(folder.name): folder for folder in Path("/proc").iterdir() if folder.name.isdigit()}
+        ticks, parents = {}, {}
+        for number, folder in folders.items():
+            try:
+                words = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            parents[number], ticks[number] = int(words[1]), sum(map(int, words[11:15]))
+        own = {self.process}
+        while grown := {number for number, parent in parents.items() if parent in own} - own:
+            own |= grown
+        return sum(ticks.get(number, 0) for number in own) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -356,8 +391,8 @@ def grpc_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]
     """A server in Python over gRPC, in a process of its own."""
     command = [sys.executable, PEER_SERVERS / "grpc_server.py", settings.bundle, *settings.peer_options["grpc"]]
     runs = f"onnxruntime {version('onnxruntime')} behind grpcio {version('grpcio')}"
-    with listening(command, None) as port:
-        yield OverGrpc(port, settings, runs + given_to("grpc", settings))
+    with listening(command, None) as server:
+        yield OverGrpc(server, settings, runs + given_to("grpc", settings))
 
 
 @contextmanager
@@ -378,7 +413,7 @@ def given_to(peer: str, settings: Settings) -> str:
 def in_python(peer: str, runs: str, settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
     """A script of ``benchmarks/peers``, which serves what ``runs`` names over HTTP."""
     command = [sys.executable, PEER_SERVERS / f"{peer}_server.py", settings.bundle, *settings.peer_options[peer]]
-    with listening(command) as port, OverHttp(pool, port, settings, runs + given_to(peer, settings)) as side:
+    with listening(command) as server, OverHttp(pool, server, settings, runs + given_to(peer, settings)) as side:
         yield side
 
 
@@ -389,15 +424,15 @@ def triton_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Sid
     runs = f"onnxruntime {version('onnxruntime')} in Triton's Python backend"
     told = runs + given_to("triton", settings)
     with (
-        listening(command, TRITON) as port,
-        OverHttp(pool, port, settings, told, TRITON) as side,
+        listening(command, TRITON) as server,
+        OverHttp(pool, server, settings, told, TRITON) as side,
     ):
         yield side
 
 
 @contextmanager
-def listening(command: Sequence[object], wire: Wire | None = DETECT) -> Iterator[int]:
-    """The port of a service that is ready, as it says itself with no ``wire``; it runs until the end of the block.
+def listening(command: Sequence[object], wire: Wire | None = DETECT) -> Iterator[Listening]:
+    """A service that is ready, as it says itself with no ``wire``; it runs until the end of the block.
 
     Raises:
         ConfigError: there is no such program.
@@ -423,7 +458,7 @@ def listening(command: Sequence[object], wire: Wire | None = DETECT) -> Iterator
         port = int(next(word for word in url.split() if "://" in word).rpartition(":")[2])
         if wire is not None:
             wait_until_ready(port, wire.ready)
-        yield port
+        yield Listening(port, process.pid)
     finally:
         process.terminate()
         try:
@@ -531,10 +566,10 @@ class OverHttp:
     """The clients of a service; used as a context, which closes the connection of a client that asks alone."""
 
     def __init__(
-        self, pool: ProcessPoolExecutor, port: int, settings: Settings, runs: str, wire: Wire = DETECT
+        self, pool: ProcessPoolExecutor, server: Listening, settings: Settings, runs: str, wire: Wire = DETECT
     ) -> None:
-        self._pool, self._processes, self._port, self._paths = pool, processes_of(settings), port, settings.images
-        self._runs, self._wire, self._alone = runs, wire, Connection(port, wire)
+        self._pool, self._processes, self._server, self._paths = pool, processes_of(settings), server, settings.images
+        self._runs, self._wire, self._alone = runs, wire, Connection(server.port, wire)
 
     def __enter__(self) -> OverHttp:
         return self
@@ -550,23 +585,23 @@ class OverHttp:
 
     def ask(self, clients: int, seconds: float) -> Answers:
         # The processes have one clock; all of them have read their files when the first question is asked.
-        start = time.monotonic() + 0.2
+        cpu, start = self._server.cpu(), time.monotonic() + 0.2
         parts = [range(first, clients, self._processes) for first in range(min(self._processes, clients))]
         futures = [
-            self._pool.submit(client_process, self._port, self._wire, self._paths, part, start, start + seconds)
+            self._pool.submit(client_process, self._server.port, self._wire, self._paths, part, start, start + seconds)
             for part in parts
         ]
         rows = [future.result() for future in futures]
         ms = list(itertools.chain.from_iterable(row for row, _ in rows))
-        return Answers(ms, max(end for _, end in rows) - start)
+        return Answers(ms, max(end for _, end in rows) - start, self._server.cpu() - cpu)
 
 
 class OverGrpc:
     """The clients of a server over gRPC: a program that is started for each round, and tritonclient for detections."""
 
-    def __init__(self, port: int, settings: Settings, runs: str) -> None:
-        manifest = Bundle(settings.bundle).manifest
-        self._address, self._runs, self._load = f"127.0.0.1:{port}", runs, settings.grpc_load
+    def __init__(self, server: Listening, settings: Settings, runs: str) -> None:
+        manifest, self._server = Bundle(settings.bundle).manifest, server
+        self._address, self._runs, self._load = f"127.0.0.1:{server.port}", runs, settings.grpc_load
         self._model, self._input, self._paths = settings.bundle.name, manifest.input.name, settings.images
 
     def __str__(self) -> str:
@@ -593,11 +628,12 @@ class OverGrpc:
     def ask(self, clients: int, seconds: float) -> Answers:
         command = [self._load, self._address, self._model, self._input, *self._paths]
         command += ["--clients", clients, "--seconds", seconds]
+        cpu = self._server.cpu()
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         if done.returncode:
             raise BackendError(f"the clients over gRPC failed: {one_line(done.stderr)}")
         told = json.loads(done.stdout)
-        return Answers(told["ms"], told["seconds"])
+        return Answers(told["ms"], told["seconds"], self._server.cpu() - cpu)
 
 
 PEERS: dict[str, Callable[[Settings, ProcessPoolExecutor], AbstractContextManager[Side]]] = {
@@ -669,14 +705,17 @@ class Line:
 
 def table(lines: Sequence[Line], compared: Mapping[str, Compared], facts: Sequence[str]) -> str:
     text = [
-        "| clients | against | service images/s | p50 ms | p99 ms | its images/s | p50 ms | p99 ms | times | rounds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| clients | against | service images/s | p50 ms | p99 ms | CPU ms | its images/s | p50 ms | p99 ms | CPU ms "
+        "| times | rounds | times by CPU |",
+        f"|{13 * '---|'}",
     ]
     for line in lines:
         cells = [str(line.clients), line.against]
         for side in (line.service, line.peer):
             cells += [f"{side.throughput:.1f}", f"{side.percentile(0.5):.2f}", f"{side.percentile(0.99):.2f}"]
+            cells.append(f"{side.cpu_ms:.2f}")
         cells += [f"{statistics.median(line.ratios):.2f}", f"{min(line.ratios):.2f} .. {max(line.ratios):.2f}"]
+        cells.append(f"{line.peer.cpu_ms / line.service.cpu_ms:.2f}")
         text.append(f"| {' | '.join(cells)} |")
     for peer, found in compared.items():
         equal = found.images - len(found.different)

@@ -100,7 +100,20 @@ Json parameters(const Parameters& given) {
     return all;
 }
 
-// Appends the bytes of an input as they stand behind the JSON over HTTP.
+// Bytes of an input as it stands behind the JSON over HTTP.
+std::size_t tensor_bytes(const inference::ModelInferRequest& request, int index) {
+    if (request.raw_input_contents_size() > index) {
+        return request.raw_input_contents(index).size();
+    }
+    const auto& contents = request.inputs(index).contents();
+    auto bytes = static_cast<std::size_t>(contents.fp32_contents_size()) * sizeof(float);
+    for (const auto& element : contents.bytes_contents()) {
+        bytes += sizeof(std::uint32_t) + element.size();
+    }
+    return bytes;
+}
+
+// Appends these bytes.
 void append_tensor(std::string& bytes, const inference::ModelInferRequest& request, int index) {
     if (request.raw_input_contents_size() > index) {
         bytes += request.raw_input_contents(index);
@@ -121,13 +134,12 @@ Request over_http(const inference::ModelInferRequest& given) {
     Json json{{"id", given.id()}, {"parameters", parameters(given.parameters())}};
     json["parameters"]["binary_data_output"] = true;
     json["inputs"] = Json::array();
-    std::string tensors;
+    std::size_t tensors = 0;
     for (int index = 0; index < given.inputs_size(); ++index) {
         const auto& input = given.inputs(index);
-        const auto before = tensors.size();
-        append_tensor(tensors, given, index);
         Json own = parameters(input.parameters());
-        own["binary_data_size"] = tensors.size() - before;
+        own["binary_data_size"] = tensor_bytes(given, index);
+        tensors += tensor_bytes(given, index);
         json["inputs"].push_back(
             {{"name", input.name()},
              {"datatype", input.datatype()},
@@ -142,7 +154,11 @@ Request over_http(const inference::ModelInferRequest& given) {
     Request request;
     request.body = json.dump(-1, ' ', false, Json::error_handler_t::replace);
     request.head.inference_header_length = std::to_string(request.body.size());
-    request.body += tensors;
+    // Once, as a batch of tensors is megabytes.
+    request.body.reserve(request.body.size() + tensors);
+    for (int index = 0; index < given.inputs_size(); ++index) {
+        append_tensor(request.body, given, index);
+    }
     request.head.method = "POST";
     request.head.target = model_path(given.model_name(), given.model_version()) + "/infer";
     request.head.length = request.body.size();
