@@ -72,6 +72,8 @@ void ask(
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.seconds));
     for (auto index = first; Clock::now() < end; ++index) {
         grpc::ClientContext context;
+        // Many connect at once, and some a moment later.
+        context.set_wait_for_ready(true);
         inference::ModelInferResponse response;
         const auto before = Clock::now();
         const auto status = stub->ModelInfer(&context, requests[index % requests.size()], &response);
