@@ -715,7 +715,8 @@ def table(lines: Sequence[Line], compared: Mapping[str, Compared], facts: Sequen
             cells += [f"{side.throughput:.1f}", f"{side.percentile(0.5):.2f}", f"{side.percentile(0.99):.2f}"]
             cells.append(f"{side.cpu_ms:.2f}")
         cells += [f"{statistics.median(line.ratios):.2f}", f"{min(line.ratios):.2f} .. {max(line.ratios):.2f}"]
-        cells.append(f"{line.peer.cpu_ms / line.service.cpu_ms:.2f}")
+        # The kernel counts in hundredths of a second.
+        cells.append(f"{line.peer.cpu_ms / line.service.cpu_ms:.2f}" if line.service.cpu else "-")
         text.append(f"| {' | '.join(cells)} |")
     for peer, found in compared.items():
         equal = found.images - len(found.different)
