@@ -128,8 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--host", "127.0.0.1", "--port", "0", "--max-delay-us", "0", "--log-level", "error"]
         for folder in options.library_folder:
             command += ["--library-folder", folder]
-        with listening(command) as port:
-            text = table(bundles, measure(port, names, images, options.rounds))
+        with listening(command) as server:
+            text = table(bundles, measure(server.port, names, images, options.rounds))
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
         text += f"\n{len(images)} images, {options.rounds} rounds, one client; load of the machine {load}\n"
         if options.output is not None:

@@ -3,6 +3,8 @@ whether both find the same. Needs ``trtdet-serve`` and what it runs the bundle w
 
     python benchmarks/service.py BUNDLE --images DIR --service build/service/serve/trtdet-serve [-o OUT.md]
     python benchmarks/service.py BUNDLE --images DIR --service PATH --against aiohttp
+    python benchmarks/service.py BUNDLE --images DIR --service PATH --against aiohttp fastapi grpc
+        --fastapi SITE_PACKAGES --grpc-load build/service/bench/trtdet-grpc-load
     python benchmarks/service.py BUNDLE --images DIR --service PATH --against triton --pytriton SITE_PACKAGES
     python benchmarks/service.py BUNDLE --images DIR --service PATH --against torchvision --peer-factory MODULE:FUNCTION
         --peer-weights FILE.pth
@@ -20,16 +22,23 @@ batches, run the engine in as many lanes, suppress, and map the boxes back.
   own, asked by the same clients as the service. It makes no batches. ``--peer-workers`` and ``--peer-intra-op``
   say how many requests it works on at a time, and with how many threads each run of the model.
 
+- Python, ``--against fastapi``: the same behind FastAPI and uvicorn, ``benchmarks/peers/fastapi_server.py``.
+  ``--fastapi`` names the site-packages of an environment that has them.
+
+- Python, ``--against grpc``: the same behind grpcio, ``benchmarks/peers/grpc_server.py``. It and the service are asked
+  over gRPC, image files as BYTES, by the clients of ``--grpc-load``, which ``make service`` builds.
+
 - Triton, ``--against triton``: the same work in Triton's Python backend, ``benchmarks/peers/triton_server.py``.
   ``--pytriton`` names the site-packages of an environment that has nvidia-pytriton.
 
 - torchvision, ``--against torchvision``: its own two-stage detector, run by PyTorch as it is, with the masks that it
   pastes, ``benchmarks/peers/torchvision_server.py``. The function gives the detector that the bundle was exported from.
 
-They take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
-median is shown, and between which values the rounds lay. Latency is that of all rounds.
+All take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
+median is shown, and between which values the rounds lay. Latency is that of all rounds. The time of CPU that a server
+takes for an answer is the same on a busy machine, where throughput says little.
 
-Every image is first asked for once of both, alone. The detections have to be equal: as many, of the same classes in the
+Every image is first asked for once of all, alone. The detections have to be equal: as many, of the same classes in the
 same order, boxes within 0.01 pixels and scores within 1e-4. Where they are not, the report says where and the exit code
 is 1. Of masks, where both give some, the report says how many pixels differ.
 
@@ -49,6 +58,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -56,9 +66,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -114,10 +124,10 @@ class Settings:
     Attributes:
         lanes: batches at the same time, on both sides.
         seconds: of each round, of each side, for each number of clients.
-        against: what the service is compared with, a key of ``PEERS``.
-        peer_options: the command line of a peer in a process of its own.
+        against: what the service is compared with, keys of ``PEERS``.
+        peer_options: the command lines of peers in processes of their own, of the keys of ``against``.
         service_options: more of the service's command line.
-        pytriton: the site-packages that have nvidia-pytriton; None where Triton is not asked.
+        grpc_load: the program of clients over gRPC; None where nothing is asked over gRPC.
     """
 
     bundle: Path
@@ -130,29 +140,36 @@ class Settings:
     max_delay_us: int
     rounds: int
     seconds: float
-    against: str
-    peer_options: tuple[object, ...]
+    against: tuple[str, ...]
+    peer_options: Mapping[str, tuple[object, ...]]
     service_options: tuple[str, ...]
-    pytriton: Path | None
+    grpc_load: Path | None
 
 
 @dataclass
 class Answers:
-    """What clients met: milliseconds from question to answer, and how long all of it took, in seconds."""
+    """What clients met: milliseconds from question to answer, how long all of it took and what it cost the server's
+    process, in seconds."""
 
     ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    cpu: float = 0.0
 
     @property
     def throughput(self) -> float:
         return len(self.ms) / self.seconds
+
+    @property
+    def cpu_ms(self) -> float:
+        """Of the server, in milliseconds for each answer."""
+        return 1e3 * self.cpu / len(self.ms)
 
     def percentile(self, share: float) -> float:
         """The smallest value that so large a share is not above."""
         return sorted(self.ms)[math.ceil(share * len(self.ms)) - 1]
 
     def __add__(self, other: Answers) -> Answers:
-        return Answers(self.ms + other.ms, self.seconds + other.seconds)
+        return Answers(self.ms + other.ms, self.seconds + other.seconds, self.cpu + other.cpu)
 
 
 @dataclass(frozen=True)
@@ -245,10 +262,11 @@ class InPython:
                 ms.append(1e3 * (time.monotonic() - started))
             raise AssertionError
 
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.process_time()
         with ThreadPoolExecutor(clients) as pool:
             rows = list(pool.map(client, range(clients), [started + seconds] * clients))
-        return Answers(list(itertools.chain.from_iterable(rows)), time.monotonic() - started)
+        ms = list(itertools.chain.from_iterable(rows))
+        return Answers(ms, time.monotonic() - started, time.process_time() - cpu)
 
     def close(self) -> None:
         for _ in self._threads:
@@ -298,8 +316,8 @@ def in_process(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
 
 
 @contextmanager
-def serving(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
-    """The service."""
+def serving(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[dict[str, Side]]:
+    """The service, by the protocol that it is asked over."""
     command: list[object] = [settings.service, settings.bundle, "--host", "127.0.0.1", "--port", 0]
     command += ["--lanes", settings.lanes, "--max-delay-us", settings.max_delay_us, "--log-level", "error"]
     if settings.recording:
@@ -308,52 +326,113 @@ def serving(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
         command += ["--library-folder", folder]
     runs = f"the recording '{settings.recording}'" if settings.recording else "the bundle"
     given = f" with {' '.join(settings.service_options)}" if settings.service_options else ""
-    with listening([*command, *settings.service_options]) as port, OverHttp(pool, port, settings, runs + given) as side:
-        yield side
+    over_grpc = free_port() if settings.grpc_load else None
+    command += ["--grpc-port", over_grpc] if over_grpc else []
+    with (
+        listening([*command, *settings.service_options]) as server,
+        OverHttp(pool, server, settings, runs + given) as side,
+    ):
+        sides: dict[str, Side] = {"HTTP": side}
+        if over_grpc:
+            sides["gRPC"] = OverGrpc(Listening(over_grpc, server.process), settings, runs + given)
+        yield sides
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A server in a process of its own."""
+
+    port: int
+    process: int
+
+    def cpu(self) -> float:
+        """Seconds of CPU that it has taken, with those of its children."""
+        folders = {int(folder.name): folder for folder in Path("/proc").iterdir() if folder.name.isdigit()}
+        ticks, parents = {}, {}
+        for number, folder in folders.items():
+            try:
+                words = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            parents[number], ticks[number] = int(words[1]), sum(map(int, words[11:15]))
+        own = {self.process}
+        while grown := {number for number, parent in parents.items() if parent in own} - own:
+            own |= grown
+        return sum(ticks.get(number, 0) for number in own) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @contextmanager
 def aiohttp_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
     """A server in Python, in a process of its own."""
     runs = f"onnxruntime {version('onnxruntime')}"
-    with behind_aiohttp("aiohttp_server.py", runs, settings, pool) as side:
+    with in_python("aiohttp", f"{runs} behind aiohttp {version('aiohttp')}", settings, pool) as side:
         yield side
+
+
+@contextmanager
+def fastapi_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """A server in Python, in a process of its own."""
+    packages = {
+        each.name.lower(): each.version for each in distributions(path=[str(settings.peer_options["fastapi"][1])])
+    }
+    behind = f"FastAPI {packages['fastapi']}, uvicorn {packages['uvicorn']}"
+    with in_python("fastapi", f"onnxruntime {version('onnxruntime')} behind {behind}", settings, pool) as side:
+        yield side
+
+
+@contextmanager
+def grpc_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """A server in Python over gRPC, in a process of its own."""
+    command = [sys.executable, PEER_SERVERS / "grpc_server.py", settings.bundle, *settings.peer_options["grpc"]]
+    runs = f"onnxruntime {version('onnxruntime')} behind grpcio {version('grpcio')}"
+    with listening(command, None) as server:
+        yield OverGrpc(server, settings, runs + given_to("grpc", settings))
 
 
 @contextmanager
 def torchvision_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
     """torchvision's own detector, in a process of its own."""
     runs = f"torchvision {version('torchvision')} on PyTorch {version('torch')}"
-    with behind_aiohttp("torchvision_server.py", runs, settings, pool) as side:
+    with in_python("torchvision", f"{runs} behind aiohttp {version('aiohttp')}", settings, pool) as side:
         yield side
 
 
+def given_to(peer: str, settings: Settings) -> str:
+    """The options of a peer that change what it does, for the report."""
+    words = settings.peer_options[peer]
+    return f" with {' '.join(map(str, words[words.index('--workers') :]))}"
+
+
 @contextmanager
-def behind_aiohttp(script: str, runs: str, settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
-    """A script of ``benchmarks/peers``, which serves what ``runs`` names."""
-    command = [sys.executable, PEER_SERVERS / script, settings.bundle, *settings.peer_options]
-    told = f"{runs} behind aiohttp {version('aiohttp')} with {' '.join(map(str, settings.peer_options))}"
-    with listening(command) as port, OverHttp(pool, port, settings, told) as side:
+def in_python(peer: str, runs: str, settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
+    """A script of ``benchmarks/peers``, which serves what ``runs`` names over HTTP."""
+    command = [sys.executable, PEER_SERVERS / f"{peer}_server.py", settings.bundle, *settings.peer_options[peer]]
+    with listening(command) as server, OverHttp(pool, server, settings, runs + given_to(peer, settings)) as side:
         yield side
 
 
 @contextmanager
 def triton_server(settings: Settings, pool: ProcessPoolExecutor) -> Iterator[Side]:
     """Triton, in processes of its own."""
-    assert settings.pytriton is not None
-    command = [sys.executable, PEER_SERVERS / "triton_server.py", settings.bundle, "--pytriton", settings.pytriton]
+    command = [sys.executable, PEER_SERVERS / "triton_server.py", settings.bundle, *settings.peer_options["triton"]]
     runs = f"onnxruntime {version('onnxruntime')} in Triton's Python backend"
-    told = f"{runs} with {' '.join(map(str, settings.peer_options))}"
+    told = runs + given_to("triton", settings)
     with (
-        listening([*command, *settings.peer_options], TRITON) as port,
-        OverHttp(pool, port, settings, told, TRITON) as side,
+        listening(command, TRITON) as server,
+        OverHttp(pool, server, settings, told, TRITON) as side,
     ):
         yield side
 
 
 @contextmanager
-def listening(command: Sequence[object], wire: Wire = DETECT) -> Iterator[int]:
-    """The port of a service that is ready; it runs until the end of the block.
+def listening(command: Sequence[object], wire: Wire | None = DETECT) -> Iterator[Listening]:
+    """A service that is ready, as it says itself with no ``wire``; it runs until the end of the block.
 
     Raises:
         ConfigError: there is no such program.
@@ -377,8 +456,9 @@ def listening(command: Sequence[object], wire: Wire = DETECT) -> Iterator[int]:
             listening.join()
             raise BackendError(f"the service did not start: {one_line(''.join(said[-3:]) or 'it said nothing')}")
         port = int(next(word for word in url.split() if "://" in word).rpartition(":")[2])
-        wait_until_ready(port, wire.ready)
-        yield port
+        if wire is not None:
+            wait_until_ready(port, wire.ready)
+        yield Listening(port, process.pid)
     finally:
         process.terminate()
         try:
@@ -486,10 +566,10 @@ class OverHttp:
     """The clients of a service; used as a context, which closes the connection of a client that asks alone."""
 
     def __init__(
-        self, pool: ProcessPoolExecutor, port: int, settings: Settings, runs: str, wire: Wire = DETECT
+        self, pool: ProcessPoolExecutor, server: Listening, settings: Settings, runs: str, wire: Wire = DETECT
     ) -> None:
-        self._pool, self._processes, self._port, self._paths = pool, processes_of(settings), port, settings.images
-        self._runs, self._wire, self._alone = runs, wire, Connection(port, wire)
+        self._pool, self._processes, self._server, self._paths = pool, processes_of(settings), server, settings.images
+        self._runs, self._wire, self._alone = runs, wire, Connection(server.port, wire)
 
     def __enter__(self) -> OverHttp:
         return self
@@ -505,20 +585,62 @@ class OverHttp:
 
     def ask(self, clients: int, seconds: float) -> Answers:
         # The processes have one clock; all of them have read their files when the first question is asked.
-        start = time.monotonic() + 0.2
+        cpu, start = self._server.cpu(), time.monotonic() + 0.2
         parts = [range(first, clients, self._processes) for first in range(min(self._processes, clients))]
         futures = [
-            self._pool.submit(client_process, self._port, self._wire, self._paths, part, start, start + seconds)
+            self._pool.submit(client_process, self._server.port, self._wire, self._paths, part, start, start + seconds)
             for part in parts
         ]
         rows = [future.result() for future in futures]
         ms = list(itertools.chain.from_iterable(row for row, _ in rows))
-        return Answers(ms, max(end for _, end in rows) - start)
+        return Answers(ms, max(end for _, end in rows) - start, self._server.cpu() - cpu)
+
+
+class OverGrpc:
+    """The clients of a server over gRPC: a program that is started for each round, and tritonclient for detections."""
+
+    def __init__(self, server: Listening, settings: Settings, runs: str) -> None:
+        manifest, self._server = Bundle(settings.bundle).manifest, server
+        self._address, self._runs, self._load = f"127.0.0.1:{server.port}", runs, settings.grpc_load
+        self._model, self._input, self._paths = settings.bundle.name, manifest.input.name, settings.images
+
+    def __str__(self) -> str:
+        return self._runs
+
+    def detect(self, path: Path) -> Found:
+        from tritonclient.grpc import InferenceServerClient, InferInput
+
+        tensor = InferInput(self._input, [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([path.read_bytes()], np.object_))
+        with InferenceServerClient(self._address) as client:
+            result = client.infer(self._model, [tensor])
+        answer = result.as_numpy("answer")
+        if answer is not None:
+            rows = json.loads(answer[0])["images"][0]["detections"]
+            boxes, scores, classes = ([row[key] for row in rows] for key in ("box", "score", "class"))
+        else:
+            count = result.as_numpy("num_dets")[0, 0]
+            boxes, scores, classes = (result.as_numpy(name)[0, :count] for name in ("boxes", "scores", "classes"))
+        return Found(
+            np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes, np.int64)
+        )
+
+    def ask(self, clients: int, seconds: float) -> Answers:
+        command = [self._load, self._address, self._model, self._input, *self._paths]
+        command += ["--clients", clients, "--seconds", seconds]
+        cpu = self._server.cpu()
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        if done.returncode:
+            raise BackendError(f"the clients over gRPC failed: {one_line(done.stderr)}")
+        told = json.loads(done.stdout)
+        return Answers(told["ms"], told["seconds"], self._server.cpu() - cpu)
 
 
 PEERS: dict[str, Callable[[Settings, ProcessPoolExecutor], AbstractContextManager[Side]]] = {
     "in-process": in_process,
     "aiohttp": aiohttp_server,
+    "fastapi": fastapi_server,
+    "grpc": grpc_server,
     "torchvision": torchvision_server,
     "triton": triton_server,
 }
@@ -572,43 +694,47 @@ def compare(paths: Sequence[Path], first: Side, other: Side) -> Compared:
 
 @dataclass(frozen=True)
 class Line:
-    """One number of clients: all rounds together, and the ratios of the service to Python of each."""
+    """One number of clients and one peer: all rounds together, and the ratios of the service to the peer of each."""
 
     clients: int
+    against: str
     service: Answers
-    python: Answers
+    peer: Answers
     ratios: tuple[float, ...]
 
 
-def table(lines: Sequence[Line], compared: Compared, facts: Sequence[str]) -> str:
+def table(lines: Sequence[Line], compared: Mapping[str, Compared], facts: Sequence[str]) -> str:
     text = [
-        "| clients | service images/s | p50 ms | p99 ms | Python images/s | p50 ms | p99 ms | times Python | rounds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| clients | against | service images/s | p50 ms | p99 ms | CPU ms | its images/s | p50 ms | p99 ms | CPU ms "
+        "| times | rounds | times by CPU |",
+        f"|{13 * '---|'}",
     ]
     for line in lines:
-        cells = [str(line.clients)]
-        for side in (line.service, line.python):
+        cells = [str(line.clients), line.against]
+        for side in (line.service, line.peer):
             cells += [f"{side.throughput:.1f}", f"{side.percentile(0.5):.2f}", f"{side.percentile(0.99):.2f}"]
+            cells.append(f"{side.cpu_ms:.2f}")
         cells += [f"{statistics.median(line.ratios):.2f}", f"{min(line.ratios):.2f} .. {max(line.ratios):.2f}"]
+        # The kernel counts in hundredths of a second.
+        cells.append(f"{line.peer.cpu_ms / line.service.cpu_ms:.2f}" if line.service.cpu else "-")
         text.append(f"| {' | '.join(cells)} |")
-    equal = compared.images - len(compared.different)
-    text += [
-        "",
-        f"Detections equal for {equal} of {compared.images} images ({compared.detections} detections). Boxes differ "
-        f"by up to {compared.box:.2g} pixels, scores by up to {compared.score:.2g}.",
-        *([f"Their {compared.masks} masks differ in {compared.pixels} pixels."] if compared.masks else []),
-        *(f"- {line}" for line in compared.different),
-        "",
-        *facts,
-    ]
-    return "\n".join(text) + "\n"
+    for peer, found in compared.items():
+        equal = found.images - len(found.different)
+        text += [
+            "",
+            f"{peer}: Detections equal for {equal} of {found.images} images ({found.detections} detections). Boxes "
+            f"differ by up to {found.box:.2g} pixels, scores by up to {found.score:.2g}.",
+            *([f"Their {found.masks} masks differ in {found.pixels} pixels."] if found.masks else []),
+            *(f"- {line}" for line in found.different),
+        ]
+    return "\n".join([*text, "", *facts]) + "\n"
 
 
-def facts_of(settings: Settings, service: Side, python: Side) -> list[str]:
+def facts_of(settings: Settings, service: Mapping[str, Side], peers: Mapping[str, Side]) -> list[str]:
     devices = cuda.devices()
     clients = f"clients over HTTP in up to {processes_of(settings)} processes"
     facts = [
-        f"The service ran {service}, Python {python}.",
+        f"The service ran {service['HTTP']}, {', '.join(f'{name} {side}' for name, side in peers.items())}.",
         f"{len(settings.images)} images, {settings.lanes} lanes, images wait {settings.max_delay_us} us for others; "
         f"{settings.rounds} rounds of {settings.seconds:g} s; {clients}.",
         f"{devices[0].name if devices else 'No CUDA device'}, {os.cpu_count()} CPU cores, Python "
@@ -621,28 +747,34 @@ def facts_of(settings: Settings, service: Side, python: Side) -> list[str]:
 
 def run(settings: Settings, console: Console) -> tuple[str, bool]:
     """The report, and whether the detections are equal."""
-    with (
+    with ExitStack() as stack:
         # A fork would take the device's state along.
-        ProcessPoolExecutor(processes_of(settings), multiprocessing.get_context("spawn")) as pool,
-        PEERS[settings.against](settings, pool) as python,
-        serving(settings, pool) as service,
-    ):
+        pool = stack.enter_context(ProcessPoolExecutor(processes_of(settings), multiprocessing.get_context("spawn")))
+        peers = {name: stack.enter_context(PEERS[name](settings, pool)) for name in settings.against}
+        service = stack.enter_context(serving(settings, pool))
+        protocols = {name: "gRPC" if name == "grpc" else "HTTP" for name in peers}
         console.line("comparing the detections")
-        compared = compare(settings.images, service, python)
+        compared = {name: compare(settings.images, service[protocols[name]], peer) for name, peer in peers.items()}
         lines = []
         for clients in settings.clients:
-            ours, theirs, ratios = Answers(), Answers(), []
-            # The first round warms both up, starts the processes, and is not counted.
+            ours: dict[str, list[Answers]] = {protocol: [] for protocol in protocols.values()}
+            theirs: dict[str, list[Answers]] = {name: [] for name in peers}
+            # The first round warms all up, starts the processes, and is not counted.
             for number in range(settings.rounds + 1):
                 console.line(f"{clients} clients, round {number} of {settings.rounds}")
                 seconds = settings.seconds if number else min(1.0, settings.seconds)
-                left, right = service.ask(clients, seconds), python.ask(clients, seconds)
-                if number:
-                    ours, theirs = ours + left, theirs + right
-                    ratios.append(left.throughput / right.throughput)
-            lines.append(Line(clients, ours, theirs, tuple(ratios)))
+                for protocol, rounds in ours.items():
+                    rounds.append(service[protocol].ask(clients, seconds))
+                for name, peer in peers.items():
+                    theirs[name].append(peer.ask(clients, seconds))
+            for name, rounds in theirs.items():
+                pairs = list(zip(ours[protocols[name]], rounds, strict=True))[1:]
+                ratios = tuple(mine.throughput / its.throughput for mine, its in pairs)
+                mine, its = (sum(side, Answers()) for side in zip(*pairs, strict=True))
+                lines.append(Line(clients, name, mine, its, ratios))
         # Only now it is known whether graphs could be captured.
-        return table(lines, compared, facts_of(settings, service, python)), not compared.different
+        equal = not any(found.different for found in compared.values())
+        return table(lines, compared, facts_of(settings, service, peers)), equal
 
 
 # command
@@ -666,7 +798,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each round, for each side")
     parser.add_argument(
-        "--against", choices=sorted(PEERS), default="in-process", help="what the service is compared with"
+        "--against", nargs="+", choices=sorted(PEERS), default=["in-process"], help="what the service is compared with"
     )
     parser.add_argument("--peer-workers", type=int, default=2, help="requests at the same time of a peer server")
     parser.add_argument(
@@ -675,6 +807,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--peer-factory", help="module:function that gives the detector, with torchvision")
     parser.add_argument("--peer-weights", type=Path, help="its state dict, with torchvision")
     parser.add_argument("--pytriton", type=Path, help="site-packages that have nvidia-pytriton, with Triton")
+    parser.add_argument("--fastapi", type=Path, help="site-packages that have fastapi and uvicorn, with FastAPI")
+    parser.add_argument("--grpc-load", type=Path, help="the program trtdet-grpc-load, with gRPC")
     parser.add_argument("-o", "--output", type=Path, help="a file for the Markdown that is printed")
     return parser
 
@@ -686,10 +820,18 @@ def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settin
             raise ConfigError(f"--{name.replace('_', '-')} takes numbers above 0, got {getattr(options, name)}")
     if min(options.clients) < 1:
         raise ConfigError(f"--clients takes numbers from 1 up, got {min(options.clients)}")
-    if options.against == "triton" and options.pytriton is None:
-        raise ConfigError("--against triton needs --pytriton with the site-packages that have nvidia-pytriton")
-    if options.against == "torchvision" and (options.peer_factory is None or options.peer_weights is None):
-        raise ConfigError("--against torchvision needs --peer-factory module:function and --peer-weights FILE.pth")
+    needs = {
+        "triton": ("--pytriton with the site-packages that have nvidia-pytriton", options.pytriton),
+        "fastapi": ("--fastapi with the site-packages that have fastapi and uvicorn", options.fastapi),
+        "grpc": ("--grpc-load with the program trtdet-grpc-load of build/service/bench", options.grpc_load),
+        "torchvision": (
+            "--peer-factory module:function and --peer-weights FILE.pth",
+            options.peer_factory and options.peer_weights,
+        ),
+    }
+    for peer in options.against:
+        if peer in needs and needs[peer][1] is None:
+            raise ConfigError(f"--against {peer} needs {needs[peer][0]}")
     paths = find_images(options.images)
     if not paths:
         raise DataError(f"'{options.images}' has no images; give a folder that has some")
@@ -704,18 +846,20 @@ def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settin
         options.max_delay_us,
         options.rounds,
         options.seconds,
-        options.against,
-        peer_options(options),
+        tuple(dict.fromkeys(options.against)),
+        {peer: peer_options(peer, options) for peer in options.against},
         tuple(service_options),
-        options.pytriton,
+        options.grpc_load if "grpc" in options.against else None,
     )
 
 
-def peer_options(options: argparse.Namespace) -> tuple[object, ...]:
-    common = ("--workers", options.peer_workers, "--intra-op", options.peer_intra_op)
-    if options.against != "torchvision":
-        return common
-    return ("--factory", options.peer_factory, "--weights", options.peer_weights, *common)
+def peer_options(peer: str, options: argparse.Namespace) -> tuple[object, ...]:
+    own: dict[str, tuple[object, ...]] = {
+        "torchvision": ("--factory", options.peer_factory, "--weights", options.peer_weights),
+        "triton": ("--pytriton", options.pytriton),
+        "fastapi": ("--fastapi", options.fastapi),
+    }
+    return (*own.get(peer, ()), "--workers", options.peer_workers, "--intra-op", options.peer_intra_op)
 
 
 def main() -> int:
@@ -732,7 +876,10 @@ def main() -> int:
         return 1
     print(text, end="")
     if not equal:
-        print("service.py: error: the service and Python do not find the same; see the table", file=sys.stderr)
+        print(
+            "service.py: error: the service and what it is compared with do not find the same; see the table",
+            file=sys.stderr,
+        )
     return 0 if equal else 1
 
 

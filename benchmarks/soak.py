@@ -291,7 +291,8 @@ def main() -> int:
             place = Path(shutil.copytree(options.bundle, Path(folder) / "bundle"))
             command: list[object] = [options.service, place, "--port", 0, "--log-level", "error"]
             command += itertools.chain.from_iterable(("--library-folder", one) for one in options.library_folder)
-            with listening([*command, "--reload-interval", 0.2, *given[own + 1 :]]) as port:
+            with listening([*command, "--reload-interval", 0.2, *given[own + 1 :]]) as server:
+                port = server.port
                 soak = Soak(options, port, place)
                 full = soak.full_load()
                 with attacked(port, place.name, soak.bodies[0]) if options.attack else nullcontext():

@@ -10,7 +10,7 @@ shift
 source=$(cd "$(dirname "$0")" && pwd)
 
 packages="g++ cmake make nlohmann-json3-dev libjpeg62-turbo-dev libpng-dev libwebp-dev libopencv-imgproc-dev libssl-dev libspdlog-dev \
-libcli11-dev libboost1.81-dev prometheus-cpp-dev zlib1g-dev \
+libcli11-dev libboost1.81-dev libboost-url1.81-dev prometheus-cpp-dev zlib1g-dev \
 protobuf-compiler libprotobuf-dev libgrpc++-dev protobuf-compiler-grpc catch2"
 case "$*" in *clang++*) packages="$packages clang libclang-rt-14-dev" ;; esac
 

@@ -289,6 +289,16 @@ int main(int count, char** arguments) {
            "what runs the bundle; auto: its engine where this machine can run it, else onnxruntime on the CPU")
         ->check(CLI::IsMember({"auto", "tensorrt", "onnxruntime"}))
         ->default_str("auto");
+    app.add_option_function<std::string>(
+           "--precision",
+           [&options](const std::string& name) {
+               options.engine.onnxruntime.precision = name == "built"   ? Precision::as_built
+                                                      : name == "float" ? Precision::in_float
+                                                                        : Precision::automatic;
+           },
+           "network that onnxruntime runs: as it was built, in FP32, or auto: the faster of those in the bundle")
+        ->check(CLI::IsMember({"auto", "built", "float"}))
+        ->default_str("auto");
     app.add_option(
            "--onnxruntime-threads", options.engine.onnxruntime.threads, "of a run (default: one a core, less one)")
         ->check(CLI::Range(0, 256));

@@ -314,14 +314,10 @@ private:
 
     void take_header() {
         head_ = head_of(*parser_, peer_, client());
+        head_.admin = port().for_probes;
         is_head_ = head_.method == "HEAD";
         if (auto refusal = check_header(*parser_)) {
             return respond(std::move(*refusal), false);
-        }
-        if (port().for_probes && head_.method != "GET" && !is_head_) {
-            auto refusal = error_response(405, "method-not-allowed", "this port takes no more than GET and HEAD");
-            refusal.headers.emplace_back("Allow", "GET, HEAD");
-            return respond(std::move(refusal), !has_body(head_) && may_keep_alive());
         }
         if (auto refusal = server_.service.refuse(head_)) {
             return respond(std::move(*refusal), !has_body(head_) && may_keep_alive());

@@ -60,7 +60,7 @@ struct Port {
     const std::uint16_t number;
     const std::size_t most;            // connections
     const std::size_t most_of_client;  // of these
-    const bool for_probes;             // GET and HEAD alone
+    const bool for_probes;             // and for what an operator does: no images
     std::size_t connected = 0;
 
     // In the order in which they will be asked to leave: those that are answered for the last time, that are between

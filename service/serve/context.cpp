@@ -80,7 +80,8 @@ std::optional<Response> Context::trouble() const {
 }
 
 bool Context::hangs(const Served& model) const {
-    return options.engine_timeout.count() > 0 && model.current()->longest_run() >= options.engine_timeout;
+    const auto detector = model.current();
+    return options.engine_timeout.count() > 0 && detector && detector->longest_run() >= options.engine_timeout;
 }
 
 std::optional<Response> Context::trouble(const Served& model) const {
@@ -124,6 +125,13 @@ Response unknown_model(const Context& context, std::string_view name) {
         names += (names.empty() ? "" : ", ") + quote(model->name);
     }
     return error_response(404, "unknown-model", "there is no model " + quote(name) + "; served are " + names);
+}
+
+Response unloaded_model(const Served& model) {
+    return error_response(
+        503, "unloaded",
+        "the model " + quote(model.name) + " is unloaded; load it on the admin port: POST /v2/repository/models/" +
+            model.name + "/load");
 }
 
 std::shared_ptr<Client> client_of(const Head& head) {

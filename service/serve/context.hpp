@@ -64,22 +64,32 @@ private:
     std::atomic<int> failed_in_a_row_{0};
 };
 
+// Called once with why a model was not loaded or unloaded; empty where it was.
+using ModelChanged = std::function<void(const std::string& problem)>;
+
 // A model that is to be served.
 struct ModelSource {
     std::string name;  // by which clients ask for it
 
-    // What detects, never empty; asked once for each request. A request may let go of it last, in one of its own
-    // threads: it must then be destroyed by another one.
+    // What detects, empty while it is unloaded; asked once for each request. A request may let go of it last, in one of
+    // its own threads: it must then be destroyed by another one.
     std::function<std::shared_ptr<Detector>()> current;
+
+    // Loads the model anew, or unloads it, soon and in another thread; empty where that cannot be.
+    std::function<void(bool load, ModelChanged done)> change{};
 };
 
 // A model that is served.
 struct Served {
     Served(ModelSource source, int unhealthy_after)
-        : name(std::move(source.name)), current(std::move(source.current)), health(unhealthy_after) {}
+        : name(std::move(source.name)),
+          current(std::move(source.current)),
+          change(std::move(source.change)),
+          health(unhealthy_after) {}
 
     const std::string name;
     const std::function<std::shared_ptr<Detector>()> current;
+    const std::function<void(bool load, ModelChanged done)> change;
     Health health;
     Statistics statistics;
 };
@@ -121,6 +131,9 @@ struct Context {
 
 // 404, with the names that there are.
 Response unknown_model(const Context& context, std::string_view name);
+
+// 503: it was unloaded.
+Response unloaded_model(const Served& model);
 
 // The client of a request; where there is no connection, nobody.
 std::shared_ptr<Client> client_of(const Head& head);

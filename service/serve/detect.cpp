@@ -229,6 +229,9 @@ private:
 
     void begin_with_body() {
         try {
+            if (!detector_) {
+                return refuse(unloaded_model(model_));
+            }
             wanted_ = read_wanted(split_target(request_.head.target).query, detector_->manifest(), context_->options);
             if (auto refusal = find_pictures()) {
                 return refuse(std::move(*refusal));
@@ -353,6 +356,10 @@ private:
 };
 
 std::optional<Response> refuse_detect(const Context& context, const Served& model, const Head& head) {
+    const auto detector = model.current();
+    if (!detector) {
+        return unloaded_model(model);
+    }
     if (auto refusal = refuse_body(head, context.options.max_body)) {
         return refusal;
     }
@@ -365,7 +372,7 @@ std::optional<Response> refuse_detect(const Context& context, const Served& mode
             "the Content-Type is " + quote(type) + "; expected " + listed(taken) + ", or none");
     }
     try {
-        read_wanted(split_target(head.target).query, model.current()->manifest(), context.options);
+        read_wanted(split_target(head.target).query, detector->manifest(), context.options);
         if (type == form) {
             multipart_boundary(head.content_type);
         }

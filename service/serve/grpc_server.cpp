@@ -8,7 +8,8 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/ip/address.hpp>
-#include <cctype>
+#include <boost/url/encode.hpp>
+#include <boost/url/rfc/unreserved_chars.hpp>
 #include <exception>
 #include <functional>
 #include <future>
@@ -45,6 +46,8 @@ grpc::Status status_of(const Response& response) {
             case 400:
             case 415:
                 return grpc::StatusCode::INVALID_ARGUMENT;
+            case 403:
+                return grpc::StatusCode::PERMISSION_DENIED;
             case 404:
                 return grpc::StatusCode::NOT_FOUND;
             case 413:
@@ -62,18 +65,8 @@ grpc::Status status_of(const Response& response) {
 }
 
 // A part of a path, with %XX for every byte that has a meaning in one.
-std::string in_path(std::string_view text) {
-    static constexpr char digits[] = "0123456789ABCDEF";
-    std::string path;
-    for (const char letter : text) {
-        const auto byte = static_cast<unsigned char>(letter);
-        if (std::isalnum(byte) != 0 || letter == '-' || letter == '.' || letter == '_' || letter == '~') {
-            path += letter;
-        } else {
-            path += {'%', digits[byte >> 4U], digits[byte & 15U]};
-        }
-    }
-    return path;
+std::string in_path(const std::string& text) {
+    return boost::urls::encode(text, boost::urls::unreserved_chars);
 }
 
 std::string model_path(const std::string& name, const std::string& version) {
@@ -107,7 +100,20 @@ Json parameters(const Parameters& given) {
     return all;
 }
 
-// Appends the bytes of an input as they stand behind the JSON over HTTP.
+// Bytes of an input as it stands behind the JSON over HTTP.
+std::size_t tensor_bytes(const inference::ModelInferRequest& request, int index) {
+    if (request.raw_input_contents_size() > index) {
+        return request.raw_input_contents(index).size();
+    }
+    const auto& contents = request.inputs(index).contents();
+    auto bytes = static_cast<std::size_t>(contents.fp32_contents_size()) * sizeof(float);
+    for (const auto& element : contents.bytes_contents()) {
+        bytes += sizeof(std::uint32_t) + element.size();
+    }
+    return bytes;
+}
+
+// Appends these bytes.
 void append_tensor(std::string& bytes, const inference::ModelInferRequest& request, int index) {
     if (request.raw_input_contents_size() > index) {
         bytes += request.raw_input_contents(index);
@@ -128,13 +134,12 @@ Request over_http(const inference::ModelInferRequest& given) {
     Json json{{"id", given.id()}, {"parameters", parameters(given.parameters())}};
     json["parameters"]["binary_data_output"] = true;
     json["inputs"] = Json::array();
-    std::string tensors;
+    std::size_t tensors = 0;
     for (int index = 0; index < given.inputs_size(); ++index) {
         const auto& input = given.inputs(index);
-        const auto before = tensors.size();
-        append_tensor(tensors, given, index);
         Json own = parameters(input.parameters());
-        own["binary_data_size"] = tensors.size() - before;
+        own["binary_data_size"] = tensor_bytes(given, index);
+        tensors += tensor_bytes(given, index);
         json["inputs"].push_back(
             {{"name", input.name()},
              {"datatype", input.datatype()},
@@ -149,7 +154,11 @@ Request over_http(const inference::ModelInferRequest& given) {
     Request request;
     request.body = json.dump(-1, ' ', false, Json::error_handler_t::replace);
     request.head.inference_header_length = std::to_string(request.body.size());
-    request.body += tensors;
+    // Once, as a batch of tensors is megabytes.
+    request.body.reserve(request.body.size() + tensors);
+    for (int index = 0; index < given.inputs_size(); ++index) {
+        append_tensor(request.body, given, index);
+    }
     request.head.method = "POST";
     request.head.target = model_path(given.model_name(), given.model_version()) + "/infer";
     request.head.length = request.body.size();
@@ -329,6 +338,19 @@ public:
         return page(context, "POST", "/v2/repository/index", *response, "models");
     }
 
+    // Both are refused: this is not the admin port.
+    grpc::ServerUnaryReactor* RepositoryModelLoad(
+        grpc::CallbackServerContext* context, const inference::RepositoryModelLoadRequest* request,
+        inference::RepositoryModelLoadResponse* response) override {
+        return page(context, "POST", change_path(request->model_name(), "load"), *response);
+    }
+
+    grpc::ServerUnaryReactor* RepositoryModelUnload(
+        grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest* request,
+        inference::RepositoryModelUnloadResponse* response) override {
+        return page(context, "POST", change_path(request->model_name(), "unload"), *response);
+    }
+
     grpc::ServerUnaryReactor* ModelInfer(
         grpc::CallbackServerContext* context, const inference::ModelInferRequest* request,
         inference::ModelInferResponse* response) override {
@@ -348,6 +370,10 @@ public:
     }
 
 private:
+    static std::string change_path(const std::string& model, const std::string& change) {
+        return "/v2/repository/models/" + in_path(model) + "/" + change;
+    }
+
     Response asked(std::string method, std::string path) {
         Request request;
         request.head.method = std::move(method);

@@ -17,7 +17,7 @@ namespace trtdet::serve {
 struct HttpOptions {
     std::string host = "127.0.0.1";           // an address, or a name that has one
     std::uint16_t port = 8080;                // 0 for any that is free
-    std::optional<std::uint16_t> admin_port;  // GET and HEAD alone, with a limit of connections of its own
+    std::optional<std::uint16_t> admin_port;  // for probes and operators, with a limit of connections of its own
     int threads = 2;
     int max_connections = 1024;  // one more takes the place of one that is idle or slow, or is told 503 and closed
 

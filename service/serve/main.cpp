@@ -123,7 +123,7 @@ Options read_options(int count, char** arguments) {
     number("--port", options.http.port, 0, 65535, "Port to listen on; 0 for any that is free");
     app.add_option(
            "--admin-port", options.http.admin_port,
-           "Second port, for GET and HEAD alone and with connections of its own: for probes; 0 for any")
+           "Second port, with connections of its own: for probes, and to load and unload models; 0 for any")
         ->check(CLI::Range(0, 65535));
     app.add_option(
            "--grpc-port", options.grpc_port,
@@ -145,6 +145,16 @@ Options read_options(int count, char** arguments) {
            },
            "What runs the bundle; auto: its engine where this machine can run it, else onnxruntime on the CPU")
         ->check(CLI::IsMember({"auto", "tensorrt", "onnxruntime"}))
+        ->default_str("auto");
+    app.add_option_function<std::string>(
+           "--precision",
+           [&options](const std::string& name) {
+               options.model.engine.onnxruntime.precision = name == "built"   ? Precision::as_built
+                                                            : name == "float" ? Precision::in_float
+                                                                              : Precision::automatic;
+           },
+           "Network that onnxruntime runs: as it was built, in FP32, or auto: the faster of those in the bundle")
+        ->check(CLI::IsMember({"auto", "built", "float"}))
         ->default_str("auto");
     number(
         "--onnxruntime-threads", options.model.engine.onnxruntime.threads, 0, 256,
@@ -343,7 +353,9 @@ int serve_until_stopped(Options options) {
     std::vector<std::unique_ptr<Model>> models(options.bundles.size());
     std::vector<ModelSource> sources;
     for (std::size_t i = 0; i < models.size(); ++i) {
-        sources.push_back({options.bundles[i].first, [&models, i] { return models[i]->current(); }});
+        sources.push_back(
+            {options.bundles[i].first, [&models, i] { return models[i]->current(); },
+             [&models, i](bool load, ModelChanged done) { models[i]->change(load, std::move(done)); }});
     }
     Service service(options.service, std::move(sources), log, metrics);
     // The address first: that it is taken should not be found out after minutes of loading.

@@ -227,6 +227,14 @@ void Metrics::bundle(const BundleInfo& info) {
     before = &added;
 }
 
+void Metrics::unloaded(const std::string& served_as) {
+    const std::lock_guard lock(impl_->bundle_mutex);
+    if (const auto found = impl_->bundle.find(served_as); found != impl_->bundle.end()) {
+        impl_->bundles.Remove(found->second);
+        impl_->bundle.erase(found);
+    }
+}
+
 void Metrics::connections(int change) {
     impl_->open.Increment(change);
 }

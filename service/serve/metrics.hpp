@@ -58,6 +58,9 @@ public:
     void reloaded();
     void reload_refused();
     void bundle(const BundleInfo& info);
+
+    // None runs under this name any more.
+    void unloaded(const std::string& served_as);
     void connections(int change);
     void in_flight(int change);
     void memory(std::uint64_t bodies, std::uint64_t decoding);  // bytes that are held at this moment

@@ -70,11 +70,18 @@ std::optional<std::string> states_in(const fs::path& folder) {
     return text;
 }
 
-// Detectors that no request holds any more, on their way to the thread that destroys them.
+// A model that is to be loaded or unloaded.
+struct Order {
+    bool load = false;
+    std::function<void(const std::string& problem)> done;
+};
+
+// Detectors that no request holds any more, on their way to the thread that destroys them, and what else it is to do.
 struct Retired {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::unique_ptr<Detector>> waiting;
+    std::deque<Order> orders;
     int alive = 0;        // made and not yet destroyed
     bool reload = false;  // asked for
     bool stopping = false;
@@ -109,6 +116,18 @@ public:
         retired_->changed.notify_all();
     }
 
+    void change(bool load, std::function<void(const std::string& problem)> done) {
+        {
+            const std::lock_guard lock(retired_->mutex);
+            if (!retired_->stopping) {
+                retired_->orders.push_back({load, std::move(done)});
+                retired_->changed.notify_all();
+                return;
+            }
+        }
+        done(stopping);
+    }
+
     void stop() {
         {
             const std::lock_guard lock(mutex_);
@@ -126,6 +145,8 @@ public:
     }
 
 private:
+    static constexpr const char* stopping = "the service is stopping";
+
     // The state of everything that was looked at.
     struct Seen {
         std::string bundle;
@@ -211,9 +232,13 @@ private:
         auto next = std::chrono::steady_clock::now() + options_.reload_interval;
         std::unique_lock lock(retired_->mutex);
         while (!retired_->stopping || retired_->alive > 0) {
-            const auto wanted = [this] { return !retired_->waiting.empty() || retired_->stopping || retired_->reload; };
+            const auto wanted = [this] {
+                return !retired_->waiting.empty() || !retired_->orders.empty() || retired_->stopping ||
+                       retired_->reload;
+            };
             if (retired_->stopping) {
-                retired_->changed.wait(lock, [this] { return !retired_->waiting.empty(); });
+                retired_->changed.wait(
+                    lock, [this] { return !retired_->waiting.empty() || !retired_->orders.empty(); });
             } else if (options_.reload_interval.count() > 0) {
                 retired_->changed.wait_until(lock, next, wanted);
             } else {
@@ -227,6 +252,15 @@ private:
                 give_back_memory();
                 lock.lock();
                 --retired_->alive;
+                continue;
+            }
+            if (!retired_->orders.empty()) {
+                const auto order = std::move(retired_->orders.front());
+                retired_->orders.pop_front();
+                const bool late = retired_->stopping;
+                lock.unlock();
+                order.done(late ? stopping : carry_out(order.load));
+                lock.lock();
                 continue;
             }
             if (retired_->stopping) {
@@ -246,6 +280,9 @@ private:
     }
 
     void follow(bool asked) {
+        if (unloaded_) {
+            return;
+        }
         // Taken before the bundle is opened: what changes meanwhile is seen the next time.
         const auto now = look();
         if (!now) {
@@ -256,24 +293,44 @@ private:
         if (!asked && (!changed || state_of(options_.bundle / "manifest.json").empty())) {
             return;
         }
-        const auto before = std::exchange(seen_, *now);
+        take_bundle(*now);
+    }
+
+    // Returns what went wrong.
+    std::string carry_out(bool load) {
+        if (!load) {
+            unloaded_ = true;
+            replace(nullptr);
+            metrics_.unloaded(options_.name);
+            log_.write(Level::info, "unloaded", {{"served_as", options_.name}});
+            return {};
+        }
+        const auto now = look();
+        return now ? take_bundle(*now) : "its folder cannot be looked at now";
+    }
+
+    // Opens the bundle in the place of what runs. Returns what went wrong.
+    std::string take_bundle(const Seen& now) {
+        const auto before = std::exchange(seen_, now);
         try {
             auto next = open();
             announce("serves another bundle", *next);
             replace(std::move(next));
             metrics_.reloaded();
-            refused_ = false;
+            refused_ = unloaded_ = false;
+            return {};
         } catch (const std::exception& error) {
             if (no_descriptors()) {
                 seen_ = before;
                 log_.write(Level::warning, "a bundle cannot be opened now, as there are too many open files");
-                return;
+                return "there are too many open files";
             }
             refused_ = true;
             metrics_.reload_refused();
             log_.write(
                 Level::error, "another bundle was refused, the one before serves on",
                 {{"served_as", options_.name}, {"bundle", options_.bundle.string()}, {"reason", error.what()}});
+            return error.what();
         }
     }
 
@@ -282,7 +339,8 @@ private:
     Metrics& metrics_;
     const std::shared_ptr<Retired> retired_ = std::make_shared<Retired>();
     Seen seen_;
-    bool refused_ = false;  // the last one that was tried
+    bool refused_ = false;   // the last one that was tried
+    bool unloaded_ = false;  // of the thread's own
     mutable std::mutex mutex_;
     bool stopped_ = false;
     std::shared_ptr<Detector> current_;
@@ -300,6 +358,10 @@ std::shared_ptr<Detector> Model::current() const {
 
 void Model::reload() {
     impl_->reload();
+}
+
+void Model::change(bool load, std::function<void(const std::string& problem)> done) {
+    impl_->change(load, std::move(done));
 }
 
 void Model::stop() {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,11 +51,17 @@ public:
     Model(const Model&) = delete;
     Model& operator=(const Model&) = delete;
 
-    // What runs now; never empty before stop(). Whoever holds it can go on with it for as long as needed.
+    // What runs now; empty while it is unloaded, and after stop(). Whoever holds it can go on with it for as long as
+    // needed.
     std::shared_ptr<Detector> current() const;
 
     // Opens the bundle anew, changed or not, soon and by the other thread.
     void reload();
+
+    // Opens the bundle anew, changed or not, or lets go of the detector until it is loaded again: what changes in the
+    // folder changes nothing meanwhile. Soon and by the other thread, which calls done with what went wrong; where a
+    // bundle cannot be opened the one before stays.
+    void change(bool load, std::function<void(const std::string& problem)> done);
 
     // Lets go of the detector, and returns when it and all before it are destroyed: nobody else may still hold one.
     void stop();

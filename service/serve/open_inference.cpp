@@ -201,6 +201,9 @@ private:
 
     void read() {
         try {
+            if (!detector_) {
+                return refuse(unloaded_model(model_));
+            }
             if (!wanted()) {
                 throw DeadlineError("the time for the answer was over before the request was read");
             }
@@ -333,6 +336,9 @@ std::optional<Response> check_names(const Context& context, const Words& words) 
 
 Response metadata(const Served& model) {
     const auto detector = model.current();
+    if (!detector) {
+        return unloaded_model(model);
+    }
     const auto& manifest = detector->manifest();
     const auto& preprocess = manifest.input.preprocess;
     Json outputs = Json::array();
@@ -356,6 +362,9 @@ Response metadata(const Served& model) {
 // Model configuration as Triton has it (model_config.proto), with what is known of a bundle.
 Response configuration(const Served& model) {
     const auto detector = model.current();
+    if (!detector) {
+        return unloaded_model(model);
+    }
     const auto& manifest = detector->manifest();
     const auto& preprocess = manifest.input.preprocess;
     Json outputs = Json::array();
@@ -376,6 +385,7 @@ Response configuration(const Served& model) {
             {"data_type", "TYPE_FP32"},
             {"dims", {3, preprocess.height, preprocess.width}}}}},
          {"output", outputs},
+         {"parameters", {{"runs_on", {{"string_value", detector->ran_on()}}}}},
          {"dynamic_batching", Json::object()}});
 }
 
@@ -427,6 +437,9 @@ Response model_readiness(const Context& context, const Served& model) {
     if (context.leaving) {
         return error_response(503, "stopping", "the service is stopping");
     }
+    if (!model.current()) {
+        return unloaded_model(model);
+    }
     if (auto trouble = context.trouble(model)) {
         return std::move(*trouble);
     }
@@ -443,7 +456,7 @@ Response server_readiness(const Context& context) {
 Response repository(const Context& context) {
     Json models = Json::array();
     for (const auto& model : context.models) {
-        const auto trouble = model->health.trouble();
+        const auto trouble = model->current() ? model->health.trouble() : std::optional<std::string>("unloaded");
         models.push_back(
             {{"name", model->name},
              {"version", only_version},
@@ -456,11 +469,68 @@ Response repository(const Context& context) {
 Endpoint repository_endpoint(const std::shared_ptr<Context>& context) {
     constexpr std::uint64_t most = 4096;  // it may hold {"ready": true}, which changes nothing: all are ready
     return {
-        "/v2/repository/index", "POST", "the models that are served",
+        "/v2/repository/index",
+        "POST",
+        "the models that are served",
         [](const Head& head, const Words& /*words*/) { return refuse_body(head, most); },
         [context](const Request& /*request*/, const Words& /*words*/, const Done& done) {
             done([context] { return repository(*context); });
-        }};
+        },
+        false,
+        Ports::both};
+}
+
+// What the body of a request to load or unload may hold: a list of parameters, of which those that change how a model
+// is made have no meaning here.
+//
+// Throws InferenceError.
+void check_change(std::string_view body, bool load) {
+    if (body.empty()) {
+        return;
+    }
+    const auto json = Json::parse(body, nullptr, false);
+    const auto parameters = json.is_object() ? json.value("parameters", Json::object()) : Json();
+    if (!parameters.is_object()) {
+        throw InferenceError("the body is not a JSON object, or its parameters are none");
+    }
+    for (const auto& [name, value] : parameters.items()) {
+        if (load || name != "unload_dependents") {
+            throw InferenceError(
+                "the parameter " + quote(name) +
+                " is not supported: a model is loaded from its bundle's folder as it is; leave the parameters out");
+        }
+    }
+}
+
+// Loads or unloads a model; the answer comes when that is done.
+Endpoint change_endpoint(const std::shared_ptr<Context>& context, bool load) {
+    constexpr std::uint64_t most = 65536;
+    return {
+        std::string("/v2/repository/models/{model}/") + (load ? "load" : "unload"),
+        "POST",
+        load ? "loads a model anew from its bundle" : "ends the service of a model, and frees what it holds",
+        [context](const Head& head, const Words& words) -> std::optional<Response> {
+            return context->find(words[0]) == nullptr ? unknown_model(*context, words[0]) : refuse_body(head, most);
+        },
+        [context, load](const Request& request, const Words& words, const Done& done) {
+            try {
+                check_change(request.body, load);
+            } catch (const InferenceError& error) {
+                return done([text = std::string(error.what())] { return error_response(400, "bad-inference", text); });
+            }
+            const auto& model = *context->find(words[0]);
+            model.change(load, [done, load, name = model.name](const std::string& problem) {
+                done([load, name, problem] {
+                    return problem.empty() ? json_response(Json::object())
+                                           : error_response(
+                                                 409, "load-failed",
+                                                 "the model " + quote(name) + " was not " +
+                                                     (load ? "loaded: " : "unloaded: ") + problem);
+                });
+            });
+        },
+        false,
+        Ports::admin};
 }
 
 Endpoint infer_endpoint(const std::shared_ptr<Context>& context, std::string path, std::string what) {
@@ -471,6 +541,9 @@ Endpoint infer_endpoint(const std::shared_ptr<Context>& context, std::string pat
         [context](const Head& head, const Words& words) -> std::optional<Response> {
             if (auto refusal = check_names(*context, words)) {
                 return refusal;
+            }
+            if (const auto& model = *context->find(words[0]); !model.current()) {
+                return unloaded_model(model);
             }
             if (auto refusal = refuse_body(head, context->options.max_body)) {
                 return refusal;
@@ -540,6 +613,8 @@ std::vector<Endpoint> open_inference_endpoints(const std::shared_ptr<Context>& c
     endpoints.push_back(infer_endpoint(context, "/v2/models/{model}/infer", "tensors in, detections out as tensors"));
     endpoints.push_back(infer_endpoint(context, "/v2/models/{model}/versions/{version}/infer", "the same"));
     endpoints.push_back(repository_endpoint(context));
+    endpoints.push_back(change_endpoint(context, true));
+    endpoints.push_back(change_endpoint(context, false));
     return endpoints;
 }
 

@@ -1,6 +1,7 @@
 #include "request.hpp"
 
 #include <algorithm>
+#include <boost/url/pct_string_view.hpp>
 #include <cctype>
 #include <charconv>
 #include <cstdio>
@@ -16,33 +17,14 @@ using Json = nlohmann::ordered_json;
 
 constexpr auto npos = std::string_view::npos;
 
-int hexadecimal(char digit) {
-    if (digit >= '0' && digit <= '9') {
-        return digit - '0';
+std::string percent_decoded(std::string_view text, bool plus_is_space) {
+    const auto valid = boost::urls::make_pct_string_view({text.data(), text.size()});
+    if (!valid) {
+        throw BadQuery("the target has a '%' without two hexadecimal digits; write %25 for a percent sign");
     }
-    if (digit >= 'a' && digit <= 'f') {
-        return digit - 'a' + 10;
-    }
-    return digit >= 'A' && digit <= 'F' ? digit - 'A' + 10 : -1;
-}
-
-// plus: what a plus sign stands for.
-std::string percent_decoded(std::string_view text, char plus) {
-    std::string result;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        if (text[i] != '%') {
-            result.push_back(text[i] == '+' ? plus : text[i]);
-            continue;
-        }
-        const int high = i + 2 < text.size() ? hexadecimal(text[i + 1]) : -1;
-        const int low = i + 2 < text.size() ? hexadecimal(text[i + 2]) : -1;
-        if (high < 0 || low < 0) {
-            throw BadQuery("the target has a '%' without two hexadecimal digits; write %25 for a percent sign");
-        }
-        result.push_back(static_cast<char>(high * 16 + low));
-        i += 2;
-    }
-    return result;
+    boost::urls::encoding_opts options;
+    options.space_as_plus = plus_is_space;
+    return valid->decode(options);
 }
 
 }  // namespace
@@ -62,7 +44,7 @@ std::string shortest(float number) {
 }
 
 std::string path_decoded(std::string_view text) {
-    return percent_decoded(text, '+');
+    return percent_decoded(text, false);
 }
 
 std::string request_id(std::string_view given) {
@@ -130,13 +112,13 @@ std::vector<std::pair<std::string, std::string>> parse_query(std::string_view qu
             continue;
         }
         const auto equals = std::min(word.find('='), word.size());
-        auto key = percent_decoded(word.substr(0, equals), ' ');
+        auto key = percent_decoded(word.substr(0, equals), true);
         for (const auto& other : words) {
             if (other.first == key) {
                 throw BadQuery("the query has the key " + quote(key) + " twice");
             }
         }
-        words.emplace_back(std::move(key), percent_decoded(equals < word.size() ? word.substr(equals + 1) : "", ' '));
+        words.emplace_back(std::move(key), percent_decoded(equals < word.size() ? word.substr(equals + 1) : "", true));
     }
     return words;
 }

@@ -34,6 +34,7 @@ struct Head {
     std::string traceparent{};              // of W3C Trace Context; empty where there is none
     bool expects_continue = false;          // Expect: 100-continue
     std::shared_ptr<Client> client{};       // who shares its limits; empty only where there is no connection
+    bool admin = false;                     // it came to the admin port
 };
 
 struct Request {

@@ -51,7 +51,7 @@ std::optional<Words> matched(std::string_view pattern, std::string_view path) {
 }  // namespace
 
 Endpoint page(std::string path, std::string what, std::function<Response(const Words&)> answer) {
-    Endpoint endpoint{std::move(path), std::string(reading), std::move(what), nullptr, nullptr};
+    Endpoint endpoint{std::move(path), std::string(reading), std::move(what), nullptr, nullptr, false, Ports::both};
     endpoint.refuse = [path = endpoint.path](const Head& head, const Words& /*words*/) -> std::optional<Response> {
         if (head.chunked || head.length.value_or(0) > 0) {
             return error_response(413, "body-too-large", path + " takes no body");
@@ -96,6 +96,14 @@ std::optional<Response> Router::refuse(const Head& head) const {
             std::string(path) + " does not take " + quote(head.method) + "; allowed is " + endpoint->allow);
         response.headers.emplace_back("Allow", endpoint->allow);
         return response;
+    }
+    if (endpoint->ports == Ports::admin && !head.admin) {
+        return error_response(
+            403, "admin-only", std::string(path) + " is on the admin port alone; start the service with --admin-port");
+    }
+    if (endpoint->ports == Ports::service && head.admin) {
+        return error_response(
+            403, "not-admin", std::string(path) + " is not on the admin port; send the request to the service's own");
     }
     return endpoint->refuse(head, words);
 }

@@ -15,6 +15,9 @@ namespace trtdet::serve {
 // What stands in a path for the words in braces of an endpoint's, decoded.
 using Words = std::vector<std::string>;
 
+// Where an endpoint is to be had: of the service's own port and the admin port.
+enum class Ports { service, both, admin };
+
 // What answers requests to a path.
 struct Endpoint {
     std::string path;   // "/v1/models/{model}": a word in braces stands for any part but an empty one
@@ -27,9 +30,10 @@ struct Endpoint {
     std::function<void(Request request, const Words& words, Done done)> handle;
 
     bool runs = false;  // images; the time until the answer is measured
+    Ports ports = Ports::service;
 };
 
-// An endpoint for GET and HEAD: it takes no body, and its answer is made at once.
+// An endpoint for GET and HEAD, on both ports: it takes no body, and its answer is made at once.
 Endpoint page(std::string path, std::string what, std::function<Response(const Words& words)> answer);
 
 // What each endpoint with a body refuses: an unknown length, one over the limit in bytes, a Content-Encoding.
@@ -39,7 +43,7 @@ class Router {
 public:
     explicit Router(std::vector<Endpoint> endpoints) : endpoints_(std::move(endpoints)) {}
 
-    // 404, 405, or the endpoint's own refusal.
+    // 403, 404, 405, or the endpoint's own refusal.
     std::optional<Response> refuse(const Head& head) const;
 
     // For a request that refuse() has let pass.

@@ -26,7 +26,8 @@ Response readiness(const Context& context) {
     }
     Json runs_on = Json::object();
     for (const auto& model : context.models) {
-        runs_on[model->name] = model->current()->ran_on();
+        const auto detector = model->current();
+        runs_on[model->name] = detector ? Json(detector->ran_on()) : Json(nullptr);
     }
     return context.trouble().value_or(json_response({{"status", "ready"}, {"runs_on", runs_on}}));
 }
@@ -48,6 +49,9 @@ Json keypoints_of(const Manifest& manifest) {
 
 Json model_facts(const Served& model) {
     const auto detector = model.current();
+    if (!detector) {
+        return {{"served_as", model.name}, {"runs_on", nullptr}};
+    }
     const auto& manifest = detector->manifest();
     return {
         {"name", manifest.model_name},
@@ -85,8 +89,9 @@ Response model(const Context& context, const std::string& name) {
 Response metrics(const Context& context) {
     std::vector<ModelState> states;
     for (const auto& model : context.models) {
-        const auto detector = model->current();
-        states.push_back({model->name, detector->queued(), detector->running()});
+        if (const auto detector = model->current()) {
+            states.push_back({model->name, detector->queued(), detector->running()});
+        }
     }
     context.metrics.memory(context.bodies.taken(), context.decoding.taken());
     return {200, Metrics::content_type, context.metrics.text(states), {}, {}};

@@ -101,7 +101,7 @@ protected:
     Served& model_;  // of the context
     Request request_;
     const std::shared_ptr<Client> client_;
-    const std::shared_ptr<Detector> detector_;  // the same for all images
+    const std::shared_ptr<Detector> detector_;  // the same for all images, empty where the model was unloaded
 
 private:
     void run(std::size_t index) noexcept;

@@ -189,6 +189,19 @@ std::string checked_name(const Value& at, const std::string& name) {
     return name;
 }
 
+// The file of the bundle that a key names; empty where there is none.
+std::string file_at(const Value& root, const char* key, const std::map<std::string, std::string>& files) {
+    const auto value = root.find(key);
+    if (!value || value->is_null()) {
+        return {};
+    }
+    const std::string name = checked_name(*value, value->text());
+    if (files.count(name) == 0) {
+        value->refuse("names " + in_quotes(name) + ", which 'files' does not have");
+    }
+    return name;
+}
+
 std::string checked_hash(const Value& at, const std::string& hash) {
     if (hash.size() != 64 || hash.find_first_not_of("0123456789abcdef") != std::string::npos) {
         at.refuse("holds " + in_quotes(hash) + ", expected 64 hexadecimal digits");
@@ -546,12 +559,8 @@ Manifest parse_manifest(std::string_view json) {
     found.backend = backend_at(root["backend"], found.files);
     found.implicit = root["quantization"]["mode"].text() == "implicit";
     // The first bundles name none.
-    if (const auto portable = root.find("portable"); portable && !portable->is_null()) {
-        found.portable = checked_name(*portable, portable->text());
-        if (found.files.count(found.portable) == 0) {
-            portable->refuse("names " + in_quotes(found.portable) + ", which 'files' does not have");
-        }
-    }
+    found.portable = file_at(root, "portable", found.files);
+    found.float_model = file_at(root, "float_model", found.files);
     found.content_hash = root["content_hash"].text();
     return found;
 }

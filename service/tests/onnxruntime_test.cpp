@@ -82,8 +82,23 @@ TEST_CASE("a network needs a bundle that has it") {
     CHECK_THROWS_WITH(
         open_onnxruntime(bundle_in(folder, "", manifest)),
         Contains("INT8 is in its engine alone; build it with --quantization explicit"));
+    manifest["float_model"] = "another.onnx";
+    CHECK_THROWS_WITH(bundle_in(folder, "", manifest), Contains("key 'float_model' names 'another.onnx'"));
     manifest["portable"] = "other.onnx";
     CHECK_THROWS_WITH(bundle_in(folder, "", manifest), Contains("key 'portable' names 'other.onnx'"));
+}
+
+TEST_CASE("a network in FP32 needs a bundle that has it") {
+    const Folder folder;
+    OnnxRuntimeOptions options;
+    options.precision = Precision::in_float;
+    Json manifest = manifest_json();
+    manifest["portable"] = "int8.onnx";
+    write_bundle(folder, manifest, {{"int8.onnx", "network"}});
+    CHECK_THROWS_WITH(
+        open_onnxruntime(Bundle::open(folder.path()), options),
+        "the bundle has no network in FP32; build it with --backend onnxruntime, which puts one into it, or with "
+        "--fp32");
 }
 
 TEST_CASE("a library that is none, or cannot be loaded, is named with what to do") {

@@ -247,6 +247,9 @@ TEST_CASE("a query is decoded", "[service]") {
     using Words = std::vector<std::pair<std::string, std::string>>;
     CHECK(parse_query("").empty());
     CHECK(parse_query("a=1&&b=%41%2b+%e4&c&=") == Words{{"a", "1"}, {"b", "A+ \xe4"}, {"c", ""}, {"", ""}});
+    // What Beast lets pass and no URL may have.
+    CHECK(parse_query("a=[|]\xe4&b==") == Words{{"a", "[|]\xe4"}, {"b", "="}});
+    CHECK(path_decoded("a+b%2F%00") == std::string("a+b/\0", 5));
     for (const std::string bad : {"a=%", "a=%4", "%zz=1", "a=1&%61=2"}) {
         CAPTURE(bad);
         CHECK_THROWS_AS(parse_query(bad), BadQuery);
@@ -599,7 +602,7 @@ TEST_CASE("the other endpoints say what runs", "[service]") {
     CHECK(model["runs_on"] == "nothing");
     CHECK(model["score_threshold"].dump() == "0.1");
     CHECK(model["classes"] == Json({"cat", "dog"}));
-    CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 24);
+    CHECK(Json::parse(serving.get("/").body)["endpoints"].size() == 26);
     CHECK(Json::parse(serving.get("/readyz").body) == Json({{"status", "ready"}, {"runs_on", {{"small", "nothing"}}}}));
     serving.service->leave();
     const auto leaving = serving.get("/readyz");

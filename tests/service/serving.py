@@ -184,16 +184,23 @@ class Server:
         (line,) = [line for line in text.splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) * 1024
 
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+    def connect(self, port: int | None = None) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=PATIENCE)
 
     def raw(self, address: str = "127.0.0.1") -> socket.socket:
         """A connection from this address, which is one of the loopback's: clients are told apart by it."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE, source_address=(address, 0))
 
-    def call(self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Answer:
-        """One request on a connection of its own."""
-        connection = self.connect()
+    def call(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = {},
+        port: int | None = None,
+    ) -> Answer:
+        """One request on a connection of its own; to another port if one is given."""
+        connection = self.connect(port)
         try:
             return call(connection, method, target, body, headers)
         finally:
@@ -231,11 +238,7 @@ class Server:
 
     def metrics(self, port: int | None = None) -> dict[str, float]:
         """All samples by name with labels, as they are written; by another port if one is given."""
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=PATIENCE)
-        try:
-            return parse_metrics(call(connection, "GET", "/metrics").body.decode())
-        finally:
-            connection.close()
+        return parse_metrics(self.call("GET", "/metrics", port=port).body.decode())
 
 
 def call(

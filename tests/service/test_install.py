@@ -122,7 +122,10 @@ def test_the_library_alone_needs_nothing_of_the_programs(tmp_path):
     absent = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("Boost", "spdlog", "CLI11", "prometheus-cpp")]
     configure(SERVICE, tmp_path / "library", "-DTRTDET_PROGRAMS=OFF", *absent)
     errors = configure(SERVICE, tmp_path / "programs", *absent, code=1).stderr
-    assert "apt-get install libspdlog-dev libcli11-dev libboost1.81-dev prometheus-cpp-dev" in " ".join(errors.split())
+    assert (
+        "apt-get install libspdlog-dev libcli11-dev libboost1.81-dev libboost-url1.81-dev prometheus-cpp-dev"
+        in " ".join(errors.split())
+    )
 
 
 def build_example(prefix: Path, folder: Path) -> Path:

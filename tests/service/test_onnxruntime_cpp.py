@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import shutil
 
 import numpy as np
 import onnx.parser
@@ -29,9 +31,9 @@ def images(tmp_path_factory):
     ("nms", "precision", "options"),
     [
         ("host", "fp32", ()),
-        ("native", "fp16", ("--max-batch", "4", "--lanes", "1")),
+        ("native", "fp16", ("--max-batch", "4", "--lanes", "1", "--precision", "built")),
         ("onnx", "fp32", ("--onnxruntime-threads", "2")),
-        ("efficient", "int8", ()),
+        ("efficient", "int8", ("--precision", "built")),
     ],
 )
 def test_the_service_finds_what_python_finds(start, images, tmp_path, nms, precision, options):
@@ -55,6 +57,68 @@ def test_the_service_finds_what_python_finds(start, images, tmp_path, nms, preci
             check(answer["images"][0], picture, manifest.content_hash)
             found += len(answer["images"][0]["detections"])
         assert found > len(images)
+
+
+@pytest.fixture(scope="module")
+def rounded(images, tmp_path_factory):
+    """Makes bundles in INT8, and the same network in FP32."""
+    folder = tmp_path_factory.mktemp("rounded")
+    calibration = CalibrationOptions(images=images[0].parent, check_input=False)
+    nms = NmsOptions(mode="efficient")
+    return [
+        shapes_bundle(folder / precision, precision=precision, nms=nms, effort="none", calibration=calibration)
+        for precision in ("int8", "fp32")
+    ]
+
+
+def test_the_network_in_fp32_of_a_bundle_in_int8_is_run_where_it_is_faster(start, rounded, images):
+    int8, fp32 = rounded
+    assert Bundle(int8).manifest.float_model == "float.onnx"
+    assert Bundle(int8).model.name == "int8.onnx"
+    wanted = {"float": fp32, "built": int8}
+    for option, of in wanted.items():
+        with start(int8, "--precision", option) as server:
+            told = ", the bundle's network in FP32" if option == "float" else ""
+            runs_on = f"onnxruntime {onnxruntime.__version__} (CPU){told}"
+            assert server.call("GET", "/v1/model").json["runs_on"] == runs_on
+            for picture in pictured(of, images):
+                answer = server.detect(picture.data, kind="image/png").json["images"][0]
+                check(answer, picture, Bundle(of).manifest.content_hash)
+    with start(int8) as server:
+        runs_on = server.call("GET", "/v1/model").json["runs_on"]
+        # As it is measured on this machine.
+        ran, faster, slower = re.fullmatch(
+            r"onnxruntime .*, the (.*), as it takes ([\d.]+) ms an image and the one .* ([\d.]+) ms", runs_on
+        ).groups()
+        assert ran in ("bundle's network in FP32", "network as it was built")
+        assert float(faster) <= float(slower)
+        assert runs_on in server.log.read_text()
+        config = server.call("GET", "/v2/models/int8/config").json
+        assert config["parameters"] == {"runs_on": {"string_value": runs_on}}
+        assert f'runs_on="{runs_on}"' in server.call("GET", "/metrics").body.decode()
+        of = fp32 if ran.endswith("FP32") else int8
+        for picture in pictured(of, images):
+            check(
+                server.detect(picture.data, kind="image/png").json["images"][0],
+                picture,
+                Bundle(of).manifest.content_hash,
+            )
+
+
+def test_a_bundle_in_int8_alone_says_that_fp32_may_be_faster(start, rounded, tmp_path):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(rounded[0], bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    (bundle / manifest["float_model"]).unlink()
+    del manifest["files"][manifest.pop("float_model")]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with start(bundle) as server:
+        assert "the bundle has no network in FP32; build it with --backend onnxruntime" in server.log.read_text()
+    with start(bundle, "--precision", "built") as server:
+        assert "FP32" not in server.log.read_text()
+    server = start(bundle, "--precision", "float")
+    done = finished(server.program, "--port", 0, *server.arguments, code=1, timeout=PATIENCE)
+    assert "the bundle has no network in FP32" in done.stderr
 
 
 def test_every_size_of_a_batch_is_run_before_the_first_request(start, tmp_path):

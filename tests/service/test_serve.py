@@ -654,7 +654,7 @@ def test_the_requests_on_the_page_work(server, case, tmp_path):
         pytest.skip("needs curl: apt-get install curl")
     for name, picture in zip(("image.jpg", "other.jpg"), case.pictures, strict=False):
         (tmp_path / name).write_bytes(picture.data)
-    lines = re.findall(r"^curl .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    lines = re.findall(r"^curl .*localhost:8080.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(lines) == 2
     for line, images in zip(lines, (1, 2), strict=True):
         command = line.replace("localhost:8080", f"127.0.0.1:{server.port}").replace("curl ", "curl -sS ", 1)

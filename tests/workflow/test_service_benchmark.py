@@ -69,11 +69,11 @@ def check_report(text: str) -> None:
     head, *lines = rows(text)
     assert head[0] == "clients" and [line[0] for line in lines] == ["1", "3"]
     for line in lines:
-        numbers = [float(cell) for cell in line[1:8]]
-        assert min(numbers) > 0
-        _, median, tail, _, our_median, our_tail, ratio = numbers
+        numbers = [float(cell) for cell in line[2:11]]
+        assert min(numbers[:3]) > 0 and numbers[8] > 0
+        _, median, tail, _, _, our_median, our_tail, _, ratio = numbers
         assert median <= tail and our_median <= our_tail
-        low, high = map(float, line[8].split(" .. "))
+        low, high = map(float, line[11].split(" .. "))
         assert low <= ratio <= high
     found = re.search(r"Detections equal for 6 of 6 images \((\d+) detections\)", text)
     assert found is not None and int(found[1]) > 10
@@ -84,7 +84,7 @@ def test_both_sides_are_timed_and_their_detections_compared(run, bundle, recordi
     done = run(bundle, "--recording", recording, "-o", tmp_path / "out.md").ok
     check_report(done.out)
     assert (tmp_path / "out.md").read_text() == done.out
-    assert f"The service ran the recording '{recording}', Python onnxruntime (CPU)." in done.out
+    assert f"The service ran the recording '{recording}', in-process onnxruntime (CPU)." in done.out
     assert "No engine was run: these times and ratios tell nothing about engines." in done.out
 
 
@@ -92,7 +92,7 @@ def test_a_server_in_python_is_asked_by_the_same_clients(run, bundle, recording)
     peer = ["--against", "aiohttp", "--peer-workers", 1]
     done = run(bundle, "--recording", recording, *peer, "--", "--max-delay-us", 0).ok
     check_report(done.out)
-    assert f"The service ran the recording '{recording}' with --max-delay-us 0, Python onnxruntime " in done.out
+    assert f"The service ran the recording '{recording}' with --max-delay-us 0, aiohttp onnxruntime " in done.out
     assert " with --workers 1 --intra-op 1." in done.out
 
 
@@ -105,7 +105,7 @@ def test_the_engine_is_driven_through_lanes(run, machine, model, tmp_path, batch
     assert machine.trtdet("build", *arguments).ok
     done = run(tmp_path / "bundle", env=machine.environment()).ok
     check_report(done.out)
-    assert "The service ran the bundle, Python TensorRT 10.9.0 (Stand-in GPU)." in done.out
+    assert "The service ran the bundle, in-process TensorRT 10.9.0 (Stand-in GPU)." in done.out
     assert "No engine was run" not in done.out
 
 
@@ -124,7 +124,9 @@ def test_detections_that_differ_are_named_and_fail_the_run(run, bundle, recordin
     assert "Detections equal for 5 of 6 images" in done.out
     (line,) = [line for line in done.out.splitlines() if line.startswith("- ")]
     assert re.fullmatch(rf"- \S+\.(png|jpg): {said}", line)
-    assert done.err.endswith("service.py: error: the service and Python do not find the same; see the table\n")
+    assert done.err.endswith(
+        "service.py: error: the service and what it is compared with do not find the same; see the table\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,8 @@ def test_detections_that_differ_are_named_and_fail_the_run(run, bundle, recordin
         ("--clients 0", {}, "--clients takes numbers from 1 up, got 0"),
         ("--rounds 0", {}, "--rounds takes numbers above 0, got 0"),
         ("--images missing", {}, "'missing'"),
+        ("--against fastapi", {}, "--against fastapi needs --fastapi with the site-packages that have fastapi"),
+        ("--against aiohttp grpc", {}, "--against grpc needs --grpc-load with the program trtdet-grpc-load"),
     ],
 )
 def test_what_goes_wrong_is_one_line(run, bundle, recording, arguments, env, message):

@@ -20,6 +20,7 @@ from trtdet.building.job import CheckedBuild
 from trtdet.building.plan import RANKING, Planned
 from trtdet.building.ranges import HISTOGRAMS
 from trtdet.bundle import (
+    FLOAT,
     PORTABLE,
     AuditPart,
     BackendPart,
@@ -92,6 +93,9 @@ def write_bundle(
     """Writes all files of a bundle; ``planned`` is None for a float engine, ``seen`` without an input check."""
     network, built, prepared = engine.network, engine.built, engine.network.prepared
     models, runs = model_files(network)
+    in_float = runs if network.precision == "fp32" else FLOAT if FLOAT in models else None
+    if in_float is None and not build.backend.capabilities.makes_engine:
+        models[FLOAT], in_float = model_bytes(portable(build.graph.model)), FLOAT
     files: dict[str, str | bytes | None] = {
         "model.engine": built.engine or None,
         **{path.name: path.read_bytes() for path in build.target.plugins},
@@ -110,13 +114,13 @@ def write_bundle(
     for file, content in files.items():
         if content is not None:
             writer.add(file, content.encode() if isinstance(content, str) else content)
-    return writer.commit({**_manifest(build, engine, seen), "portable": runs})
+    return writer.commit({**_manifest(build, engine, seen), "portable": runs, "float_model": in_float})
 
 
 def model_files(network: BuildNetwork) -> tuple[dict[str, bytes], str | None]:
     """The ONNX files of a bundle, and the one that onnxruntime runs; None for a network without Q/DQ nodes."""
     if network.implicit is not None:
-        return {"float.onnx": model_bytes(network.model)}, None
+        return {FLOAT: model_bytes(network.model)}, None
     name, runnable = f"{network.precision}.onnx", portable(network.model)
     files = {name: model_bytes(network.model)}
     if runnable is network.model:

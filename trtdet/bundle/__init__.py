@@ -34,6 +34,9 @@ from trtdet.files.documents import DocumentError, parse_document
 PORTABLE = "portable.onnx"
 """Model for onnxruntime, in bundles whose engine is built from another model."""
 
+FLOAT = "float.onnx"
+"""Model before INT8 and FP16, in bundles for a CPU, which runs it faster; the only one where INT8 is in the engine."""
+
 SCHEMAS = (1, 2)
 """Schemas of a manifest: 2 if it has the key ``parts``, which an older reader would overlook, else 1."""
 MANIFEST = "manifest.json"
@@ -344,6 +347,8 @@ class Manifest(_Part):
     command: dict[str, Any]
     portable: FileName | None = None
     """File from which onnxruntime computes the engine's results; None for implicit INT8 and in the oldest bundles."""
+    float_model: FileName | None = None
+    """File of the network in FP32 for onnxruntime; None where the bundle has none."""
     silu: SiluPart | None = None
     input_check: dict[str, Any] | None = None
     """:meth:`trtdet.evaluation.plausibility.Plausibility.as_dict`; None if the input was not checked."""
@@ -500,7 +505,8 @@ class Bundle:
     @property
     def model(self) -> Path:
         """The ONNX model of the engine, with Q/DQ nodes and casts; a float model for implicit quantisation."""
-        return next(self.path / name for name in self.manifest.files if name.endswith(".onnx") and name != PORTABLE)
+        names = [name for name in self.manifest.files if name.endswith(".onnx") and name != PORTABLE]
+        return self.path / next((name for name in names if name != FLOAT), FLOAT)
 
     @property
     def engine(self) -> Path | None:

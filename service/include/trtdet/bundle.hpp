@@ -144,6 +144,7 @@ struct Manifest {
     PartSpecs parts;                // of a one-stage detector, schema 2
     BackendSpec backend;
     std::string portable;                      // the file that onnxruntime runs as it is; empty where there is none
+    std::string float_model;                   // the file of the network in FP32, for onnxruntime; empty as above
     bool implicit = false;                     // INT8 is in the engine alone
     std::map<std::string, std::string> files;  // SHA-256 of every file of the bundle by name
     std::string content_hash;                  // equal where two bundles were made from the same things

@@ -126,6 +126,13 @@ struct TensorRtOptions {
 // library cannot be loaded; the engine cannot be deserialised. BundleError: a file was altered.
 TRTDET_API std::shared_ptr<Engine> open_tensorrt(const Bundle& bundle, const TensorRtOptions& options = {});
 
+// Which network of a bundle onnxruntime runs.
+enum class Precision {
+    automatic,  // the faster one where the bundle has both, by a measurement; as_built where it has one
+    as_built,   // in INT8 and FP16 as the bundle was built: the detections of its engine
+    in_float    // in FP32, whose detections differ a little from those of the engine
+};
+
 struct OnnxRuntimeOptions {
     // Folders in which libonnxruntime.so, or the same with a version behind it, is looked for before the system's own.
     std::vector<std::filesystem::path> library_folders;
@@ -134,17 +141,24 @@ struct OnnxRuntimeOptions {
     // lanes or more.
     int threads = 0;
 
+    Precision precision = Precision::automatic;
+
     // Why it runs in place of the bundle's engine, for Engine::ran_on(); empty where nothing else was wanted.
     std::string in_place_of;
 
-    // Told what onnxruntime reports as wrong: severity 0 fatal, 1 error.
+    // Told what onnxruntime reports as wrong, and where a faster network could be had: severity 0 fatal, 1 error, 2
+    // warning.
     std::function<void(int severity, std::string_view message)> log;
 };
 
-// Opens a bundle's network with onnxruntime on the CPU, which computes the same as Python does. Any version from 1.12
-// on is loaded now, not when the program starts. EfficientNMS is computed here.
+// Opens a bundle's network with onnxruntime on the CPU, which computes the same as Python does with the same network.
+// Any version from 1.12 on is loaded now, not when the program starts. EfficientNMS is computed here.
 //
-// Throws UnavailableError: there is no library that fits, or the bundle has no network, INT8 being in its engine alone.
+// INT8 and FP16 are computed in FP32 and rounded, which takes longer than FP32 alone. With Precision::automatic and a
+// bundle that has both networks, both are loaded and each is run a few times; Engine::ran_on() says which is taken,
+// and with what times.
+//
+// Throws UnavailableError: there is no library that fits, or the bundle lacks the network that is wanted.
 // EngineError: the network cannot be loaded. BundleError: a file was altered.
 TRTDET_API std::shared_ptr<Engine> open_onnxruntime(const Bundle& bundle, const OnnxRuntimeOptions& options = {});
 
