@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from trtdet.tables import Column, Summary, Table, Tables
+from trtdet.tables import Column, LabelledLines, Table, Tables
 
 SCORES = Table(
     ("variant", Column("mAP", ".2f"), Column("against FP32", "+.2f"), "note"),
@@ -139,7 +139,7 @@ def test_several_tables_are_written_in_order():
 
 
 def test_a_summary_has_a_keyword_before_each_line(monkeypatch):
-    summary = Summary((("asked", "--int8"), ("done", "wrote one two three four")))
+    summary = LabelledLines((("asked", "--int8"), ("done", "wrote one two three four")))
     assert str(summary) == "asked  --int8\ndone   wrote one two three four"
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size((30, 24)))
     assert summary.text(styled=True).splitlines() == [

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtdet.errors import OutputError, TrtdetWarning, one_line
-from trtdet.tables import Summary, Table, Tables
+from trtdet.tables import LabelledLines, Table, Tables
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, steps done, total steps); a total of 1 means an unknown length."""
@@ -167,7 +167,9 @@ class Console:
             # See https://no-color.org.
             styles = os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
             styles = styles and sys.stdout is not None and sys.stdout.isatty()
-            _write(f"{text.text(styled=True) if styles and isinstance(text, (Summary, Table, Tables)) else text}\n")
+            _write(
+                f"{text.text(styled=True) if styles and isinstance(text, (LabelledLines, Table, Tables)) else text}\n"
+            )
 
     def give(self, result: Mapping[str, Any]) -> None:
         """Prints the command's JSON object if ``json`` is set, and flushes standard output.

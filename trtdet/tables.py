@@ -162,7 +162,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Summary:
+class LabelledLines:
     """Lines that each begin with a keyword: what was asked, what was done."""
 
     rows: Sequence[tuple[str, str]]

@@ -12,7 +12,7 @@ from trtdet.cli.options import check_suffix, model_options, options_of
 from trtdet.errors import ConfigError
 from trtdet.options import BuildOptions, CalibrateOptions, SensitivityOptions, spelled, words
 from trtdet.progress import Console
-from trtdet.tables import Summary
+from trtdet.tables import LabelledLines
 
 if TYPE_CHECKING:
     from trtdet.bundle import Bundle
@@ -150,7 +150,7 @@ def _build(options: Namespace, console: Console) -> dict[str, Any]:
     cost = worth["said"] if worth is not None else "not compared with FP16"
     following = f"trtdet eval {bundle.path} --images DIR --annotations JSON --against {options.model}"
     rows = (*_done(bundle, build_options, result.up_to_date), ("cost", cost), ("next", following))
-    console.say(Summary(rows))
+    console.say(LabelledLines(rows))
     return {
         "bundle": str(bundle.path),
         "up_to_date": result.up_to_date,
