@@ -23,7 +23,8 @@ class TrtdetError(Exception):
     """
 
     def __init__(self, problem: str, hint: str = "") -> None:
-        problem, hint = one_line(problem, 1000), one_line(hint, 480)
+        problem = one_line(problem, 1000)
+        hint = one_line(hint, 1490 - len(problem))
         super().__init__(problem, hint)
         self.problem = problem
         self.hint = hint

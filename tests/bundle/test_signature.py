@@ -104,6 +104,7 @@ def test_wrong_keys_are_one_error_with_the_command_that_makes_a_right_one(signed
             Bundle(folder, public_key=tmp_path / name)
     with pytest.raises(ConfigError, match=r"the key '.*absent.pem' cannot be read: No such file"):
         Bundle(folder, public_key=tmp_path / "absent.pem")
+    (tmp_path / "m.onnx").write_bytes(b"")
     with pytest.raises(ConfigError, match="only bundles are signed"):
         Detector.open(tmp_path / "m.onnx", public_key=public)
 
