@@ -57,6 +57,7 @@ def test_the_readme_names_each_network_with_its_command(prepared):
         assert ("--stronglyTyped" in command) != candidate.implicit
 
 
+@pytest.mark.slow
 def test_the_fastest_ships_though_an_estimate_would_choose_another(machine, prepared, drawn, tmp_path):
     name = "int8-all"
     fast = quantised(prepared / f"{name}.onnx")
@@ -78,6 +79,7 @@ def test_the_fastest_ships_though_an_estimate_would_choose_another(machine, prep
     assert result["map"] == pytest.approx(candidate.accuracy.value, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_candidate_that_the_builder_refuses_costs_only_itself(machine, prepared, tmp_path):
     refused = quantised(prepared / "default.onnx")
     done = machine.trtdet(*FINISH, prepared, "-o", tmp_path / "b", "--json", version=VERSION, refuses=refused).ok.json
@@ -153,6 +155,7 @@ def test_annotations_without_their_images_are_refused(run, trained, calibration_
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.slow
 def test_without_annotations_agreement_decides(run, trained, calibration_images, tmp_path):
     command = ["prepare", trained, *QUICK, "--images", calibration_images, "--for", "tensorrt-rtx-1.7"]
     done = run(*command, "--points", 0, "-o", tmp_path / "p", "--json").ok.json
@@ -174,6 +177,7 @@ def built(machine, prepared, trained, calibration_images, drawn, tmp_path_factor
     return command, settings, machine.trtdet(*command, "--json", **settings).ok.json
 
 
+@pytest.mark.slow
 def test_a_build_on_a_gpu_ships_the_fastest_candidate(built, machine):
     command, settings, done = built
     parts = {part["name"]: part for part in done["manifest"]["candidates"]}
@@ -189,6 +193,7 @@ def test_a_build_on_a_gpu_ships_the_fastest_candidate(built, machine):
     assert "up to date" in again.out and shipped["name"] in again.out
 
 
+@pytest.mark.slow
 def test_a_demanded_speedup_ships_fp16_though_candidates_are_faster(built, machine, tmp_path):
     command, settings, _ = built
     command = [*command[:-1], tmp_path / "b", "--guard", 100, "--json"]
@@ -198,6 +203,7 @@ def test_a_demanded_speedup_ships_fp16_though_candidates_are_faster(built, machi
     assert "100 times as fast is asked for" in done["manifest"]["guard"]["reason"]
 
 
+@pytest.mark.slow
 def test_without_images_to_score_the_default_plan_is_built_and_compared(machine, trained, calibration_images, tmp_path):
     command = ["build", trained, *QUICK[:2], "--effort", "none", "--backend", "tensorrt", "-o", tmp_path / "b"]
     done = machine.trtdet(*command, "--images", calibration_images, "--json", version=VERSION).ok
