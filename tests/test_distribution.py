@@ -1,6 +1,7 @@
 """What is installed and published: every package and file of trtdet, and nothing that was forgotten."""
 
 import configparser
+import re
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -58,5 +59,9 @@ def test_files_for_the_repository_are_yaml_that_its_host_reads(path):
     if path.parent.name == "workflows":
         # YAML 1.1 reads the key "on" as true.
         assert content[True] and all("runs-on" in job and job["steps"] for job in content["jobs"].values())
+        used = [step["uses"] for job in content["jobs"].values() for step in job["steps"] if "uses" in step]
+        # That of PyPI is the one that PyPI's own documentation names.
+        loose = [action for action in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action)]
+        assert set(loose) <= {"pypa/gh-action-pypi-publish@release/v1"}, "name actions by their commit"
     elif path.name != "config.yml":
         assert content["name"] and content["description"] and all("type" in part for part in content["body"])
