@@ -154,7 +154,7 @@ def test_the_service_scores_what_python_scores(name, precision, start, shared_da
     )
     content_hash = Bundle(bundle).manifest.content_hash
     ours, service = CocoMetric(dataset), CocoMetric(dataset)
-    with start(bundle) as server:
+    with start(bundle, "--precision", "built") as server:  # as Python runs it
         pictures = pictured(bundle, [image.path for image in dataset.images])
         for image, picture in zip(dataset.images, pictures, strict=True):
             found = picture.found[content_hash]
