@@ -10,14 +10,12 @@ Needs trtdet and aiohttp.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from aiohttp import web
-from detections import Detections
+from detections import Detections, server_options
 
 
 def application(detect: Callable[[bytes], bytes], workers: int) -> web.Application:
@@ -46,12 +44,7 @@ async def serve(app: web.Application, port: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2, help="requests that are worked on at the same time")
-    parser.add_argument("--intra-op", type=int, default=1, help="threads of each run of the model; 0 for one per core")
-    options = parser.parse_args()
+    options = server_options(__doc__).parse_args()
     asyncio.run(serve(application(Detections(options.bundle, options.intra_op), options.workers), options.port))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,16 @@ import onnxruntime
 
 from trtdet.data.images import decode_image, preprocess
 from trtdet.runtime.detector import Detector
+
+
+def server_options(description: str | None) -> argparse.ArgumentParser:
+    """The options of every server that answers with :class:`Detections`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2, help="requests that are worked on at the same time")
+    parser.add_argument("--intra-op", type=int, default=1, help="threads of each run of the model; 0 for one per core")
+    return parser
 
 
 class Detections:

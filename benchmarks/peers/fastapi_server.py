@@ -10,7 +10,6 @@ SITE_PACKAGES is of an environment for the same Python that has fastapi and uvic
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import socket
 import sys
@@ -18,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from detections import Detections
+from detections import Detections, server_options
 
 
 def application(detections: Detections, workers: int) -> Any:
@@ -39,12 +38,8 @@ def application(detections: Detections, workers: int) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path)
+    parser = server_options(__doc__)
     parser.add_argument("--fastapi", type=Path, required=True, help="the site-packages that have fastapi and uvicorn")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2, help="requests that are worked on at the same time")
-    parser.add_argument("--intra-op", type=int, default=1, help="threads of each run of the model; 0 for one per core")
     options = parser.parse_args()
     sys.path.append(str(options.fastapi.resolve()))
     import uvicorn

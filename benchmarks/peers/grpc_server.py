@@ -10,14 +10,12 @@ Needs trtdet and tritonclient[grpc], which has the protocol's messages.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
-from detections import Detections
+from detections import Detections, server_options
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 
@@ -44,12 +42,7 @@ async def serve(servicer: Servicer, port: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2, help="requests that are worked on at the same time")
-    parser.add_argument("--intra-op", type=int, default=1, help="threads of each run of the model; 0 for one per core")
-    options = parser.parse_args()
+    options = server_options(__doc__).parse_args()
     asyncio.run(serve(Servicer(Detections(options.bundle, options.intra_op), options.workers), options.port))
 
 

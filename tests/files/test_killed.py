@@ -353,3 +353,16 @@ def test_a_set_that_cannot_be_written_whole_replaces_nothing(tmp_path):
     with pytest.raises(OutputError, match="cannot be written"):
         write_together({first: b"new", tmp_path / "r.cache": tmp_path / "missing"})
     assert first.read_bytes() == b"old" and names(tmp_path) == ["r.json", "r.npz"]
+
+
+def test_a_set_of_which_a_temporary_is_lost_is_an_error(tmp_path, monkeypatch):
+    write = atomic._write_flushed
+
+    def write_and_lose(path: Path, data: bytes) -> None:
+        write(path, data)
+        if path.name.startswith(".replacing."):
+            next(tmp_path.glob(".r.npz.*")).unlink()
+
+    monkeypatch.setattr(atomic, "_write_flushed", write_and_lose)
+    with pytest.raises(OutputError, match="No such file"):
+        write_together({tmp_path / "r.json": b"new", tmp_path / "r.npz": b"new"})

@@ -19,7 +19,6 @@ from trtdet.evaluation.judging import FEWEST_IMAGES
 from trtdet.evaluation.plausibility import Answer, Plausibility, Settled, settle_model
 from trtdet.evaluation.readings import QUESTIONS, plain
 from trtdet.exporter import ExportOptions, onnx_file
-from trtdet.exporter.onnx_file import UnknownHead
 from trtdet.passes import Options, has_pairs, load_model
 from trtdet.quantization import take_apart
 from trtdet.tables import counted
@@ -116,7 +115,7 @@ def guess_config(
         return Guess(config, origins=origins, unknown=unknown, looks=None, note=note)
     settled = settle_model(loaded, Options(config), files)
     if unknown and settled.looks.verdict == "not working":  # that many classes are a guess as well
-        raise UnknownHead(
+        raise onnx_file.UnknownHead(
             f"by its shapes, '{model}' has a head of decode {config.head.decode} with {len(config.classes)} classes, "
             f"but on {counted(settled.looks.images)} it does not work: {'; '.join(settled.looks.symptoms)}",
             "write into a configuration what the outputs mean (docs/heads.md), or give the names with --classes if the "

@@ -117,18 +117,12 @@ def writing_atomically(path: Path) -> Iterator[BinaryIO]:
     prepare_target(path)
     with writing(path):
         remove_stale(path)
-        temporary = Temporary(path, folder=False)
-        try:
+        with _temporary(path) as temporary:
             with os.fdopen(temporary.descriptor, "wb", closefd=False) as stream:
                 yield stream
                 _flush(stream)
             temporary.path.chmod(0o644)
             temporary.path.replace(path)
-        except BaseException:
-            remove(temporary.path)
-            raise
-        finally:
-            temporary.release()
 
 
 def write_together(contents: Mapping[Path, bytes | Path]) -> None:
@@ -151,22 +145,19 @@ def write_together(contents: Mapping[Path, bytes | Path]) -> None:
                 if isinstance(content, Path):
                     content.replace(temporary.path)
                 else:
-                    with os.fdopen(temporary.descriptor, "wb", closefd=False) as stream:
-                        stream.write(content)
-                        _flush(stream)
+                    _write_flushed(temporary.path, content)
                 temporary.path.chmod(0o644)
                 finished[path] = temporary
         for folder in {path.parent for path in finished}:
             names = {path.name: temporary.path.name for path, temporary in finished.items() if path.parent == folder}
             with writing(folder), _temporary(folder / _LIST) as listed:
-                with os.fdopen(listed.descriptor, "wb", closefd=False) as stream:
-                    stream.write(json.dumps(names).encode())
-                    _flush(stream)
+                _write_flushed(listed.path, json.dumps(names).encode())
                 _replace_all(folder, names)
 
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Temporary]:
+    """A temporary file that is removed at the end, unless it was moved to its target."""
     temporary = Temporary(target, folder=False)
     try:
         yield temporary
@@ -177,8 +168,7 @@ def _temporary(target: Path) -> Iterator[Temporary]:
 
 def _replace_all(folder: Path, names: Mapping[str, str]) -> None:
     for target, name in names.items():
-        with contextlib.suppress(FileNotFoundError):  # replaced before the writer was killed
-            (folder / name).replace(folder / target)
+        (folder / name).replace(folder / target)
 
 
 def finish_replacing(folder: Path) -> None:
@@ -192,7 +182,9 @@ def finish_replacing(folder: Path) -> None:
             with os.fdopen(descriptor, "rb") as stream:
                 if _lock(descriptor) is not True or not _is_open_at(path, descriptor):
                     continue  # its writer is at work, or another process was faster
-                _replace_all(folder, _listed(stream.read(1 << 20)))
+                names = _listed(stream.read(1 << 20))
+                # Those that are gone were replaced before the writer was killed.
+                _replace_all(folder, {target: part for target, part in names.items() if (folder / part).exists()})
                 path.unlink()
 
 

@@ -168,8 +168,7 @@ def _read_all_levels(graph: gs.Graph, node: gs.Node) -> Sequence[float]:
     if scores.levels is None:
         return ()
     _, boxes = _picked_boxes(node)
-    joined = maker(scores.levels, "Concat")
-    branches = [] if joined is None else [_followed(source, by_class=True) for source in joined.inputs]
+    branches = [_followed(source, by_class=True) for source in scores.levels.inputs[0].inputs]
     if boxes is not None and read_all_pairs(graph, node, boxes=boxes, pairs=[branch.source for branch in branches]):
         return [floor for branch in branches for floor in branch.floors()]
     read_all_rows(graph, scores.levels)
@@ -234,7 +233,7 @@ class _Followed:
     reduced: bool = False  # whether the best class of each row was taken
     selections: list[gs.Node] = field(default_factory=list)
     columns: int | None = None  # the background's column, or -1, where rows were selected class by class
-    levels: gs.Tensor | None = None  # joined rows that were selected from several tensors
+    levels: gs.Tensor | None = None  # rows that a Concat joins, selected from several tensors
 
     def _before(self) -> Iterator[gs.Node]:
         for node in self.selections:
