@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from models import CONVOLUTIONS, small_detector
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from quantized import by_onnxruntime, layers, noise, run, with_pairs
 
 import trtdet
@@ -13,7 +14,7 @@ from trtdet.backends.libraries import library_named
 from trtdet.calibration import Ranges
 from trtdet.config import load_config
 from trtdet.detection.heads import decode
-from trtdet.errors import ConfigError, ModelError
+from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.quantization import PrecisionPlan
 
 CONFIG = load_config("shapes")
@@ -151,6 +152,43 @@ def test_fp16_needs_no_pairs(given, tmp_path):
 def test_what_the_model_decides_cannot_be_asked_for(given, tmp_path, changes, words):
     with pytest.raises(ConfigError, match=words):
         built(given["modelopt"][0], tmp_path / "b", replace(OPTIONS, **changes))
+
+
+@pytest.mark.filterwarnings("ignore:without images")
+@pytest.mark.parametrize("written", [QuantFormat.QDQ, QuantFormat.QOperator])
+def test_zero_points_become_symmetric_pairs_of_the_same_range(tmp_path, written):
+    """As onnxruntime quantises by default, in both of its formats."""
+    model = by_onnxruntime(
+        small_detector(width=16),
+        tmp_path,
+        quant_format=written,
+        op_types_to_quantize=["Conv"],
+        activation_type=QuantType.QUInt8,
+        extra_options={},
+    )
+    bundle, network = built(tmp_path / "quantized.onnx", tmp_path / "b")
+    assert bundle.manifest.precision.int8 == CONVOLUTIONS
+    assert "asymmetric" in {pair.kind for pair in bundle.manifest.quantization.pairs}
+    quantising, building, loss = distances(model, network)
+    assert loss < quantising
+    assert building < 2 * quantising
+
+
+def test_a_dynamically_quantised_model_is_built_as_a_float_model(tmp_path, images):
+    onnx.save(small_detector(width=16), tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "dynamic.onnx", weight_type=QuantType.QUInt8)
+    calibration = trtdet.CalibrationOptions(images=images, check_input=False)
+    plan = trtdet.PlanOptions(int8_all=True)
+    options = replace(OPTIONS, calibration=calibration, effort="none", plan=plan)
+    with pytest.warns(TrtdetWarning, match="scales that are computed from each image"):
+        bundle, network = built(tmp_path / "dynamic.onnx", tmp_path / "b", options)
+    assert bundle.manifest.quantization.source == "trtdet"
+    assert bundle.manifest.precision.int8 == CONVOLUTIONS
+    exact, scores = (
+        decode([run(small_detector(width=16), noise(9)[-1])["output"]], CONFIG)[1],
+        run(network, noise(9)[-1])["scores"],
+    )
+    assert np.abs(scores - exact).mean() < 0.1 * np.abs(exact).mean()
 
 
 def test_a_float_model_cannot_be_rescaled(tmp_path, images):

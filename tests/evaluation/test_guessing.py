@@ -16,7 +16,10 @@ from trtdet.data import find_images
 from trtdet.demo import shapes
 from trtdet.detection.heads import decode
 from trtdet.errors import ConfigError
+from trtdet.evaluation import guessing
 from trtdet.evaluation.guessing import guess_config
+from trtdet.evaluation.plausibility import Answer, Plausibility, Settled
+from trtdet.evaluation.readings import Reading
 from trtdet.exporter import SHAPES_MODEL
 
 
@@ -52,6 +55,36 @@ def test_what_the_detections_tell_replaces_what_is_usual(images, tmp_path):
     assert found.open.keys() <= found.answers.keys()
     (tmp_path / "odd.yaml").write_text(found.text())
     assert load_config(str(tmp_path / "odd.yaml")) == found.config
+
+
+@pytest.mark.usefixtures("input_check")
+def test_what_the_exporter_reads_stands_where_images_do_not_decide(images, tmp_path):
+    model = onnx.load(str(SHAPES_MODEL))
+    helper.set_model_props(model, {"author": "Ultralytics", "description": "Ultralytics YOLOv8n model"})
+    onnx.save(model, tmp_path / "u.onnx")
+    found, usual = (guess_config(path, images) for path in (tmp_path / "u.onnx", SHAPES_MODEL))
+    assert not found.open
+    assert all(one.rival is None for one in found.answers.values())
+    for question in usual.open:
+        assert found.origins[f"input.{question}"] == "as Ultralytics, which wrote the file, reads images"
+    assert "as Ultralytics" in found.origins["input.pad_value"]
+    helper.set_model_props(model, {"author": "Ultralytics", "description": "Ultralytics rtdetr-l model"})
+    onnx.save(model, tmp_path / "stretched.onnx")
+    assert "Ultralytics" not in guess_config(tmp_path / "stretched.onnx").origins["input.resize"]
+
+
+def test_a_reading_that_images_do_not_decide_is_taken_back(images, monkeypatch):
+    given = load_config("shapes")
+    other = given.model_copy(update={"input": given.input.model_copy(update={"resize": "stretch", "color": "bgr"})})
+    rival = Reading(given, other, "resize")
+    first = Plausibility(images=8, better={"input.resize": "stretch", "input.color": "bgr"})
+    answers = {"resize": Answer(0.6, 8, rival), "color": Answer(0.999, 8)}
+    settled = Settled(other, first, first, answers=answers)
+    taken = guessing._decided(settled, onnx.load(str(SHAPES_MODEL)), given, images[:4])
+    assert (taken.config.input.resize, taken.config.input.color) == (given.input.resize, "bgr")
+    assert taken.first.better == {"input.color": "bgr"}
+    assert taken.answers.keys() == {"color"}
+    assert taken.looks is not first
 
 
 def test_without_images_what_is_usual_stands_and_says_so(tmp_path):

@@ -140,13 +140,9 @@ def test_every_reader_gets_the_scale_that_it_has_and_a_float_skip_stays_float(sk
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"z": np.int8(3)}, "'DequantizeLinear_1' has the zero point 3"),
-        ({"z": np.uint8(0)}, "'QuantizeLinear_0' is of type uint8"),
+        ({"z": np.zeros(3, np.int8)}, "has 3 zero points for 1 scales"),
         ({"s": np.full(16, 0.1, np.float32), "z": np.zeros(16, np.int8)}, "has 16 scales of an activation"),
         ({"s": np.float32(0)}, "has a scale that is not over 0"),
-        ({"wq": INTEGERS.astype(np.uint8), "wz": np.zeros(16, np.uint8)}, "'DequantizeLinear_2' is of type uint8"),
-        ({"wz": np.ones(16, np.int8)}, "'DequantizeLinear_2' has the zero point 1"),
-        ({"text": GOOD.replace("(x, s, z)", "(x, s)")}, "'QuantizeLinear_0' is of type uint8"),
         ({"text": GOOD.replace("(xq, s, z)", "(xq, s2, z)"), "s2": np.float32(0.2)}, "has another scale than"),
         ({"text": GOOD.replace("<axis = 0>(wq", "<axis = 1>(wq")}, "scales the weights of Conv 'Conv_4' on axis 1"),
         (
@@ -159,6 +155,58 @@ def test_pairs_that_no_int8_kernel_takes_are_refused(changes, words):
     with pytest.raises(ModelError, match=words):
         apart = take_apart(built(**changes))
         apart.placed(apart.model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"z": np.int8(3)}, 131 / 127),
+        ({"z": np.int8(-128)}, 255 / 127),
+        ({"z": np.uint8(0)}, 255 / 127),
+        ({"z": np.uint8(20)}, 235 / 127),
+        ({"z": np.uint8(128)}, 1),
+        ({"text": GOOD.replace("(x, s, z)", "(x, s)").replace("(xq, s, z)", "(xq, s)")}, 255 / 127),
+    ],
+)
+def test_an_activation_that_is_not_symmetric_gets_the_symmetric_step_of_its_range(changes, steps):
+    apart = take_apart(built(**changes))
+    _, own = apart.placed(apart.model)
+    assert own.steps == {("Conv_4", 0): pytest.approx(0.1 * steps, rel=1e-6)}
+    assert [problem.kind for problem in apart.problems] == ["asymmetric"] * (steps != 1)
+    if steps != 1:
+        assert "calibration.rescale=true" in apart.problems[0].text
+        assert f"up to {steps:.2f} times" in apart.problems[0].text
+
+
+@pytest.mark.parametrize(("zero", "kind"), [(128, np.uint8), (20, np.uint8), (1, np.int8), (0, np.uint8)])
+def test_weights_that_are_not_symmetric_keep_their_values(zero, kind):
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    stored = np.random.default_rng(4).integers(low, high + 1, (16, 16, 1, 1)).astype(kind)
+    model = built(wq=stored, wz=np.full(16, zero, kind))
+    apart = take_apart(model)
+    _, own = apart.placed(apart.model)
+    weights = own.weights["Conv_4"]
+    exact = (stored.astype(np.float64) - zero) * SCALES.astype(np.float64).reshape(-1, 1, 1, 1)
+    distance = weights.integers * weights.scales.astype(np.float64).reshape(-1, 1, 1, 1) - exact
+    fits = np.abs(stored.astype(int) - zero).max() <= 128
+    assert np.all(np.abs(distance) <= (1e-6 if fits else 0.5 * weights.scales.reshape(-1, 1, 1, 1) * 1.001))
+    assert [problem.kind for problem in apart.problems] == ["asymmetric"] * (not fits)
+    if fits:
+        assert np.array_equal(weights.scales, SCALES)
+
+
+def test_floats_before_a_pair_with_a_zero_point_keep_their_values():
+    text = GOOD.replace("wd = Deq", "wi = QuantizeLinear<axis = 0>(w, ws, wz) wd = Deq").replace("(wq,", "(wi,")
+    exact = nets.normal(16, 16, 1, 1, scale=0.2)
+    low, high = exact.min(axis=(1, 2, 3)), exact.max(axis=(1, 2, 3))
+    scales = ((high - low) / 255).astype(np.float32)
+    zeros = np.rint(-low / scales).astype(np.uint8)
+    apart = take_apart(built(text, w=exact, ws=scales, wz=zeros))
+    _, own = apart.placed(apart.model)
+    weights = own.weights["Conv_5"]
+    spread = weights.scales.reshape(-1, 1, 1, 1)
+    rounded_twice = 0.5 * scales.reshape(-1, 1, 1, 1) + 0.5 * spread
+    assert np.all(np.abs(weights.integers * spread - exact) <= 1.01 * rounded_twice)
 
 
 def test_fp8_is_refused():

@@ -7,16 +7,17 @@ images and their mirror images. Other keys get the usual value for such heads. E
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import yaml
 
 from trtdet.config import COCO_CLASSES, Config, InputConfig
 from trtdet.errors import ConfigError, one_line
 from trtdet.evaluation.judging import FEWEST_IMAGES
-from trtdet.evaluation.plausibility import Answer, Plausibility, Settled, settle_model
+from trtdet.evaluation.plausibility import Answer, Plausibility, Settled, examine_model, settle_model
 from trtdet.evaluation.readings import QUESTIONS, plain
 from trtdet.exporter import ExportOptions, onnx_file
 from trtdet.passes import Options, has_pairs, load_model
@@ -27,6 +28,8 @@ _PIXELS = ("resize", "interpolation", "pad_value", "color", "scale", "mean", "st
 """Keys of ``input`` that can be tried on images."""
 
 _USUAL = "as usual for such heads"
+_STRETCHED = "ultralytics rtdetr"
+"""Start of the description of those models of Ultralytics that read stretched images, not letterboxes; lower case."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,13 @@ def guess_config(
     origins |= {"input.name": "the model's own"}
     origins |= {f"head.{key}": "from the shapes and values of the outputs" for key in type(config.head).model_fields}
     config, origins["classes"], unknown = _named(config, classes, onnx_file.class_names(loaded) is not None)
+    usual = _usual(loaded)
     if len(files) < FEWEST_IMAGES:
-        origins |= {f"input.{key}": f"{_USUAL}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
+        origins |= {f"input.{key}": f"{usual}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
         return Guess(config, origins=origins, unknown=unknown, looks=None, note=note)
     settled = settle_model(loaded, Options(config), files)
+    if usual != _USUAL:
+        settled = _decided(settled, loaded, config, files)
     if unknown and settled.looks.verdict == "not working":  # that many classes are a guess as well
         raise onnx_file.UnknownHead(
             f"by its shapes, '{model}' has a head of decode {config.head.decode} with {len(config.classes)} classes, "
@@ -122,7 +128,7 @@ def guess_config(
             "head is right",
             onnx_file.described(loaded, config),
         )
-    tried = _tried(config, settled)
+    tried = _tried(config, settled, usual)
     for key, said in tried.items():
         section, _, name = key.partition(".")
         if section == "head" and origins.get(key):
@@ -132,8 +138,34 @@ def guess_config(
     return Guess(settled.config, origins, unknown=unknown, looks=settled.looks, answers=settled.answers, note=note)
 
 
-def _tried(guess: Config, settled: Settled) -> dict[str, str]:
-    """What the images say of each key that can be tried, by its path."""
+def _usual(model: onnx.ModelProto) -> str:
+    """Where the pixel keys of a guess are from before images are looked at."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    author, stretched = "Ultralytics", metadata.get("description", "").lower().startswith(_STRETCHED)
+    if metadata.get("author", "").startswith(author) and not stretched:
+        return f"as {author}, which wrote the file, reads images"
+    return _USUAL
+
+
+def _decided(settled: Settled, model: onnx.ModelProto, given: Config, files: Sequence[Path]) -> Settled:
+    """With the readings of ``given`` for each question that the images leave undecided."""
+    sure = {question: one for question, one in settled.answers.items() if one.rival is None}
+    open_keys = {key for question in settled.answers.keys() - sure.keys() for key in QUESTIONS[question]}
+    back = open_keys & settled.first.better.keys()
+    if not back:
+        return replace(settled, answers=sure)
+    values = settled.config.model_dump()
+    for section, _, name in (key.partition(".") for key in back):
+        values[section][name] = given.model_dump()[section][name]
+    first = replace(
+        settled.first, better={key: settled.first.better[key] for key in settled.first.better.keys() - back}
+    )
+    config = Config.model_validate(values)
+    return Settled(config, first, examine_model(model, Options(config), files, alternatives=False), answers=sure)
+
+
+def _tried(guess: Config, settled: Settled, usual: str) -> dict[str, str]:
+    """What the images say of each key that can be tried, by its path; ``usual`` is the origin of the others."""
     looks, notes = settled.looks, {}
     given = guess.model_dump(mode="json")
     for question, keys in QUESTIONS.items():
@@ -142,12 +174,12 @@ def _tried(guess: Config, settled: Settled) -> dict[str, str]:
             if key in settled.first.better:
                 note = f"tried on images, in place of {plain(given[section][name])}"
             elif section == "input":
-                note = _USUAL
+                note = usual
             else:
                 note = ""
             if question in settled.answers:
                 note = "; ".join(part for part in (note, settled.answers[question].text) if part)
-            elif looks.verdict != "working" and section == "input":
+            elif looks.verdict != "working" and section == "input" and usual == _USUAL:
                 note = f"{note}; the images cannot tell"
             if note:
                 notes[key] = note

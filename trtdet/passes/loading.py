@@ -14,6 +14,7 @@ from trtdet.files import finish_replacing
 from trtdet.passes import plugin_ops  # noqa: F401  # registers the plugin operators with ONNX
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.exported import unwrapped
+from trtdet.passes.integers import DYNAMIC, on_integers, without_integers
 from trtdet.passes.own_suppression import PLUGINS
 from trtdet.passes.provenance import graphs
 from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
@@ -21,7 +22,6 @@ from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _MOST_OPSETS = 1000  # versions of a domain that is not ONNX's own; a file that names more is damaged
 _MOST_BYTES = 2**31  # of a constant, as many as a file of protobuf holds
-_INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "DynamicQuantizeLinear")
 
 
 def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
@@ -81,10 +81,11 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
         model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
     try:
         sort_nodes(model.graph)
-        if not allow_quantized:
-            _check_float(model)
         _check_operators(model)
         check(model)
+        model = without_integers(model)
+        if not allow_quantized:
+            _check_float(model)
     except ModelError as error:
         raise ModelError(f"model '{path}' {error.problem}", error.hint or "export it again") from None
     return unwrapped(model)
@@ -133,27 +134,25 @@ def _check_header(model: onnx.ModelProto) -> None:
 
 
 def has_pairs(model: Path | onnx.ModelProto) -> bool:
-    """Whether a model or an ONNX file has Q/DQ nodes and no operators on integers; False for a file that cannot be
-    read."""
+    """Whether a model or an ONNX file is quantised with constant scales: has Q/DQ nodes, or operators on integers that
+    become such pairs; False for a file that cannot be read."""
     if isinstance(model, Path):
         try:
             model = onnx.load(str(model), format="protobuf", load_external_data=False)
         except (OSError, DecodeError, ValueError):
             return False
-    operators = {node.op_type for node in model.graph.node}
-    return not operators.isdisjoint(_PAIR) and operators.isdisjoint(_INTEGER)
+    return any(
+        node.op_type in _PAIR or (on_integers(node) and node.op_type not in DYNAMIC) for node in model.graph.node
+    )
 
 
 def _check_float(model: onnx.ModelProto) -> None:
     """Refuses a model that is quantised."""
-    for operators, advice in (
-        (_INTEGER, "quantise it in the QDQ format (QuantizeLinear and DequantizeLinear), which 'trtdet build' takes"),
-        (_PAIR, "give the float model it was made from; 'trtdet build' takes it as it is"),
-    ):
-        nodes = [node for node in model.graph.node if node.op_type in operators]
-        if nodes:
-            example = f"{len(nodes)} nodes such as {nodes[0].op_type} '{nodes[0].name}'"
-            raise ModelError(f"is quantised already: {example}", advice)
+    nodes = [node for node in model.graph.node if node.op_type in _PAIR]
+    if nodes:
+        example = f"{len(nodes)} nodes such as {nodes[0].op_type} '{nodes[0].name}'"
+        advice = "give the float model it was made from; 'trtdet build' takes it as it is"
+        raise ModelError(f"is quantised already: {example}", advice)
 
 
 def _unify_domains(model: onnx.ModelProto) -> None:
@@ -181,7 +180,7 @@ def _check_operators(model: onnx.ModelProto) -> None:
     local = {(function.domain, function.name) for function in model.functions}
     unknown: dict[str, str] = {}
     for node in model.graph.node:
-        if (node.domain, node.op_type) in local or node.op_type in PLUGINS:
+        if (node.domain, node.op_type) in local or node.op_type in PLUGINS or on_integers(node):
             continue
         try:
             onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)

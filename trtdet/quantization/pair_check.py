@@ -20,7 +20,7 @@ from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS
 COMMUTING = ("MaxPool", "Slice", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Dropout")
 """Operators that only move values of their first input, so that a scale before them holds behind them."""
 
-Kind = Literal["blocks-fusion", "missing-pair", "different-scales", "float-island", "fp16-scales"]
+Kind = Literal["blocks-fusion", "missing-pair", "different-scales", "float-island", "fp16-scales", "asymmetric"]
 
 _PAIR = ("DequantizeLinear", "QuantizeLinear")
 _GATES = ("Sigmoid", "HardSigmoid")
@@ -33,7 +33,8 @@ class PairProblem:
     Attributes:
         kind: ``blocks-fusion``: a pair inside of what one kernel computes; ``missing-pair``: a layer or a sum with one
             quantised and one float input; ``different-scales``: INT8 must be scaled again; ``float-island``: a float
-            layer between INT8 layers; ``fp16-scales``: the backend takes FP16 scales, and rounding changes them.
+            layer between INT8 layers; ``fp16-scales``: the backend takes FP16 scales, and rounding changes them;
+            ``asymmetric``: UINT8 or zero points, in whose place symmetric INT8 covers the same range.
         nodes: names, in the model that was given.
         text: what is wrong, and what to do.
     """

@@ -4,14 +4,17 @@ The float form goes through the same passes as any float model, and then :meth:`
 again by name. It keeps the pairs of layer inputs and of skips of residual sums, which is where
 :mod:`trtdet.quantization.placement` puts pairs; all others only cost time and accuracy.
 
-Weights are taken as INT8 constants before a DequantizeLinear (ModelOpt, onnxruntime, NNCF) or as float constants before
-a pair (pytorch-quantization, brevitas), biases also as INT32 constants before a DequantizeLinear.
+Weights are taken as integer constants before a DequantizeLinear (ModelOpt, onnxruntime, NNCF) or as float constants
+before a pair (pytorch-quantization, brevitas), biases also as INT32 constants before a DequantizeLinear.
+
+A pair whose range is not symmetric, as of UINT8 or with a zero point, has no counterpart in TensorRT: it becomes the
+symmetric INT8 pair that covers the same range.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +36,8 @@ from trtdet.quantization.qdq import Corrections
 from trtdet.quantization.weighted import PRODUCTS, Weighted
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
-_AGAIN = "quantise the float model again with symmetric INT8, one scale for each activation"
+_AGAIN = "quantise the float model again with INT8, one scale for each activation"
+_RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int32": (-(2**31), 2**31 - 1)}
 _NEAR = 0.01  # distance of a weight from its integer, in steps, that rounding of float32 explains
 
 
@@ -180,6 +184,9 @@ def take_apart(model: onnx.ModelProto) -> QuantizedInput:
         pairs = {id(node): _Pair.of(node) for node in graph.nodes if node.op == "DequantizeLinear"}
         _check_integers(graph)
         problems, steps, weights = check_pairs(graph), _steps(graph, pairs), _weights(graph, pairs)
+        widened = [pair for pair in pairs.values() if np.any(pair.widened > 1)]
+        if widened:
+            problems = (*problems, _asymmetric(widened))
         for pair in pairs.values():
             if isinstance(pair.source, gs.Constant):
                 tensor, values = pair.node.outputs[0], gs.Constant(f"{pair.node.name}/values", pair.values)
@@ -197,45 +204,80 @@ def take_apart(model: onnx.ModelProto) -> QuantizedInput:
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """A DequantizeLinear ``node`` with what it reads; ``source`` is the float tensor, or the constant."""
+    """A DequantizeLinear ``node`` with what it reads; ``source`` is the float tensor, or the constant.
+
+    ``scale`` is that of the symmetric pair that covers the range, and ``widened`` this scale divided by the model's
+    own, 1 for a symmetric pair. ``integers`` are those of a constant in the symmetric pair.
+    """
 
     node: gs.Node
     source: gs.Tensor
     scale: NDArray[np.float32]  # () or (C,)
     axis: int
+    widened: NDArray[np.float64]  # likewise
+    integers: NDArray[Any]
 
     @staticmethod
     def of(node: gs.Node) -> _Pair:
         quantizer = maker(node.inputs[0], "QuantizeLinear")
         source = node.inputs[0] if quantizer is None else quantizer.inputs[0]
-        scale, axis = _scale(node), int(node.attrs.get("axis", 1))
-        if quantizer is not None and not np.array_equal(scale, _scale(quantizer)):
-            raise _problem(node, f"has another scale than QuantizeLinear '{quantizer.name}' before it", _AGAIN)
-        if isinstance(source, gs.Constant):
-            return _Pair(node, source, scale=scale, axis=axis)
-        if quantizer is None:
+        scale, zero, kind = _scale(node)
+        axis = int(node.attrs.get("axis", 1))
+        if quantizer is not None:
+            others = _scale(quantizer)
+            if not np.array_equal(scale, others[0]) or not np.array_equal(zero, others[1]):
+                raise _problem(node, f"has another scale than QuantizeLinear '{quantizer.name}' before it", _AGAIN)
+            kind = others[2]
+        elif isinstance(source, gs.Constant):
+            kind = source.values.dtype.name
+        else:
             raise _problem(node, "reads integers that no QuantizeLinear makes", "give the model with whole pairs")
-        if scale.ndim:
-            raise _problem(node, f"has {scale.size} scales of an activation, a scale for each channel", _AGAIN)
-        return _Pair(node, source, scale=scale, axis=axis)
-
-    def spread(self, rank: int) -> NDArray[np.float32]:
-        """The scale, to broadcast with ``rank`` axes."""
-        return self.scale.reshape([-1 if axis == self.axis % rank else 1 for axis in range(rank)] if rank else [])
-
-    @property
-    def integers(self) -> NDArray[Any]:
-        """The integers of a constant."""
-        values: NDArray[Any] = self.source.values
-        if np.issubdtype(values.dtype, np.integer):
-            return values
-        steps = np.rint(values.astype(np.float32) / self.spread(values.ndim))
-        return np.asarray(np.clip(steps, -128, 127), np.int8)
+        low, high = _RANGES[kind]
+        if not isinstance(source, gs.Constant):
+            if scale.ndim:
+                raise _problem(node, f"has {scale.size} scales of an activation, a scale for each channel", _AGAIN)
+            exact, largest = np.zeros(0, np.int64), np.maximum(zero - low, high - zero)
+        else:  # the integers that are there, not all that could be
+            exact = _steps_from_zero(source.values, scale, zero, axis, kind)
+            others_axes = tuple(at for at in range(exact.ndim) if not scale.ndim or at != axis % exact.ndim)
+            largest = np.abs(exact).max(axis=others_axes, initial=0)
+        widened = np.where(largest > 128, largest / 127, 1.0) if kind != "int32" else np.ones_like(scale, np.float64)
+        whole = np.rint(exact / _spread(widened, axis, exact.ndim))
+        integers = whole.astype(np.int32) if kind == "int32" else np.clip(whole, -128, 127).astype(np.int8)
+        return _Pair(node, source, (scale * widened).astype(np.float32), axis, widened=widened, integers=integers)
 
     @property
     def values(self) -> NDArray[np.floating]:
         """A constant at the steps of its scale."""
-        return self.integers.astype(np.float32) * self.spread(self.integers.ndim)
+        return np.asarray(self.integers.astype(np.float32) * _spread(self.scale, self.axis, self.integers.ndim))
+
+
+def _steps_from_zero(
+    values: NDArray[Any], scale: NDArray[np.float32], zero: NDArray[np.int64], axis: int, kind: str
+) -> NDArray[np.int64]:
+    """How many of its steps each value of a constant is from 0; ``values`` are integers, or floats before a pair."""
+    offset = _spread(zero, axis, values.ndim)
+    if np.issubdtype(values.dtype, np.integer):
+        return np.asarray(values.astype(np.int64) - offset)
+    low, high = _RANGES[kind]
+    whole = np.rint(values.astype(np.float32) / _spread(scale, axis, values.ndim)).astype(np.int64)
+    return np.asarray(np.clip(whole, low - offset, high - offset))
+
+
+def _spread(per_channel: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
+    """A number () or one for each channel (C,), to broadcast with ``rank`` axes."""
+    return per_channel.reshape([-1 if at == axis % rank else 1 for at in range(rank)] if per_channel.ndim else [])
+
+
+def _asymmetric(pairs: Sequence[_Pair]) -> PairProblem:
+    """Says what symmetric pairs cost in the place of others."""
+    most = max(float(pair.widened.max()) for pair in pairs)
+    text = (
+        f"{len(pairs)} pairs have zero points or UINT8, which TensorRT does not take: symmetric INT8 pairs of the same "
+        f"range take their place, with steps up to {most:.2f} times as large"
+    )
+    hint = "choose the ranges anew on images with calibration.rescale=true, or quantise with symmetric INT8"
+    return PairProblem("asymmetric", tuple(pair.node.name for pair in pairs), f"{text}; {hint}")
 
 
 def _problem(node: gs.Node, problem: str, hint: str) -> ModelError:
@@ -257,24 +299,26 @@ def _check_type(node: gs.Node, types: Mapping[str, int]) -> None:
 
 
 def _check_int8(node: gs.Node, kind: str) -> None:
-    if kind != "int8" and (kind != "int32" or node.op == "QuantizeLinear"):
-        raise _problem(node, f"is of type {kind}, int8 with the zero point 0 is needed", _AGAIN)
+    if kind not in _RANGES or (kind == "int32" and node.op == "QuantizeLinear"):
+        raise _problem(node, f"is of type {kind}, int8 or uint8 is needed", _AGAIN)
 
 
-def _scale(node: gs.Node) -> NDArray[np.float32]:
-    """A node's scale float32 () or (C,), after its zero point was checked."""
-    scale, *zero = node.inputs[1:]
-    if not all(isinstance(tensor, gs.Constant) for tensor in (scale, *zero)):
+def _scale(node: gs.Node) -> tuple[NDArray[np.float32], NDArray[np.int64], str]:
+    """A node's scale float32 () or (C,), its zero point of the same shape, and the integers' type."""
+    scale, *given = node.inputs[1:]
+    if not all(isinstance(tensor, gs.Constant) for tensor in (scale, *given)):
         raise _problem(node, "has a scale or zero point that is computed from the image", _AGAIN)
-    if zero:
-        _check_int8(node, zero[0].values.dtype.name)
-    if zero and np.any(zero[0].values != 0):
-        value = int(zero[0].values[zero[0].values != 0].flat[0])
-        raise _problem(node, f"has the zero point {value}: it must be 0", _AGAIN)
+    kind = given[0].values.dtype.name if given else "uint8"
+    if given:
+        _check_int8(node, kind)
     values: NDArray[np.float32] = np.asarray(scale.values).astype(np.float32)
     if not np.all(np.isfinite(values) & (values > 0)):
         raise _problem(node, "has a scale that is not over 0 and finite", _AGAIN)
-    return values.reshape(()) if values.size == 1 else values
+    values = values.reshape(()) if values.size == 1 else values
+    zero = np.asarray(given[0].values, np.int64).reshape(-1) if given else np.zeros(1, np.int64)
+    if zero.size not in (1, values.size):
+        raise _problem(node, f"has {zero.size} zero points for {values.size} scales", _AGAIN)
+    return values, np.broadcast_to(zero, (values.size,)).reshape(values.shape), kind
 
 
 def _drop_clips(graph: gs.Graph) -> None:
@@ -345,7 +389,7 @@ def _weights(graph: gs.Graph, pairs: Mapping[int, _Pair]) -> dict[str, _Weights]
         integers = pair.integers
         if node.op in PRODUCTS and integers.ndim != 2:
             continue
-        scales = np.broadcast_to(pair.spread(integers.ndim), integers.shape)
+        scales = np.broadcast_to(_spread(pair.scale, pair.axis, integers.ndim), integers.shape)
         if integers.dtype != np.int8:
             raise _problem(pair.node, f"gives weights from {integers.dtype}, int8 is needed", _AGAIN)
         if node.op == "MatMul" or (node.op == "Gemm" and not node.attrs.get("transB", 0)):
