@@ -80,7 +80,7 @@ def test_a_reading_that_images_do_not_decide_is_taken_back(images, monkeypatch):
     first = Plausibility(images=8, better={"input.resize": "stretch", "input.color": "bgr"})
     answers = {"resize": Answer(0.6, 8, rival), "color": Answer(0.999, 8)}
     settled = Settled(other, first, first, answers=answers)
-    taken = guessing._decided(settled, onnx.load(str(SHAPES_MODEL)), given, images[:4])
+    taken = guessing._decided(settled, onnx.load(str(SHAPES_MODEL)), given=given, files=images[:4])
     assert (taken.config.input.resize, taken.config.input.color) == (given.input.resize, "bgr")
     assert taken.first.better == {"input.color": "bgr"}
     assert taken.answers.keys() == {"color"}

@@ -119,7 +119,7 @@ def guess_config(
         return Guess(config, origins=origins, unknown=unknown, looks=None, note=note)
     settled = settle_model(loaded, Options(config), files)
     if usual != _USUAL:
-        settled = _decided(settled, loaded, config, files)
+        settled = _decided(settled, loaded, given=config, files=files)
     if unknown and settled.looks.verdict == "not working":  # that many classes are a guess as well
         raise onnx_file.UnknownHead(
             f"by its shapes, '{model}' has a head of decode {config.head.decode} with {len(config.classes)} classes, "

@@ -238,13 +238,14 @@ class _Pair:
                 raise _problem(node, f"has {scale.size} scales of an activation, a scale for each channel", _AGAIN)
             exact, largest = np.zeros(0, np.int64), np.maximum(zero - low, high - zero)
         else:  # the integers that are there, not all that could be
-            exact = _steps_from_zero(source.values, scale, zero, axis, kind)
+            exact = _steps_from_zero(source.values, scale, zero, axis=axis, kind=kind)
             others_axes = tuple(at for at in range(exact.ndim) if not scale.ndim or at != axis % exact.ndim)
             largest = np.abs(exact).max(axis=others_axes, initial=0)
         widened = np.where(largest > 128, largest / 127, 1.0) if kind != "int32" else np.ones_like(scale, np.float64)
         whole = np.rint(exact / _spread(widened, axis, exact.ndim))
         integers = whole.astype(np.int32) if kind == "int32" else np.clip(whole, -128, 127).astype(np.int8)
-        return _Pair(node, source, (scale * widened).astype(np.float32), axis, widened=widened, integers=integers)
+        wide = (scale * widened).astype(np.float32)
+        return _Pair(node, source, wide, axis=axis, widened=widened, integers=integers)
 
     @property
     def values(self) -> NDArray[np.floating]:
