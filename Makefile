@@ -5,6 +5,8 @@
 # make test-benchmarks   the tests of the scripts in benchmarks/ alone, which are a part of test-rest
 # make service   the C++ runtime and service into build/service, for TensorRT with TENSORRT_INCLUDE_DIR=folder of NvInfer.h
 # make test-sanitized   service/ with the address, undefined and thread sanitizers in it, a part of test-rest
+# make test-matrix      Python 3.10 to 3.13 with the oldest and the newest dependencies, in .venv-matrix
+# make lock             requirements.lock anew: the releases that make test installs
 # make test-triton      packaged repositories in a real Triton server, in .venv-triton
 # make docs      the pages as a site, into build/site
 # make fuzz      what reads bytes from outside, with libFuzzer, each target for FUZZ_SECONDS; needs clang
@@ -16,6 +18,10 @@ VENV   ?= .venv
 # TensorRT 8.6.0 is made for Python 3.6 to 3.10, trtdet for 3.10 and later.
 PYTHON310 ?= python3.10
 VENV86    ?= .venv86
+# Those of rooms that every installation has: without torch, a compiler or a browser.
+MATRIX_PYTHONS ?= 3.10 3.11 3.12 3.13
+MATRIX_TESTS ?= tests/audit tests/backends tests/building tests/bundle tests/calibration tests/data tests/detection \
+  tests/evaluation tests/options tests/passes tests/quantization tests/runtime tests/test_config.py
 # The CPU build is enough for the tests; any torch that is there already will do.
 TORCH  ?= torch==2.13.0
 
@@ -29,11 +35,14 @@ SANITIZED := address,undefined thread
 # Files stay whole: what a file's tests share is made once. Long files come first, see tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
+# Commands that tests start read compiled modules, not sources, also where a machine's default is not to write them.
+unexport PYTHONDONTWRITEBYTECODE
+
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS := manifest image recording multipart inference
 
-.PHONY: demo test test-all test-rest test-benchmarks test-tensorrt86 test-triton test-sanitized chromium lint service service-tests \
-  docs fuzz attack clean
+.PHONY: demo test test-all test-rest test-benchmarks test-matrix test-tensorrt86 test-triton test-sanitized chromium lint lock \
+  service service-tests docs fuzz attack clean
 
 demo: $(VENV)/.demo
 	$(BIN)/trtdet demo -o demo
@@ -63,6 +72,15 @@ chromium:
 
 test-benchmarks: $(VENV)/.dev
 	$(BIN)/python -m pytest -m benchmark
+
+test-matrix:
+	tests/matrix.sh $(VENV)-matrix "$(MATRIX_PYTHONS)" $(MATRIX_TESTS)
+
+# torch is installed apart, as its CPU build.
+lock: $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python -m uv pip compile --quiet --universal --python-version 3.10 --no-annotate --upgrade \
+	  --custom-compile-command 'make lock' --extra rtx --extra sign --extra dev -o requirements.lock setup.cfg
 
 # Its plugins want cuBLAS and cuDNN at import; stand-ins are enough for what is asked here. With TRTDET_TENSORRT_HEADERS
 # and nvcc trtdet's own plugin library is compiled and asked too, and the library's ONNX parser reads what trtdet writes;
@@ -128,13 +146,13 @@ $(BIN)/python:
 	  $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); } || { \
 	  echo "no virtual environment could be made: install python3-venv or virtualenv" >&2; exit 1; }
 
-$(VENV)/.demo: $(BIN)/python setup.cfg
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx]'
+$(VENV)/.demo: $(BIN)/python setup.cfg requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[rtx]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[rtx,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[rtx,dev]'
 	touch $@
 
 # A python3.10 that is on the path but does not start is pyenv's, which wants to be told of a version.
@@ -156,4 +174,4 @@ $(VENV86)/.dev: $(BIN86)/python setup.cfg tests/tensorrt86/stand_ins.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV86) $(VENV)-triton demo build *.egg-info
+	rm -rf $(VENV) $(VENV86) $(VENV)-triton $(VENV)-matrix demo build *.egg-info

@@ -56,9 +56,9 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
         # FP16 is computed in float32 with roundings, see trtdet.backends.onnxruntime_half; integers stay.
         if tensor.dtype is None or tensor.dtype == np.float16:
             tensor.dtype = np.float32
-    graph.ir_version = model.ir_version
     graph.cleanup()
     exposed: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
+    exposed.ir_version = model.ir_version
     provenance.put(exposed, provenance.origin_of(model))
     return exposed
 
