@@ -176,16 +176,16 @@ class _Program:
                 right.append(0.0)
             start += len(states)
         from scipy.optimize import LinearConstraint  # slow to import
-        from scipy.sparse import csr_array
+        from scipy.sparse import csr_matrix  # its indices are int32, as milp of SciPy 1.14 and before needs
 
         at, column, value = zip(*rows, strict=True) if rows else ((), (), ())
-        matrix = csr_array((value, (at, column)), shape=(len(right), start))
+        matrix = csr_matrix((value, (at, column)), shape=(len(right), start))
         self._equal = LinearConstraint(matrix, right, right)
 
     def solve(self, least: NDArray[np.float64], bounded: NDArray[np.float64], bound: float) -> Plan | None:
         """Minimises ``least`` with ``bounded`` at most ``bound``, both summed over a plan; None if no plan fits."""
         from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
+        from scipy.sparse import csr_matrix
 
         constraints = [self._equal]
         # Choices over the bound by themselves are excluded: the solver's tolerance of 1e-6 needs figures of one size.
@@ -194,7 +194,7 @@ class _Program:
             open_[bounded > bound * (1 + _NOTHING)] = 0
         if bound < math.inf:
             limit = _scale(bounded * open_)
-            constraints.append(LinearConstraint(csr_array(bounded[None] * open_ / limit), -np.inf, bound / limit))
+            constraints.append(LinearConstraint(csr_matrix(bounded[None] * open_ / limit), -np.inf, bound / limit))
         with without_native_output():  # HiGHS sometimes prints debug lines
             result = milp(
                 1e3 * (least / _scale(least) + _TIE * bounded / _scale(bounded)),
