@@ -196,7 +196,8 @@ def agreement(
         progress("comparing", images, images + 1)
     if not images:
         raise ConfigError("there is no image to compare on", "give a folder of images or a list of file names")
-    means = {name: float(np.mean(values)) for name, values in ratios.items()}
+    # The sum makes 0 of -0, which rounding leaves of a ratio just under 1.
+    means = {name: round(float(np.mean(values)), 6) + 0.0 for name, values in ratios.items()}
     # If the engine gives NaN, the ratio is NaN and counts as below the limit.
     rows = tuple(
         TensorAgreement(name, node=tensors[name], snr=snr, departs=not snr >= limit) for name, snr in means.items()

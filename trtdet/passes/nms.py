@@ -340,7 +340,7 @@ def _fixed_point(write: Writer, suppression: gs.Variable, valid: gs.Variable, sh
     """float32 (B, K), 1 for each candidate that greedy suppression keeps."""
     column = write.const([2], np.int64)
     start = write("Unsqueeze", valid, column)
-    body = gs.Graph(name="trtdet/nms/step", opset=write.graph.opset, ir_version=write.graph.ir_version)
+    body = gs.Graph(name="trtdet/nms/step", opset=write.graph.opset)
     step = Writer(body, "trtdet/nms/step", write.origin, outer=write.graph)
     iteration = gs.Variable("trtdet/nms/step/iteration", np.int64, [])
     going = gs.Variable("trtdet/nms/step/going", bool, [])

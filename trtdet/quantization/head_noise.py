@@ -72,8 +72,9 @@ class TensorNoise:
         tail = flat[at]
         size = np.abs(tail)
         # Ranges j + 1, j + 2, ... clip the values in quarter-octave j below the largest.
-        octave = np.floor(-4 * np.log2(size / np.float32(self.largest or 1.0))).astype(np.int64)
-        np.clip(octave, 0, len(FRACTIONS) - 1, out=octave)
+        with np.errstate(over="ignore"):  # of a denormal largest value, infinity counts as the largest
+            below = np.clip(-4 * np.log2(size / np.float32(self.largest or 1.0)), 0, len(FRACTIONS) - 1)
+        octave = np.floor(below).astype(np.int64)
         channel, place = np.divmod(at, slopes.shape[1])
         cells, sign = channel * len(FRACTIONS) + octave, np.copysign(np.float32(1), tail)
         changed = self._clipped(cells, sign * slopes.reshape(-1)[at], size, channels=channels)
