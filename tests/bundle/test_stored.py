@@ -41,6 +41,11 @@ def test_commands_read_it(earlier, command, tmp_path, monkeypatch, capsys):
     assert main([name, str(earlier), *options]) == 0, capsys.readouterr().err
 
 
+def test_a_bundle_without_an_engine_is_not_audited(earlier, capsys):
+    assert main(["audit", str(earlier)]) == 1
+    assert "has no engine to audit, as onnxruntime runs the model itself; build it with" in capsys.readouterr().err
+
+
 def test_a_later_schema_is_refused_with_what_to_do(earlier):
     path = earlier / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 3}))

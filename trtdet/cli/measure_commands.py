@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtdet.cli.command import Command
 from trtdet.cli.options import add_output, add_target, argument, check_suffix, config_if_given
-from trtdet.errors import ConfigError
+from trtdet.errors import BundleError, ConfigError
 from trtdet.progress import Console
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ def _audit(options: Namespace, console: Console) -> dict[str, Any]:
     check_suffix(options.onnx, ".onnx")
     gpu = None if options.gpu is None else gpu_named(options.gpu)
     bundle = Bundle(options.bundle)
+    if bundle.engine is None:
+        title = bundle.manifest.backend.name
+        raise BundleError(
+            f"bundle '{options.bundle}' has no engine to audit, as {title} runs the model itself",
+            "build it with --backend tensorrt or tensorrt-rtx",
+        )
     audit = Audit.load(bundle.file("audit.json"))
     times = None
     if options.times is not None:
