@@ -15,9 +15,12 @@ and a summary goes to ``build/mutations/summary.md``. Tests run on a copy of the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import gc
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import random
@@ -44,7 +47,7 @@ LEFT_OUT = "not slow and not benchmark and not tensorrt86 and not ray and not tr
 WITHOUT_ROOM = ("service", "standin", "tensorrt86", "workflow")
 """Folders of tests that are not of a room and take long: recorded only when they are named."""
 PRELOADED = (
-    *("numpy", "cv2", "yaml", "onnx", "onnxruntime", "onnx_graphsurgeon", "pydantic", "faster_coco_eval"),
+    *("numpy", "cv2", "yaml", "onnx", "onnxruntime", "onnx_graphsurgeon", "pydantic", "faster_coco_eval", "hypothesis"),
     *("rich.progress", "PIL.Image", "scipy.optimize", "jinja2", "torch"),
 )
 """What is imported once, in the process that forks for each run of tests: nothing of trtdet."""
@@ -86,7 +89,9 @@ class Recorder:
     def __init__(self, data: Path) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
-        self._coverage = coverage.Coverage(data_file=str(data), config_file=False, include=["*/trtdet/*"], messages=False)
+        self._coverage = coverage.Coverage(
+            data_file=str(data), config_file=False, include=["*/trtdet/*"], messages=False
+        )
         self._coverage.set_option("run:relative_files", True)
         self._coverage.start()
 
@@ -132,7 +137,10 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.tree = folder / "tree"
         self._folder = folder
-        listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+        self.times = itertools.count(1)
+        listed = subprocess.run(
+            ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+        )
         for name in filter(None, listed.stdout.decode().split("\0")):
             if (ROOT / name).is_file():
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,10 +151,13 @@ class Bench:
         for name, variable in (("home", "HOME"), ("temporary", "TMPDIR")):
             (folder / name).mkdir()
             os.environ[variable] = str(folder / name)
-        os.environ.update(PYTHONPATH=str(self.tree), PYTHONDONTWRITEBYTECODE="1", ORT_DISABLE_TELEMETRY="1")
-        tempfile.tempdir = None
+        os.environ.update(PYTHONPATH=str(self.tree), ORT_DISABLE_TELEMETRY="1")
+        # Compiled files belong to the copy: without them every run would compile all of it again.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode, tempfile.tempdir = False, None
         for name in PRELOADED:
             importlib.import_module(name)
+        gc.freeze()
 
     def run(self, work: Callable[[], int], seconds: float) -> Run:
         """Runs tests in a process of its own, and ends it with all that it started when the seconds are over."""
@@ -162,16 +173,16 @@ class Bench:
                 status = os.waitstatus_to_exitcode(code)
             else:
                 time.sleep(0.02)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         if status is None:
             os.waitpid(child, 0)
         shutil.rmtree(self._folder / "temporary", ignore_errors=True)
         (self._folder / "temporary").mkdir(exist_ok=True)
         names = started.read_text(encoding="utf-8").splitlines()
-        return Run(status, names[-1] if names else "", "+ Timeout +" in log.read_text(encoding="utf-8", errors="replace"))
+        return Run(
+            status, names[-1] if names else "", "+ Timeout +" in log.read_text(encoding="utf-8", errors="replace")
+        )
 
     @property
     def started(self) -> Path:
@@ -192,7 +203,10 @@ class Bench:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.chdir(self.tree)
             # The tree's own benchmarks are read through pytest's settings, not through this script's folder.
-            sys.path[:] = [str(self.tree), *(path for path in sys.path if path not in (str(ROOT), str(ROOT / "benchmarks")))]
+            sys.path[:] = [
+                str(self.tree),
+                *(path for path in sys.path if path not in (str(ROOT), str(ROOT / "benchmarks"))),
+            ]
             status = int(work())
         except BaseException:
             traceback.print_exc()
@@ -203,7 +217,20 @@ class Bench:
 
 
 def arguments(paths: Iterable[str], seconds: float) -> list[str]:
-    plain = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n0", "-m", LEFT_OUT, "-o", "timeout_method=thread")
+    plain = (
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-n0",
+        "-m",
+        LEFT_OUT,
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+        "-o",
+        "timeout_method=thread",
+    )
     return [*plain, f"--timeout={seconds:.0f}", "--hypothesis-seed=0", *paths]
 
 
@@ -236,7 +263,10 @@ def record(bench: Bench, unit: str, folder: Path) -> None:
         status = pytest.main(arguments(changed, 600), plugins=[recorder])
         tests = {test: round(seconds, 3) for test, seconds in recorder.seconds.items() if test not in recorder.failed}
         by_file = {
-            file: {"digest": files[file], "tests": {test: tests[test] for test in tests if test.startswith(f"{file}::")}}
+            file: {
+                "digest": files[file],
+                "tests": {test: tests[test] for test in tests if test.startswith(f"{file}::")},
+            }
             for file in changed
         }
         sources = {str(path.relative_to(ROOT)): digest(path) for path in sorted((ROOT / "trtdet").rglob("*.py"))}
@@ -266,7 +296,9 @@ def recordings(folder: Path) -> dict[str, Recording]:
     for path in sorted(folder.glob("*.json"), key=lambda path: int(path.name.partition("-")[0])):
         document = json.loads(path.read_text(encoding="utf-8"))
         for file, entry in document["files"].items():
-            latest[file] = Recording(entry["digest"], entry["tests"], path.with_suffix(".coverage"), document["sources"])
+            latest[file] = Recording(
+                entry["digest"], entry["tests"], path.with_suffix(".coverage"), document["sources"]
+            )
     return latest
 
 
@@ -361,6 +393,8 @@ def test(bench: Bench, site: Site, executed: Executed, limit: float) -> dict[str
     target, source = bench.tree / site.path, ROOT / site.path
     names, began = executed.of(site), time.monotonic()
     target.write_bytes(site.apply(source.read_bytes()))
+    # Python knows compiled files by seconds and size: no two mutations have the same.
+    os.utime(target, (0, next(bench.times)))
     verdict, by, count = "survived" if names else "not executed", "", 0
     try:
         for batch in batches(names):
