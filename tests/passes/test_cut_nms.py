@@ -125,6 +125,16 @@ def test_a_nonmaxsuppression_keeps_its_constant_thresholds_or_is_replaced(saved,
         np.testing.assert_allclose(got.image(1)[1], wanted.image(1)[1], atol=1e-6)
 
 
+def test_rows_of_constants_that_the_kept_indices_pick_are_not_the_boxes():
+    model = detector("onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(nets.normal(25, 4), "anchors"))
+    model.graph.node.append(helper.make_node("Gather", ["anchors", "index"], ["picked"]))
+    model.graph.output.append(helper.make_tensor_value_info("picked", TensorProto.FLOAT, None))
+    written = rewrite(model, Options(configuration(), "host")).model
+    boxes, _ = fed(detector("onnx"))
+    np.testing.assert_allclose(OnnxRunner(written)(IMAGES)["boxes"], boxes, atol=1e-5)
+
+
 def test_outputs_named_in_the_configuration_cut_it_off_by_themselves():
     model, config = detector("efficient"), configuration(outputs=["rows"])
     assert embedded_nms(model, config) is None

@@ -18,7 +18,8 @@ def mutated(monkeypatch):
 
     def of(program: str) -> set[str]:
         source = program.encode()
-        return {site.apply(source).decode() for site in sites("a.py", source) if works(site, source)}
+        changed = [site.apply(source) for site in sites("a.py", source)]
+        return {each.decode() for each in changed if works(each)}
 
     return of
 
