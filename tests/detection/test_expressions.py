@@ -245,6 +245,11 @@ def test_keys_that_are_refused_when_they_are_read(head, said, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_an_expression_may_have_2000_characters():
+    longest = "a[..., :4]" + " " * 1990
+    assert make({"boxes": longest, "scores": "a"}).head.compute == {"boxes": longest, "scores": "a"}
+
+
 def test_a_deep_expression_is_an_error_of_one_line():
     with pytest.raises((TrtdetError, ValueError), match="is nested too deeply|is no expression"):
         decode({"a": noise(1, 5, 7)}, make({"boxes": "-" * 1900 + "a", "scores": "a"}))
