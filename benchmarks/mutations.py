@@ -1,6 +1,6 @@
 """Whether the tests notice when the code of trtdet is wrong: docs/results/mutations.md.
 
-    python benchmarks/mutations.py --record [ROOM ...]
+    python benchmarks/mutations.py --record [ROOM or file of tests ...]
     python benchmarks/mutations.py [ROOM ...] [--count 300] [--seed 0] [--limit 120] [--again]
 
 The first records which lines each test executes, and how long it takes, for the tests of the rooms (``tests/ROOM`` or
@@ -238,12 +238,13 @@ def arguments(paths: Iterable[str], seconds: float) -> list[str]:
 
 
 def units(rooms: Sequence[str]) -> list[str]:
-    """The files and folders of the rooms' tests; of all rooms where none is named."""
+    """The files and folders of tests that are named, or of the rooms that are; of all rooms where none is named."""
     tests = ROOT / "tests"
     if not rooms:
         folders = {path.parent.name for path in tests.glob("*/test_*.py")} - set(WITHOUT_ROOM)
         rooms = sorted(folders | {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")})
-    both = [path for room in rooms for path in (tests / room, tests / f"test_{room}.py") if path.exists()]
+    both = [path for room in rooms for path in (ROOT / room, tests / room, tests / f"test_{room}.py")]
+    both = [path for path in both if path.exists() and tests in path.parents]
     return [str(path.relative_to(ROOT)) for path in both]
 
 

@@ -71,6 +71,14 @@ def noise(*shape: int, seed: int = 0, scale: float = 3.0) -> NDArray[np.float32]
     return nets.normal(*shape, seed=seed, scale=scale)
 
 
+@pytest.mark.parametrize(("reduction", "left"), [("none", []), ("add", [b"add"])])
+def test_the_default_reduction_of_a_scatter_is_left_out(reduction, left):
+    """TensorRT's parser before 10.9 refuses it."""
+    text = f'(float[3,4] x) => (float[3,4] y) {{ y = ScatterND<reduction = "{reduction}">(x, at, row) }}'
+    after = lowered(parsed(text, 18, at=np.array([[1]]), row=noise(1, 4)), 17, x=noise(3, 4))
+    assert [entry.s for node in after.graph.node for entry in node.attribute if entry.name == "reduction"] == left
+
+
 REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"]
 
 
