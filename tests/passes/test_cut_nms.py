@@ -135,6 +135,13 @@ def test_rows_of_constants_that_the_kept_indices_pick_are_not_the_boxes():
     np.testing.assert_allclose(OnnxRunner(written)(IMAGES)["boxes"], boxes, atol=1e-5)
 
 
+@pytest.mark.parametrize(("scores", "expected"), [("logits", 1 / (1 + np.exp(-0.3))), ("probabilities", 0.3)])
+def test_a_threshold_of_logits_becomes_a_probability(scores, expected):
+    config = nets.configuration("boxes", (16, 16), CLASSES, input={"scale": 0.01}, scores=scores)
+    own = embedded_nms(detector("onnx"), config)
+    assert own is not None and own.thresholds["score_threshold"] == pytest.approx(expected)
+
+
 def test_outputs_named_in_the_configuration_cut_it_off_by_themselves():
     model, config = detector("efficient"), configuration(outputs=["rows"])
     assert embedded_nms(model, config) is None
