@@ -402,6 +402,7 @@ def test_the_zero_point_carries_the_output_type_of_a_quantizer():
         ("Reshape<allowzero = 1>(x, i)", 14, 13, "its sizes are computed in the graph, an older opset"),
         ("Reshape<allowzero = 1>(x, zero)", 14, 13, "its attribute allowzero = 1 exists from opset 14 on"),
         ('ScatterND<reduction = "max">(x, at, row)', 18, 17, "its attribute reduction = max exists from opset 18 on"),
+        ('ScatterND<reduction = "min">(x, at, row)', 18, 17, "its attribute reduction = min exists from opset 18 on"),
         ('ScatterND<reduction = "add">(x, at, row)', 16, 13, "its attribute reduction = add exists from opset 16 on"),
         ("AveragePool<kernel_shape = [2,2], dilations = [2,2]>(x)", 19, 17, "its attribute dilations = [2, 2] exists"),
         ("GridSample(v, g)", 20, 19, "inputs other than (N, C, H, W) exist from opset 20 on"),
