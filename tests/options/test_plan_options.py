@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trtdet.options import PlanOptions
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,20 @@ def test_a_ranking_is_needed_to_choose_among_layers(options, ranked):
 )
 def test_estimates_choose_where_nothing_else_does(options, estimated):
     assert options.estimated == estimated
+
+
+@pytest.mark.parametrize(
+    ("options", "planless", "plan_open"),
+    [
+        (BuildOptions(), True, True),
+        (BuildOptions(precision="fp16"), False, False),
+        (BuildOptions(quantization="implicit"), False, False),
+        (BuildOptions(calibration=CalibrationOptions(cache=Path("calibration.cache"))), False, False),
+        (BuildOptions(plan=PlanOptions(int8_all=True)), False, False),
+        (BuildOptions(plan=PlanOptions(keep_fp16=("a",))), True, False),
+        (BuildOptions(plan=PlanOptions(fp16_budget=0.5)), True, False),
+        (BuildOptions(silu="plugin"), True, False),
+    ],
+)
+def test_a_build_of_its_own_plan_is_of_explicit_int8_from_images(options, planless, plan_open):
+    assert (options.planless, options.plan_open) == (planless, plan_open)
