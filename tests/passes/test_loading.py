@@ -303,6 +303,8 @@ def test_an_attribute_of_a_plugin_may_be_a_list_of_one(net, reload):
         "max_output_boxes": 5,
         "score_activation": 0,
     }
+    two = attributes.replace("[-1]", "[-1, 0]")
+    reload(net(f"{text} {{n, d, e, c = EfficientNMS_TRT<{two}>(b, s)}}"), "Expected: 'INT', actual: 'INTS'")
 
 
 @pytest.mark.parametrize("coordinates", [False, True], ids=["linear", "coordinates"])
