@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,8 @@ def test_estimates_choose_where_nothing_else_does(options, estimated):
 )
 def test_a_build_of_its_own_plan_is_of_explicit_int8_from_images(options, planless, plan_open):
     assert (options.planless, options.plan_open) == (planless, plan_open)
+
+
+def test_a_ranking_may_use_the_corrections_of_its_effort():
+    assert SensitivityOptions(effort="none").corrections == ()
+    assert SensitivityOptions(effort="bias,smooth").corrections == ("smooth", "bias")
