@@ -194,6 +194,13 @@ def test_where_nothing_is_expected_a_stage_counts_by_itself():
     assert (course.share, course.left) == (0.25, 6)
 
 
+@pytest.mark.parametrize("steps", [(), (ExpectedStage("a", 10), ExpectedStage("b", 10))])
+def test_more_steps_than_there_were_to_be_are_no_more_than_all(steps):
+    course = Course(steps)
+    course.tell("a", 9, 4, 1.0)
+    assert course.share == (0.5 if steps else 1)
+
+
 def test_work_goes_on_where_no_bar_can_be_drawn(monkeypatch):
     def start(self: bars.Progress) -> None:
         raise RuntimeError("can't start new thread")

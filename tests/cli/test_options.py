@@ -222,10 +222,12 @@ def test_every_field_of_the_options_is_a_row_or_holds_rows():
         ("plan.keep_fp16", "p/plan.json", Path("p/plan.json")),
         ("plan.keep_fp16", "a, b", ("a", "b")),
         ("plan.keep_fp16", "depthwise", ("depthwise",)),
+        *(("guard", text, value) for text, value in (("off", "off"), ("warn", "warn"), ("1.05", 1.05), ("0.5", 0.5))),
     ],
 )
 def test_a_value_is_read_from_its_text(flag, text, value):
     flags = {"sms": "--sm", "corrections": "--effort", "plan.keep_fp16": "--keep-fp16", "batch": "--batch"}
+    flags["guard"] = "--guard"
     assert operator.attrgetter(flag)(built(flags[flag], text)) == value
 
 
@@ -246,6 +248,7 @@ def test_a_value_is_read_from_its_text(flag, text, value):
             )
             for text, wrong in (("foo", "foo"), ("smooth,foo", "foo"), ("auto,foo", "auto"), ("", ""))
         ),
+        *(("--guard", text, "must be off, warn or a number over 0") for text in ("0", "-1", "inf", "nan", "on")),
         ("--calib", "average", "no calibration rule 'average'; allowed: minmax, entropy"),
     ],
 )

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import threading
@@ -35,6 +36,14 @@ def images(tmp_path):
 
 
 # Finding images
+
+
+def test_the_hash_of_files_is_of_lengths_names_and_bytes(tmp_path):
+    """Every version of trtdet must give the same, which bundles and journals are compared by."""
+    (tmp_path / "a.png").write_bytes(b"abc")
+    written = (5).to_bytes(8, "little") + b"a.png" + (3).to_bytes(8, "little") + b"abc"
+    assert content_hash([tmp_path / "a.png"]) == hashlib.sha256(written).hexdigest()
+    assert content_hash([]) == hashlib.sha256().hexdigest()
 
 
 def test_folder_is_flat_and_sorted_by_name(tmp_path):

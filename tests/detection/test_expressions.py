@@ -13,6 +13,7 @@ import yaml
 from trtdet.backends import OnnxRunner
 from trtdet.config import Config, load_config
 from trtdet.detection.anchors import anchor_points
+from trtdet.detection.expressions import shapes
 from trtdet.detection.heads import decode
 from trtdet.errors import ConfigError, ModelError, TrtdetError
 from trtdet.exporter import SHAPES_MODEL
@@ -115,6 +116,13 @@ def test_the_distributions_that_the_page_describes_are_those_of_the_decode_rule(
     expected = decode(raw, rule)
     np.testing.assert_allclose(boxes, expected[0], rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(scores, expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_shapes_of_results_are_known_where_those_of_the_outputs_are():
+    config = make({"boxes": "a[..., :4]", "scores": "a[..., 4:7]"})
+    for batch in (2, None):
+        assert shapes({"a": (batch, 30, 7)}, config) == {"boxes": (batch, 30, 4), "scores": (batch, 30, 3)}
+    assert shapes({"a": (2, None, 7)}, config) == {"boxes": (None,) * 3, "scores": (None,) * 3}
 
 
 CASES = {
@@ -235,6 +243,11 @@ def test_keys_that_are_refused_when_they_are_read(head, said, tmp_path):
     with pytest.raises(ConfigError, match=said) as caught:
         load_config(file)
     assert "\n" not in str(caught.value)
+
+
+def test_an_expression_may_have_2000_characters():
+    longest = "a[..., :4]" + " " * 1990
+    assert make({"boxes": longest, "scores": "a"}).head.compute == {"boxes": longest, "scores": "a"}
 
 
 def test_a_deep_expression_is_an_error_of_one_line():

@@ -38,6 +38,12 @@ def test_probabilistic_iou_is_symmetric_and_one_for_the_same_box():
     assert np.diag(overlaps).min() > 0.99 and overlaps.min() >= -1e-6 and overlaps.max() <= 1
 
 
+def test_probabilistic_iou_of_boxes_without_a_size_is_a_number():
+    flat = np.array([[5, 5, 0, 0, 0], [5, 5, 4, 0, 0], [9, 5, 0, 0, 1]], np.float32)
+    overlaps = probabilistic_iou(flat[:, None], flat)
+    assert np.isfinite(overlaps).all() and np.diag(overlaps).min() > 0.99
+
+
 def test_probabilistic_iou_does_not_change_if_sides_are_swapped():
     boxes = boxes_of(10)
     swapped = boxes[:, [0, 1, 3, 2, 4]] + np.array([0, 0, 0, 0, math.pi / 2], np.float32)

@@ -115,6 +115,12 @@ def test_with_an_iou_threshold_of_one_nothing_is_suppressed():
     assert found.num_dets.tolist() == [[4]]
 
 
+def test_an_overlap_of_exactly_the_threshold_does_not_suppress():
+    boxes, scores = np.float32([[[0, 0, 2, 1], [0, 0, 1, 1]]]), np.float32([[[0.9], [0.8]]])
+    for threshold, kept in ((0.5, 2), (0.49, 1)):
+        assert non_max_suppression(boxes, scores, NmsConfig(iou_threshold=threshold)).num_dets[0, 0] == kept
+
+
 def test_best_class_ties_go_to_the_lowest_index_and_nan_never_passes():
     boxes = np.array([[[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9]]], np.float32)
     scores = np.array([[[0.2, 0.7, 0.7], [np.nan, 0.3, 0.4], [np.nan, np.nan, np.nan]]], np.float32)

@@ -38,6 +38,18 @@ def test_no_ops_are_dropped_and_the_numbers_stay(net, applied, same, nodes, outp
     same(after, model)
 
 
+def test_a_loop_keeps_inputs_that_its_body_does_not_read(net, applied, same):
+    text = """(float[1,3,8,8] x) => (float[1,3,8,8] y) {
+        y = Loop(three, , x) <body = g (int64 i, bool c, float[1,3,8,8] a) => (bool d, float[1,3,8,8] b) {
+            d = Constant<value = bool {1}>() b = Neg(a) }> }"""
+    model = net(text, three=np.array(3))
+    after, _ = applied(clean, model)
+    (loop,) = after.graph.node
+    (body,) = (attribute.g for attribute in loop.attribute if attribute.name == "body")
+    assert len(body.input) == 3
+    same(after, model)
+
+
 def test_a_dropout_whose_mask_is_read_stays(net, applied):
     model = net("(float[1,3,8,8] x) => (float[1,3,8,8] y, bool[1,3,8,8] m) {y, m = Dropout(x)}")
     assert operators(applied(clean, model)[0]) == ["Dropout"]

@@ -6,6 +6,7 @@ from typing import Any
 import nets
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper
 from PIL import Image
@@ -18,6 +19,7 @@ from trtdet.detection.suppression import non_max_suppression, sigmoid
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.passes import Options, embedded_nms, load_model, rewrite
+from trtdet.passes.own_suppression import OwnSuppression
 from trtdet.runtime.detector import Detector
 
 CLASSES = 3
@@ -123,6 +125,40 @@ def test_a_nonmaxsuppression_keeps_its_constant_thresholds_or_is_replaced(saved,
         np.testing.assert_array_equal(got.num_dets, wanted.num_dets)
         assert wanted.num_dets.min() > 0
         np.testing.assert_allclose(got.image(1)[1], wanted.image(1)[1], atol=1e-6)
+
+
+def test_rows_of_constants_that_the_kept_indices_pick_are_not_the_boxes():
+    model = detector("onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(nets.normal(25, 4), "anchors"))
+    model.graph.node.append(helper.make_node("Gather", ["anchors", "index"], ["picked"]))
+    model.graph.output.append(helper.make_tensor_value_info("picked", TensorProto.FLOAT, None))
+    written = rewrite(model, Options(configuration(), "host")).model
+    boxes, _ = fed(detector("onnx"))
+    np.testing.assert_allclose(OnnxRunner(written)(IMAGES)["boxes"], boxes, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "by_class", "classes"),
+    [
+        ((1, 25, 3), False, 3),
+        ((1, 3, 25), True, 3),
+        ((1, 25, "C"), False, None),
+        ((3,), False, None),
+        (None, True, None),
+    ],
+)
+def test_the_number_of_classes_is_known_where_the_shape_of_scores_is(shape, by_class, classes):
+    boxes, scores = gs.Variable("boxes", np.float32, (1, 25, 4)), gs.Variable("scores", np.float32, shape)
+    flags = {"by_class": by_class, "centre": False, "logits": False, "background": -1}
+    own = OwnSuppression("nms", "onnx", boxes, scores, **flags, thresholds={})
+    assert own.classes == classes
+
+
+@pytest.mark.parametrize(("scores", "expected"), [("logits", 1 / (1 + np.exp(-0.3))), ("probabilities", 0.3)])
+def test_a_threshold_of_logits_becomes_a_probability(scores, expected):
+    config = nets.configuration("boxes", (16, 16), CLASSES, input={"scale": 0.01}, scores=scores)
+    own = embedded_nms(detector("onnx"), config)
+    assert own is not None and own.thresholds["score_threshold"] == pytest.approx(expected)
 
 
 def test_outputs_named_in_the_configuration_cut_it_off_by_themselves():

@@ -189,6 +189,8 @@ def test_sizes_of_transposed_and_grouped_convolutions(net, normal, reload):
     reload(net(text, w=normal(4, 3, 1, 1), b=normal(4)), "has a bias of size 4, 6 is needed")
     grouped = "(float[1,4,8,8] x) => (float[1,6,8,8] y) {y = Conv<group=2>(x, w)}"
     reload(net(grouped, w=normal(6, 2, 1, 1)))
+    line = net("(float[1,3,8] x) => (float[1,4,8] y) {y = Conv(x, w)}", w=normal(4, 2, 1))
+    reload(line, "has an axis of channels of size 3, 2 is needed")
     reload(net(grouped.replace("1,6", "1,5"), w=normal(5, 2, 1, 1)), "has 2 groups, its weights have 5 channels")
 
 
@@ -301,6 +303,8 @@ def test_an_attribute_of_a_plugin_may_be_a_list_of_one(net, reload):
         "max_output_boxes": 5,
         "score_activation": 0,
     }
+    two = attributes.replace("[-1]", "[-1, 0]")
+    reload(net(f"{text} {{n, d, e, c = EfficientNMS_TRT<{two}>(b, s)}}"), "Expected: 'INT', actual: 'INTS'")
 
 
 @pytest.mark.parametrize("coordinates", [False, True], ids=["linear", "coordinates"])

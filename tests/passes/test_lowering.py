@@ -71,6 +71,14 @@ def noise(*shape: int, seed: int = 0, scale: float = 3.0) -> NDArray[np.float32]
     return nets.normal(*shape, seed=seed, scale=scale)
 
 
+@pytest.mark.parametrize(("reduction", "left"), [("none", []), ("add", [b"add"])])
+def test_the_default_reduction_of_a_scatter_is_left_out(reduction, left):
+    """TensorRT's parser before 10.9 refuses it."""
+    text = f'(float[3,4] x) => (float[3,4] y) {{ y = ScatterND<reduction = "{reduction}">(x, at, row) }}'
+    after = lowered(parsed(text, 18, at=np.array([[1]]), row=noise(1, 4)), 17, x=noise(3, 4))
+    assert [entry.s for node in after.graph.node for entry in node.attribute if entry.name == "reduction"] == left
+
+
 REDUCTIONS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"]
 
 
@@ -394,6 +402,7 @@ def test_the_zero_point_carries_the_output_type_of_a_quantizer():
         ("Reshape<allowzero = 1>(x, i)", 14, 13, "its sizes are computed in the graph, an older opset"),
         ("Reshape<allowzero = 1>(x, zero)", 14, 13, "its attribute allowzero = 1 exists from opset 14 on"),
         ('ScatterND<reduction = "max">(x, at, row)', 18, 17, "its attribute reduction = max exists from opset 18 on"),
+        ('ScatterND<reduction = "min">(x, at, row)', 18, 17, "its attribute reduction = min exists from opset 18 on"),
         ('ScatterND<reduction = "add">(x, at, row)', 16, 13, "its attribute reduction = add exists from opset 16 on"),
         ("AveragePool<kernel_shape = [2,2], dilations = [2,2]>(x)", 19, 17, "its attribute dilations = [2, 2] exists"),
         ("GridSample(v, g)", 20, 19, "inputs other than (N, C, H, W) exist from opset 20 on"),

@@ -4,7 +4,7 @@ import onnx
 import pytest
 
 from trtdet.backends import OnnxRunner
-from trtdet.passes import Options, silu
+from trtdet.passes import Options, silu, to_graph
 from trtdet.passes.base import PassResult
 
 SIX = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6), "sixth": np.float32(1 / 6)}
@@ -66,6 +66,13 @@ def test_every_form_becomes_one_node_of_the_same_numbers(written, normal, applie
     # Constants that were rounded to four digits are the activation's own afterwards.
     tolerance = 3e-3 if "sixth" in text else 2e-6
     np.testing.assert_allclose(OnnxRunner(after)(x)["y"], OnnxRunner(model)(x)["y"], rtol=tolerance, atol=tolerance)
+
+
+def test_the_node_has_the_shape_and_the_type_of_its_input_where_none_was_known(written, configure):
+    graph = to_graph(written("s = Sigmoid(x) z = Mul(x, s) y = Neg(z)"))
+    assert silu.apply(graph, Options(configure(), silu="plugin")).count == 1
+    (made,) = (node.outputs[0] for node in graph.nodes if node.op == "TRT_SiLU")
+    assert (list(made.shape), made.dtype) == ([2, 4, 6, 6], np.float32)
 
 
 @pytest.mark.parametrize(("kind", "text"), FORMS, ids=[*SILU, *HARD_SWISH])
