@@ -113,6 +113,8 @@ def build_job(
         elif current is None:
             bundle, audit, planned = assemble(checked, place, progress)
         else:
+            # Of a build that was killed after its bundle was complete.
+            job.beside("reconstruction").unlink(missing_ok=True)
             bundle, check = current, current.manifest.input_check
             if check is not None and options.calibration.check_input:
                 warn_of(check["warning"])

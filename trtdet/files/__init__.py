@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from trtdet.files.atomic import (
     FolderWriter,
-    NewFile,
+    NewFiles,
     finish_replacing,
     prepare_target,
+    scratch_folder,
     sha256_file,
     write_atomically,
     write_together,
@@ -16,9 +17,10 @@ from trtdet.files.atomic import (
 
 __all__ = [
     "FolderWriter",
-    "NewFile",
+    "NewFiles",
     "finish_replacing",
     "prepare_target",
+    "scratch_folder",
     "sha256_file",
     "write_atomically",
     "write_together",
