@@ -123,9 +123,7 @@ class Prediction:
             picture = cv2.resize(picture, sides, interpolation=cv2.INTER_AREA)
         jpeg = base64.b64encode(encoded(picture, ".jpg", "the picture")).decode()
         text = html.escape(repr(self))
-        return (
-            f'<figure><img alt="{text}" src="data:image/jpeg;base64,{jpeg}"><figcaption>{text}</figcaption></figure>'
-        )
+        return f'<figure><img alt="{text}" src="data:image/jpeg;base64,{jpeg}"><figcaption>{text}</figcaption></figure>'
 
     def plot(self) -> NDArray[np.uint8]:
         """A copy of the image, uint8 (H, W, 3), RGB, with what was found drawn on it."""
