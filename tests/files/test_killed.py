@@ -43,8 +43,8 @@ if not exchanges:
         raise OSError(errno.EINVAL, "Invalid argument")
     atomic.exchange = unable
 moments = {
-    "created": (atomic, "_lock", 1),
-    "locked": (atomic, "_lock", 1, True),
+    "created": (atomic, "lock", 1),
+    "locked": (atomic, "lock", 1, True),
     "first file": (atomic, "_write_flushed", 1, True),
     "marker": (atomic, "_write_flushed", 3),
     "whole": (atomic, "_write_flushed", 3, True),
@@ -55,11 +55,11 @@ moments = {
     "removing": (shutil, "rmtree", 1),
     "flushed": (os, "fsync", 1, True),
     "replaced": (Path, "replace", 1, True),
-    "set created": (atomic, "_lock", 2),
+    "set created": (atomic, "lock", 2),
     "set flushed": (os, "fsync", 2, True),
-    "list created": (atomic, "_lock", 2, True),
+    "list created": (atomic, "lock", 2, True),
     "list flushed": (os, "fsync", 3, True),
-    "folder locked": (atomic, "_lock", 3, True),
+    "folder locked": (atomic, "lock", 3, True),
     "second replaced": (Path, "replace", 2, True),
 }
 if moment != "never":
@@ -205,7 +205,7 @@ def test_where_files_cannot_be_locked_nothing_is_taken_for_stale(tmp_path, monke
 
 
 def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    lock, calls = atomic._lock, []
+    lock, calls = atomic.lock, []
 
     def taken(descriptor: int) -> bool | None:
         calls.append(descriptor)
@@ -216,7 +216,7 @@ def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(tmp_path, mo
             atomic.remove(stale)
         return lock(descriptor)
 
-    monkeypatch.setattr(atomic, "_lock", taken)
+    monkeypatch.setattr(atomic, "lock", taken)
     write(tmp_path / "b", "new")
     assert len(calls) == 3 and content(tmp_path / "b") == "new" and names(tmp_path) == ["b"]
 

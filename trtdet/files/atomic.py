@@ -222,7 +222,7 @@ def _locked(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         limit = time.monotonic() + _WAIT
-        while _lock(descriptor) is False and time.monotonic() < limit:
+        while lock(descriptor) is False and time.monotonic() < limit:
             time.sleep(0.005)
         finish_replacing(folder)
         yield
@@ -255,7 +255,7 @@ def finish_replacing(folder: Path) -> None:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as stream:
-                if _lock(descriptor) is not True or not _is_open_at(path, descriptor):
+                if lock(descriptor) is not True or not is_open_at(path, descriptor):
                     continue  # its writer is at work, or another process was faster
                 temporary, names = _listed(stream.read(_LONGEST_LIST))
                 # Those that are gone were replaced before the writer was killed.
@@ -480,7 +480,7 @@ class Temporary:
                 self.descriptor, name = tempfile.mkstemp(suffix=SUFFIX, prefix=prefix, dir=target.parent)
                 self.path = Path(name)
             # Another writer may have removed it as stale between creation and lock.
-            if _lock(self.descriptor) is not False and _is_open_at(self.path, self.descriptor):
+            if lock(self.descriptor) is not False and is_open_at(self.path, self.descriptor):
                 return
             self.release()
             remove(self.path)
@@ -558,7 +558,7 @@ def _remove_if_stale(path: Path) -> bool:
             remove(path)
         return not os.path.lexists(path)
     try:
-        if _lock(descriptor) is not True or not _is_open_at(path, descriptor):
+        if lock(descriptor) is not True or not is_open_at(path, descriptor):
             return False
         remove(path)
         return True
@@ -566,7 +566,7 @@ def _remove_if_stale(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool | None:
+def lock(descriptor: int) -> bool | None:
     """Takes the lock: True if it was free, False if another process has it, None if there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -577,7 +577,7 @@ def _lock(descriptor: int) -> bool | None:
     return True
 
 
-def _is_open_at(path: Path, descriptor: int) -> bool:
+def is_open_at(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except OSError:
