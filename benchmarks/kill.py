@@ -1,7 +1,7 @@
 """Kills every command that writes, and lets it fail in other ways: no result is lost, none is left by halves.
 
     python benchmarks/kill.py -o OUT                       every command, 50 kills each, then the other failures
-    python benchmarks/kill.py -o OUT build calibrate --kills 10 --only kills
+    python benchmarks/kill.py -o OUT tune calibrate --kills 10 --troubles    these two, killed alone
 
 Each command runs over the result of an older run with other options, in a process group that SIGKILL ends: a third of
 the moments is drawn from the whole run, a third from its last fifth, and a third is a change in the output's folder.
@@ -645,19 +645,32 @@ class Row:
         kills = self.kills
         counts = " | ".join(
             str(kills[name])
-            for name in ("kills", "old", "new", "to add", "parts", "half", "finished", "left", "orphans", "equal")
+            for name in (
+                "kills",
+                "old",
+                "new",
+                "to add",
+                "parts",
+                "half",
+                "finished",
+                "orphans",
+                "runs",
+                "left",
+                "equal",
+            )
         )
         return f"| {self.command} | {self.seconds:.1f} | {self.files} | {counts} | {', '.join(self.unstable) or '-'} |"
 
 
 COLUMNS = (
     *("command", "seconds", "files", "kills", "old", "new", "new, to be compared", "some parts new", "half"),
-    *("ended before", "next run leaves", "processes left", "next run equal", "files with times"),
+    *("ended before", "processes left", "next runs", "next run leaves", "next run equal", "files with times"),
 )
 
 
-def kill(bench: Bench, count: int, seed: int, limit: float = float("inf")) -> Row:
-    """Kills a command so often, or for so many seconds, and judges what is left."""
+def kill(bench: Bench, count: int, seed: int, limit: float = float("inf"), every: int = 1) -> Row:
+    """Kills a command so often, or for so many seconds, and judges what is left; after ``every`` so many kills the
+    command runs to its end."""
     end = time.monotonic() + limit
     command, place, judge, seconds = bench.command, bench.place, bench.judge, bench.seconds
     rng = random.Random(f"{seed} {command.name}")
@@ -687,7 +700,10 @@ def kill(bench: Bench, count: int, seed: int, limit: float = float("inf")) -> Ro
         row.kills[what] += 1
         row.faults += [f"killed after {moment}: {half}" for half in halves]
         row.faults += [f"killed after {moment}: processes go on: {orphans}"] if orphans else []
+        if number % every:
+            continue
         ended = bench.run()
+        row.kills["runs"] += 1
         left, unlike = place.left(), judge.unlike(place.state())
         row.kills["left"] += bool(left)
         row.kills["equal"] += not unlike and ended.status == 0
@@ -897,6 +913,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of inputs and runs")
     parser.add_argument("--kills", type=int, default=50, help="kills of each command (default: 50)")
     parser.add_argument("--troubles", nargs="*", choices=TROUBLE_KINDS, default=TROUBLE_KINDS, help="other failures")
+    parser.add_argument("--finish-every", type=int, default=1, help="let the next run end after so many kills")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="most seconds for the kills of a command")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -905,7 +922,9 @@ def main() -> None:
     with Runs(output) as runs:
         head(COLUMNS)
         for command in chosen if options.kills else ():
-            row = kill(runs.bench(command), options.kills, options.seed, limit=options.seconds)
+            row = kill(
+                runs.bench(command), options.kills, options.seed, limit=options.seconds, every=options.finish_every
+            )
             tell(row.line(), row.faults)
         head(TROUBLES)
         for command in chosen:
