@@ -443,3 +443,21 @@ def test_a_full_disk_of_temporaries_is_told_with_what_helps(tmp_path, monkeypatc
     with pytest.raises(OutputError, match="too full for temporary files: No space left.*TMPDIR"), scratch_folder():
         raise OSError(errno.ENOSPC, "No space left on device")
     assert names(tmp_path) == []
+
+
+def test_a_stop_between_two_files_of_a_set_waits_for_the_rest(tmp_path, monkeypatch):
+    first, second = tmp_path / "r.json", tmp_path / "r.npz"
+    write_together({first: b"old", second: b"old"})
+    replace, targets = Path.replace, []
+
+    def stopped(source: Path, target: Path) -> Path:
+        targets.append(target)
+        moved = replace(source, target)
+        if len(targets) == 1:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_together({first: b"new", second: b"new"})
+    assert (first.read_bytes(), second.read_bytes()) == (b"new", b"new") and names(tmp_path) == ["r.json", "r.npz"]

@@ -213,7 +213,13 @@ class NewFiles:
             _write_flushed(listed.path, content.encode())
             # Another writer of the same files goes before or after, not between.
             with _locked(self._folder):
-                _replace_all(self._folder, self._temporary.path, names=paths)
+                try:
+                    _replace_all(self._folder, self._temporary.path, names=paths)
+                except BaseException:
+                    # Ctrl-C between two leaves no half: the list, which would finish the rest, is about to be removed.
+                    with contextlib.suppress(OSError):
+                        _replace_present(self._folder, self._temporary.path, names=paths)
+                    raise
 
 
 @contextmanager
@@ -246,6 +252,11 @@ def _replace_all(folder: Path, temporary: Path, names: Iterable[Path]) -> None:
         (temporary / name).replace(folder / name)
 
 
+def _replace_present(folder: Path, temporary: Path, names: Iterable[Path]) -> None:
+    """As :func:`_replace_all`, without those that were replaced before a stop and are gone."""
+    _replace_all(folder, temporary, names=[name for name in names if (temporary / name).exists()])
+
+
 def finish_replacing(folder: Path) -> None:
     """Makes the files whose writer was killed while it replaced several of a folder; errors are ignored."""
     for name in _entries(folder):
@@ -258,9 +269,7 @@ def finish_replacing(folder: Path) -> None:
                 if lock(descriptor) is not True or not is_open_at(path, descriptor):
                     continue  # its writer is at work, or another process was faster
                 temporary, names = _listed(stream.read(_LONGEST_LIST))
-                # Those that are gone were replaced before the writer was killed.
-                present = [name for name in names if (folder / temporary / name).exists()]
-                _replace_all(folder, folder / temporary, names=present)
+                _replace_present(folder, folder / temporary, names=names)
                 remove(path)
                 if names:
                     remove(folder / temporary)
@@ -293,8 +302,9 @@ def scratch_folder(beside: Path | None = None) -> Iterator[Path]:
         if beside is None:
             for name in _entries(target.parent):
                 path = target.parent / name
-                if _is_temporary(name, _SCRATCH) and path.lstat().st_uid == os.geteuid():
-                    _remove_if_stale(path)
+                with contextlib.suppress(OSError):  # another process was faster
+                    if _is_temporary(name, _SCRATCH) and path.lstat().st_uid == os.geteuid():
+                        _remove_if_stale(path)
         temporary = Temporary(target, folder=True)
     try:
         yield temporary.path
