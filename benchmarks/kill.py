@@ -297,10 +297,13 @@ class Command:
         return [word.replace("{in}", str(inputs)).replace("{work}", str(place.work)) for word in text.split()]
 
 
-_SCORED = "--images {in}/val --annotations {in}/annotations/instances_val.json"
+_SCORED = "--set calibration.check_input=false --images {in}/val --annotations {in}/annotations/instances_val.json"
+_FEWER = _SCORED.replace("=false", "=false nms.max_detections=5")
 _VAL = "--val-images {in}/val --annotations {in}/annotations/instances_val.json"
 _MODEL = "{in}/small.onnx --config shapes --images {in}/calibration"
-_FEW = "--num-images 4 --calib minmax --effort none"
+_UNLOOKED = "--set calibration.check_input=false"
+_FEW = f"--num-images 2 --calib minmax --effort none {_UNLOOKED}"
+_GRID = "--num-images 2 --effort none"
 _BUILD = f"build {_MODEL} {_FEW} --int8-all"
 _ONNX = f"{_BUILD} --backend onnxruntime"
 _RTX = f"{_BUILD} --backend tensorrt-rtx"
@@ -311,8 +314,8 @@ _EXPERIMENT = ("experiment.json", "experiment.md", "plans/*")
 COMMANDS = (
     Command(
         "calibrate",
-        f"calibrate {_MODEL} -o {{work}}/ranges.json",
-        (f"calibrate {_MODEL} --calib minmax --num-images 3 -o {{work}}/ranges.json",),
+        f"calibrate {_MODEL} --num-images 2 {_UNLOOKED} -o {{work}}/ranges.json",
+        (f"calibrate {_MODEL} --num-images 3 {_UNLOOKED} --calib minmax -o {{work}}/ranges.json",),
     ),
     Command(
         "build, onnxruntime",
@@ -353,7 +356,7 @@ COMMANDS = (
     Command(
         "eval",
         f"eval {{in}}/small.onnx --config shapes {_SCORED} -o {{work}}/eval.json",
-        (f"eval {{in}}/small.onnx --config shapes {_SCORED} --set nms.max_detections=5 -o {{work}}/eval.json",),
+        (f"eval {{in}}/small.onnx --config shapes {_FEWER} -o {{work}}/eval.json",),
     ),
     Command(
         "sensitivity",
@@ -363,8 +366,8 @@ COMMANDS = (
     ),
     Command(
         "sweep",
-        f"sweep {_MODEL} {_FEW} --calib minmax entropy --int8-all --backend onnxruntime {_VAL} -o {{work}}/swept",
-        (f"sweep {_MODEL} {_FEW} --calib minmax --int8-all --backend onnxruntime {_VAL} -o {{work}}/swept",),
+        f"sweep {_MODEL} {_GRID} --calib minmax entropy --int8-all --backend onnxruntime {_VAL} -o {{work}}/swept",
+        (f"sweep {_MODEL} {_GRID} --calib minmax --int8-all --backend onnxruntime {_VAL} -o {{work}}/swept",),
         together=(tuple(f"swept/{name}" for name in _EXPERIMENT),),
         steps=("swept/rows.jsonl", "swept/provenance.json", "swept/*.npz"),
     ),
@@ -403,10 +406,10 @@ COMMANDS = (
     Command("sign", "sign {work}/bundle --key {in}/second.pem", (_BUNDLE, "sign {work}/bundle --key {in}/first.pem")),
     Command(
         "init",
-        "init {in}/small.onnx --images {in}/val --num-images 4 --classes a,b,c,d,e,f,g,h,i,j --force "
+        "init {in}/small.onnx --images {in}/val --num-images 3 --classes a,b,c,d,e,f,g,h,i,j --force "
         "--pictures {work}/pictures -o {work}/model.yaml",
         (
-            "init {in}/small.onnx --images {in}/val --num-images 3 --classes k,l,m,n,o,p,q,r,s,t --force "
+            "init {in}/small.onnx --images {in}/val --num-images 2 --classes k,l,m,n,o,p,q,r,s,t --force "
             "--pictures {work}/pictures -o {work}/model.yaml",
         ),
         together=(("model.yaml",), ("pictures/*",)),
@@ -480,8 +483,8 @@ def make_inputs(folder: Path, forks: Forks, place: Place) -> None:
 
     from trtdet.demo import shapes
 
-    shapes.generate(folder, "calibration", 6)
-    shapes.generate(folder, "val", 6)
+    shapes.generate(folder, "calibration", 3)
+    shapes.generate(folder, "val", 3)
     shutil.copy(ROOT / "tests" / "fixtures" / "small.onnx", folder)
     form = serialization.PrivateFormat.PKCS8
     for name in ("first.pem", "second.pem"):
