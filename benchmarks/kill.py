@@ -596,9 +596,8 @@ class Judge:
 
     def unlike(self, state: State) -> list[str]:
         """Files of a finished run that are not those of the undisturbed one."""
-        return [
-            name for name in sorted({*state, *self.new}) if not self.equal(name, state.get(name), self.new.get(name))
-        ]
+        names = {name for name in state if ".trtdet" not in name} | self.new.keys()
+        return [name for name in sorted(names) if not self.equal(name, state.get(name), self.new.get(name))]
 
 
 @dataclass(frozen=True)

@@ -291,15 +291,17 @@ def _listed(content: bytes) -> tuple[str, list[Path]]:
 def scratch_folder(beside: Path | None = None) -> Iterator[Path]:
     """A temporary folder that is removed at the end.
 
-    If this process is killed, the next writer to ``beside`` removes it; with None it is in the folder for temporaries
-    (``TMPDIR``), where the next such folder of this user removes it.
+    If this process is killed, the next writer to ``beside`` or the next such folder removes it; with None it is in the
+    folder for temporaries (``TMPDIR``), where the next such folder of this user removes it.
 
     Raises:
         OutputError: it cannot be created, or its disk is full.
     """
     target = beside or Path(tempfile.gettempdir()) / _SCRATCH
     with writing(target.parent if beside is None else beside):
-        if beside is None:
+        if beside is not None:
+            remove_stale(beside)
+        else:
             for name in _entries(target.parent):
                 path = target.parent / name
                 with contextlib.suppress(OSError):  # another process was faster
