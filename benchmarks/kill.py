@@ -147,11 +147,13 @@ class Forks:
             "log": str(place.folder / log),
             "clock": clock,
         }
+        errors = place.folder / f"{log}.err"
+        errors.write_text("")
         assert self._process.stdin is not None
         started = time.monotonic()
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        return Run(int(self._line()), place.folder / f"{log}.err", started=started, line=self._line)
+        return Run(int(self._line()), errors, started=started, line=self._line)
 
     def close(self) -> None:
         self._process.kill()
