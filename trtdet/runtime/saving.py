@@ -147,14 +147,17 @@ class _Lines:
         self._new, self._target = new, target
         self._staged = new.place(target.name)
         with writing(target):
-            self._stream = stack.enter_context(self._staged.open("wb"))
+            # Without a buffer, close() does not repeat a failed write.
+            self._stream = stack.enter_context(self._staged.open("wb", buffering=0))
         self.count = self._size = 0
         self.live = True
         """Whether all lines are of sources without an end."""
 
     def write(self, task: _Task) -> None:
+        written = 0
         with writing(self._target):
-            self._stream.write(task.line)
+            while written < len(task.line):  # a disk that becomes full writes only a part
+                written += self._stream.write(task.line[written:])
         self._size += len(task.line)
         self.count += 1
         self.live &= task.prediction.path is None and task.prediction.seconds is not None
