@@ -1,6 +1,9 @@
 """The building process, with as much of TensorRT as it touches."""
 
 import re
+import subprocess
+import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -278,3 +281,36 @@ def test_tensorrt_rtx_refuses_plugins_before_it_is_imported(tmp_path):
         backend.build(BuildRequest(conv(), (86,), plugins=(tmp_path / "no-such-library.so",)))
     model = net("(float[1,3,4,4] x) => (float[1,3,4,4] y) { y = trt.plugins.TRT_SiLU(x) }")
     assert "ends its process" in backend.capabilities.unsupported(model)["TRT_SiLU"]
+
+
+WANTS_AN_ENGINE = """
+import json, os, subprocess, sys, time
+request = {"parent": os.getpid(), "module": "slow", "implicit": None, "compiled_plugins": False, "plugins": []}
+json.dump(request, open("request.json", "w"))
+child = subprocess.Popen([sys.executable, sys.argv[1]], env={**os.environ, "PYTHONPATH": "."}, start_new_session=True)
+while not os.path.exists("started"):
+    time.sleep(0.01)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_the_process_that_wanted_the_engine(tmp_path):
+    (tmp_path / "slow.py").write_text('import time\nopen("started", "w")\ntime.sleep(600)\n')
+    command = [sys.executable, "-c", WANTS_AN_ENGINE, build_process.__file__]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        builder = int(parent.stdout.readline())
+        parent.kill()
+    limit = time.monotonic() + 20
+    stat = Path(f"/proc/{builder}/stat")
+    # A process that nobody waits for stays as a zombie.
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < limit, "the build process goes on alone"
+        time.sleep(0.02)
+
+
+def test_it_does_not_begin_for_a_process_that_has_ended():
+    program = "from trtdet.backends.tensorrt.build_process import end_with; end_with(1 << 30)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "the process that wanted the engine has ended\n")

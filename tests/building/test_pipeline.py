@@ -60,6 +60,15 @@ def test_what_is_done_is_kept_and_what_changed_is_done_again(images, tmp_path):
         (place / "int8.onnx").write_bytes(b"spoilt")
 
 
+def test_what_a_killed_build_left_beside_its_complete_bundle_is_removed(images, tmp_path):
+    place = tmp_path / "bundle"
+    bundle(images, place)
+    (tmp_path / ".bundle.abcdefgh.trtdet" / "fp32").mkdir(parents=True)
+    (tmp_path / "bundle.reconstruction").touch()
+    assert bundle(images, place).up_to_date
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
 def test_changed_pixels_are_noticed_under_the_same_names(images, tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()

@@ -17,7 +17,7 @@ import pytest
 
 import trtdet.cli
 from trtdet.cli import Command, main
-from trtdet.cli.failures import RAISE, describe
+from trtdet.cli.failures import RAISE
 from trtdet.config import load_config
 from trtdet.errors import BundleError, ConfigError, TrtdetWarning
 from trtdet.progress import Console
@@ -66,8 +66,6 @@ UNFORESEEN = [
     pytest.param(raising(KeyError("k")), "KeyError", "'k'", id="KeyError"),
     pytest.param(raising(OSError(28, "No space left on device", "x")), "OSError", "[Errno 28]", id="OSError"),
     pytest.param(raising(BrokenPipeError(32, "Broken pipe")), "BrokenPipeError", "[Errno 32]", id="a worker's pipe"),
-    pytest.param(raising(MemoryError()), "MemoryError", "no message", id="MemoryError"),
-    pytest.param(too_large, "MemoryError", "", id="no memory"),
     pytest.param(too_deep, "RecursionError", "maximum recursion depth exceeded", id="RecursionError"),
     pytest.param(with_surrogates, "ValueError", "first second \ufffd[31m\ufffd", id="lines"),
     pytest.param(raising(Mute()), "Mute", "its message cannot be printed", id="no message"),
@@ -84,7 +82,7 @@ def test_an_unforeseen_exception_is_one_line_or_object_and_a_file(acting, capsys
     (details,) = tmp_path.iterdir()
     assert line.startswith(f"trtdet: error: unexpected {kind}: ")
     assert said in line
-    machine = kind in ("OSError", "BrokenPipeError", "MemoryError")
+    machine = kind in ("OSError", "BrokenPipeError")
     assert line.endswith(f"; {'the details are in' if machine else 'please report it with the details in'} {details}")
     text = details.read_text(encoding="utf-8")
     assert text.startswith(f"trtdet {trtdet.__version__}, Python ")
@@ -245,6 +243,27 @@ def test_an_error_that_quotes_a_file_is_one_short_line_without_control_character
     assert str(error).isprintable() and len(str(error)) < 1500 and error.hint.endswith("...")
 
 
-def test_no_more_threads_is_a_lack_of_the_machine_not_a_bug(tmp_path):
-    said = describe(RuntimeError("can't start new thread"), tmp_path / "details.txt")
-    assert "the details are in" in said and "report" not in said
+def caused(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    try:
+        raise MemoryError
+    except MemoryError as error:
+        raise ValueError("a library hides it") from error
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (raising(MemoryError()), "not enough memory; "),
+        (too_large, "not enough memory; "),
+        (caused, "not enough memory; "),
+        (raising(RuntimeError("can't start new thread")), "not enough memory (can't start new thread); "),
+        (raising(ImportError("cv2.so: failed to map segment from shared object")), "not enough memory (cv2.so: failed"),
+        (raising(RuntimeError("std::bad_alloc")), "not enough memory (std::bad_alloc)"),
+    ],
+)
+def test_a_lack_of_memory_is_no_bug(acting, capsys, tmp_path, act, said):
+    acting(act)
+    assert main(["act"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"trtdet: error: {said}") and "close other programs" in line
+    assert not [*tmp_path.iterdir()], "there are no details to report"

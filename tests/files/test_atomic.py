@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtdet.errors import OutputError
-from trtdet.files import FolderWriter, NewFile, prepare_target, write_atomically, writing_atomically
+from trtdet.files import FolderWriter, NewFiles, prepare_target, write_atomically, writing_atomically
 from trtdet.files.atomic import SUFFIX
 from trtdet.files.journal import Rows
 
@@ -23,21 +23,26 @@ def test_a_file_is_written_with_its_folders(tmp_path):
     assert names(path.parent) == ["file.json"]
 
 
-def test_a_file_of_another_library_is_moved_to_its_place_when_it_is_put(tmp_path):
+def test_files_of_another_library_are_moved_to_their_places_when_they_are_put(tmp_path):
     path = tmp_path / "a" / "video.mp4"
-    with NewFile(path) as new:
-        assert new.path.name == "video.mp4"
-        new.path.write_bytes(b"one")
-        assert new.put() == path
-    with NewFile(path) as new:
-        new.path.write_bytes(b"half")
-    with NewFile(path) as new:
-        new.path.write_bytes(b"half")
-        assert new.put("video.partial.mp4") == path.with_name("video.partial.mp4")
-    assert path.read_bytes() == b"one" and path.stat().st_mode & 0o777 == 0o644
-    assert names(path.parent) == ["video.mp4", "video.partial.mp4"]
+    with NewFiles(path) as new:
+        assert new.place("video.mp4").name == "video.mp4"
+        new.place("video.mp4").write_bytes(b"one")
+        new.place("deep/lines").write_bytes(b"one")
+        new.put(["deep/lines", "video.mp4"])
+    with NewFiles(path) as new:
+        new.place("video.mp4").write_bytes(b"half")
+    with NewFiles(path) as new:
+        new.place("video.mp4").write_bytes(b"half")
+        new.place("other").write_bytes(b"put")
+        new.put(["other"])
+    assert path.read_bytes() == path.with_name("deep").joinpath("lines").read_bytes() == b"one"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert names(path.parent) == ["deep", "other", "video.mp4"]
     with pytest.raises(OutputError, match="it is a folder"):
-        NewFile(tmp_path / "a")
+        NewFiles(tmp_path / "a")
+    with NewFiles(path) as new, pytest.raises(OutputError, match="it is a folder"):
+        new.place("deep")
 
 
 def test_a_file_on_a_full_disk_keeps_its_old_content(tmp_path, full_disk):

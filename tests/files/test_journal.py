@@ -95,3 +95,14 @@ def test_a_damaged_row_is_dropped(tmp_path, damaged):
 def test_a_folder_at_the_place_is_refused(tmp_path):
     with pytest.raises(OutputError, match="it is a folder, and only a regular file is replaced"):
         Rows(tmp_path, "key")
+
+
+def test_rows_that_another_process_appends_to_are_left_to_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with Rows(path, "key") as rows:
+        rows.append({"name": "one"})
+        with pytest.raises(OutputError, match="is being written by another process; wait until it has ended"):
+            Rows(path, "key")
+        rows.append({"name": "two"})
+    with Rows(path, "key") as rows:
+        assert [*rows.found] == ["one", "two"]

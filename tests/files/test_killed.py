@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from trtdet.errors import OutputError
-from trtdet.files import FolderWriter, atomic, finish_replacing, write_atomically, write_together
+from trtdet.files import FolderWriter, atomic, finish_replacing, scratch_folder, write_atomically, write_together
 
 WRITE = """
 from __future__ import annotations
@@ -41,8 +43,8 @@ if not exchanges:
         raise OSError(errno.EINVAL, "Invalid argument")
     atomic.exchange = unable
 moments = {
-    "created": (atomic, "_lock", 1),
-    "locked": (atomic, "_lock", 1, True),
+    "created": (atomic, "lock", 1),
+    "locked": (atomic, "lock", 1, True),
     "first file": (atomic, "_write_flushed", 1, True),
     "marker": (atomic, "_write_flushed", 3),
     "whole": (atomic, "_write_flushed", 3, True),
@@ -53,10 +55,11 @@ moments = {
     "removing": (shutil, "rmtree", 1),
     "flushed": (os, "fsync", 1, True),
     "replaced": (Path, "replace", 1, True),
-    "set created": (atomic, "_lock", 2),
+    "set created": (atomic, "lock", 2),
     "set flushed": (os, "fsync", 2, True),
-    "list created": (atomic, "_lock", 3, True),
+    "list created": (atomic, "lock", 2, True),
     "list flushed": (os, "fsync", 3, True),
+    "folder locked": (atomic, "lock", 3, True),
     "second replaced": (Path, "replace", 2, True),
 }
 if moment != "never":
@@ -202,7 +205,7 @@ def test_where_files_cannot_be_locked_nothing_is_taken_for_stale(tmp_path, monke
 
 
 def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(tmp_path, monkeypatch):
-    lock, calls = atomic._lock, []
+    lock, calls = atomic.lock, []
 
     def taken(descriptor: int) -> bool | None:
         calls.append(descriptor)
@@ -213,7 +216,7 @@ def test_a_temporary_that_is_taken_before_it_is_locked_is_made_anew(tmp_path, mo
             atomic.remove(stale)
         return lock(descriptor)
 
-    monkeypatch.setattr(atomic, "_lock", taken)
+    monkeypatch.setattr(atomic, "lock", taken)
     write(tmp_path / "b", "new")
     assert len(calls) == 3 and content(tmp_path / "b") == "new" and names(tmp_path) == ["b"]
 
@@ -318,7 +321,7 @@ def test_this_system_exchanges_names(tmp_path):
 NOT_YET = ("set created", "set flushed", "list created")
 
 
-@pytest.mark.parametrize("moment", [*NOT_YET, "list flushed", "replaced", "second replaced"])
+@pytest.mark.parametrize("moment", [*NOT_YET, "list flushed", "folder locked", "replaced", "second replaced"])
 def test_killed_at_any_moment_files_that_belong_together_are_all_old_or_all_new(tmp_path, moment):
     first, second = tmp_path / "r.json", tmp_path / "r.npz"
     write_together({first: b"old", second: b"old"})
@@ -335,10 +338,24 @@ def test_killed_at_any_moment_files_that_belong_together_are_all_old_or_all_new(
 def test_a_list_of_another_program_replaces_nothing_but_its_own_temporaries(tmp_path):
     (tmp_path / "kept.txt").write_text("kept")
     (tmp_path / "other.txt").write_text("other")
-    for number, names_listed in enumerate(
-        ({"kept.txt": "other.txt"}, {"../up.txt": ".up.txt.aaaaaaaa.trtdet"}, ["kept.txt"], {"kept.txt": None})
+    staged = tmp_path / ".kept.txt.aaaaaaaa.trtdet"
+    (tmp_path / "folder").mkdir()
+    for folder in (staged, tmp_path / "folder", staged / "..trtdet"):
+        folder.mkdir(exist_ok=True)
+        (folder / "kept.txt").write_text("planted")
+    (tmp_path / "up.txt").write_text("planted")
+    for number, listed in enumerate(
+        (
+            {"folder": "folder", "names": ["kept.txt"]},
+            {"folder": f"{staged.name}/..trtdet", "names": ["kept.txt"]},
+            {"folder": staged.name, "names": ["kept.txt", "../up.txt"]},
+            {"folder": staged.name, "names": ["kept.txt", str(tmp_path / "other.txt")]},
+            {"folder": staged.name, "names": None},
+            {"names": ["kept.txt"]},
+            ["kept.txt"],
+        )
     ):
-        (tmp_path / f".replacing.aaaaaaa{number}.trtdet").write_text(json.dumps(names_listed))
+        (tmp_path / f".replacing.aaaaaaa{number}.trtdet").write_text(json.dumps(listed))
     finish_replacing(tmp_path)
     assert (tmp_path / "kept.txt").read_text() == "kept" and (tmp_path / "other.txt").read_text() == "other"
     assert not (tmp_path.parent / "up.txt").exists()
@@ -361,8 +378,86 @@ def test_a_set_of_which_a_temporary_is_lost_is_an_error(tmp_path, monkeypatch):
     def write_and_lose(path: Path, data: bytes) -> None:
         write(path, data)
         if path.name.startswith(".replacing."):
-            next(tmp_path.glob(".r.npz.*")).unlink()
+            next(tmp_path.glob(".r.json.*/r.npz")).unlink()
 
     monkeypatch.setattr(atomic, "_write_flushed", write_and_lose)
     with pytest.raises(OutputError, match="No such file"):
         write_together({tmp_path / "r.json": b"new", tmp_path / "r.npz": b"new"})
+
+
+def test_files_in_folders_change_together_with_those_above(tmp_path):
+    """As the plans of a tune, and the table that numbers them."""
+    table, plan = tmp_path / "table", tmp_path / "plans" / "1.json"
+    write_together({table: b"old", plan: b"old"})
+    body = """from trtdet.files import write_together
+write_together({place: content.encode(), place.parent / "plans" / "1.json": content.encode()})"""
+    assert run(body, table, "replaced") == -signal.SIGKILL
+    assert (table.read_bytes(), plan.read_bytes()) == (b"new", b"old")
+    finish_replacing(tmp_path)
+    assert (table.read_bytes(), plan.read_bytes()) == (b"new", b"new")
+    assert names(tmp_path) == ["plans", "table"] and names(tmp_path / "plans") == ["1.json"]
+
+
+def test_a_writer_waits_until_another_has_moved_its_files(tmp_path, monkeypatch):
+    first, second = tmp_path / "r.json", tmp_path / "r.npz"
+    replace, threads = Path.replace, []
+
+    def interrupted(source: Path, target: Path) -> Path:
+        moved = replace(source, target)
+        if target == first and not threads:
+            threads.append(threading.Thread(target=write_together, args=({first: b"other", second: b"other"},)))
+            threads[0].start()
+            threads[0].join(0.2)
+            assert threads[0].is_alive() and not second.exists()
+        return moved
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    write_together({first: b"one", second: b"one"})
+    threads[0].join(20)
+    assert (first.read_bytes(), second.read_bytes()) == (b"other", b"other")
+    assert names(tmp_path) == ["r.json", "r.npz"]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_next_scratch_folder_removes_that_of_a_killed_process(tmp_path, monkeypatch, beside):
+    place = tmp_path / "b"
+    body = f"""import tempfile
+from trtdet.files import scratch_folder
+tempfile.tempdir = str(place.parent)
+with scratch_folder({"place" if beside else ""}) as folder:
+    (folder / "file").touch()
+    os.kill(os.getpid(), signal.SIGKILL)"""
+    assert run(body, place, "never") == -signal.SIGKILL
+    assert len(names(tmp_path)) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if beside:
+        write(place, "new")
+    else:
+        with scratch_folder() as folder, scratch_folder() as another:
+            assert {folder.name, another.name} == {*names(tmp_path)}
+    assert names(tmp_path) == (["b"] if beside else [])
+
+
+def test_a_full_disk_of_temporaries_is_told_with_what_helps(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OutputError, match="too full for temporary files: No space left.*TMPDIR"), scratch_folder():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert names(tmp_path) == []
+
+
+def test_a_stop_between_two_files_of_a_set_waits_for_the_rest(tmp_path, monkeypatch):
+    first, second = tmp_path / "r.json", tmp_path / "r.npz"
+    write_together({first: b"old", second: b"old"})
+    replace, targets = Path.replace, []
+
+    def stopped(source: Path, target: Path) -> Path:
+        targets.append(target)
+        moved = replace(source, target)
+        if len(targets) == 1:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_together({first: b"new", second: b"new"})
+    assert (first.read_bytes(), second.read_bytes()) == (b"new", b"new") and names(tmp_path) == ["r.json", "r.npz"]

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import resource
 import shutil
 import sys
 import threading
@@ -22,8 +23,9 @@ from trtdet import Detector, Prediction, load_config
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths
-from trtdet.errors import ConfigError, DataError, TrtdetError
+from trtdet.errors import ConfigError, DataError, OutputError, TrtdetError
 from trtdet.exporter import SHAPES_MODEL
+from trtdet.runtime.saving import save_predictions
 from trtdet.runtime.sources import ahead
 
 
@@ -378,3 +380,16 @@ def test_masks_keypoints_and_rotated_boxes_come_with_the_detections(part):
     else:
         assert len(listed["rotated_box"]) == 5
     assert (prediction.plot() != picture).any()
+
+
+def test_lines_on_a_disk_that_becomes_full_are_one_error_and_the_old_ones_stay(detector, files, tmp_path):
+    place = tmp_path / "found.jsonl"
+    place.write_text("old")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limit[1]))
+    try:
+        with pytest.raises(OutputError, match=r"found\.jsonl' cannot be written: File too large"):
+            save_predictions(detector.predict(files, stream=True), place)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert place.read_text() == "old" and [*tmp_path.iterdir()] == [place]

@@ -22,6 +22,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+
+# The build process has not imported trtdet, which does this.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 _RTX = __name__ == "tensorrt_rtx"

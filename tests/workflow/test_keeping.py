@@ -169,3 +169,9 @@ def test_sweep_prints_its_table(run, model, calibration_images, val_labelled, tm
     assert (tmp_path / "s" / "experiment.md").read_text().count("| INT8 |") == 2
     variants = run(*command, "--calib", "minmax", "--json").json["variants"]
     assert variants[1]["axes"]["calibration"] == "minmax"
+
+
+def test_a_comparison_names_no_temporary_folder(build, tmp_path, val_labelled):
+    """Else the same build would give another file each time."""
+    assert build(*ONNX, "--guard", "warn", *val_labelled).ok
+    assert json.loads((tmp_path / "b" / "worth.json").read_text())["comparison"]["file"] == "fp32.onnx"

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from trtdet.backends.libraries import library_named
 from trtdet.backends.onnxruntime_half import with_roundings
 from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
+from trtdet.files import scratch_folder
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import plain
@@ -121,17 +121,17 @@ class OnnxRunner:
         model's, or the profiler stopped before the last run.
         """
         feeds = self._feeds(images)
-        with tempfile.TemporaryDirectory(prefix="trtdet-profile-") as folder:
+        with scratch_folder() as folder:
             # Each session orders and names optimised nodes differently, so all profiles run the first session's model.
             if self._optimised is None:
                 options = self._options()
-                options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
+                options.optimized_model_filepath = str(folder / "optimised.onnx")
                 self._load(self._data, options)
                 self._optimised = Path(options.optimized_model_filepath).read_bytes()
             options = self._options()
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "trace")
+            options.profile_file_prefix = str(folder / "trace")
             session = self._load(self._optimised, options)
             try:
                 with _failures("run"):

@@ -29,8 +29,7 @@ from trtdet.evaluation.comparison import Comparison, compare, spread_text
 from trtdet.evaluation.confidence import apart_from
 from trtdet.evaluation.parts import NAMES
 from trtdet.evaluation.scoring import evaluate
-from trtdet.files import writing
-from trtdet.files.atomic import Temporary, remove
+from trtdet.files import scratch_folder
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.performance import BenchOptions, Difference, ProfileOptions, Ratio, bench, profile, slower
 from trtdet.progress import Progress, silent, titled
@@ -288,6 +287,8 @@ def compare_with_fp16(
                 evaluate(Detector.open(path), dataset, lambda *step, stage=stage: progress(stage, *step), cache=cache)
                 for path, stage in ((bundle.path, "mAP with INT8"), (other.path, "mAP without INT8"))
             )
+            # The other is in a temporary folder, whose name would be another in each build.
+            other_score = replace(other_score, file=Path(other_score.file).name)
             comparison = compare(int8_score, other_score)
             parts = tuple(compare(int8_score, other_score, of=part) for part in int8_score.scored_parts)
             ran_on = worth.run_info or comparison.reference.run_info
@@ -359,18 +360,6 @@ def fp16_options(job: Job, backend: str, nms: NmsMode | Literal["auto"], shipped
         from_=None,
         tuned=None,
     )
-
-
-@contextmanager
-def scratch_folder(bundle: Path) -> Iterator[Path]:
-    """Temporary folder beside the bundle; if this process is killed, the bundle's next writer removes it."""
-    with writing(bundle):
-        temporary = Temporary(bundle, folder=True)
-    try:
-        yield temporary.path
-    finally:
-        remove(temporary.path)
-        temporary.release()
 
 
 def _built(job: Job, folder: Path, options: BuildOptions, progress: Progress) -> Bundle:

@@ -7,9 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -21,6 +19,7 @@ from trtdet.backends import Backend, EngineFacts, EngineTarget, Runner, open_eng
 from trtdet.building.corrections import Prepared
 from trtdet.building.engine import Engine, best_engine, explicit_networks, runs_on
 from trtdet.errors import TrtdetWarning
+from trtdet.files import scratch_folder
 from trtdet.options import BuildOptions
 from trtdet.performance import BenchOptions, OnnxNodes, ProfileOptions, Target, differences, measure, profile_targets
 from trtdet.plans.planning import keeping
@@ -89,12 +88,10 @@ def built_of(
     prepared: Prepared, plan: PrecisionPlan, backend: Backend, options: BuildOptions, progress: Progress = silent
 ) -> Engine:
     """An engine of a plan that is not shipped, without its warnings and without a timing cache of its own."""
-    with TemporaryDirectory() as folder, warnings.catch_warnings():
+    with scratch_folder() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)  # the shipped engine gives the same warnings
         networks = explicit_networks(prepared, plan, backend.capabilities)
-        return best_engine(
-            networks, backend, EngineTarget.of(options), timings=Path(folder) / "timings", progress=progress
-        )
+        return best_engine(networks, backend, EngineTarget.of(options), timings=folder / "timings", progress=progress)
 
 
 def _layers_measured(

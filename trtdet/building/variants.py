@@ -23,7 +23,7 @@ from trtdet.building.ranges import HISTOGRAMS, Selection, calibrated
 from trtdet.calibration import Ranges
 from trtdet.config import Config
 from trtdet.errors import ConfigError, one_line
-from trtdet.files import write_atomically
+from trtdet.files import finish_replacing, write_atomically
 from trtdet.files.documents import DocumentError, parse_document, read_document
 from trtdet.options import BuildOptions, changed, rows_of, value_of, with_values
 from trtdet.progress import Progress, silent
@@ -128,6 +128,7 @@ def variant_options(folder: Path | str, number: int, config: Config) -> tuple[Bu
     """
     folder = Path(folder)
     missing = f"'{folder}' has no finished experiment; give the -o of 'trtdet sweep' or 'trtdet tune'"
+    finish_replacing(folder)
     experiment = _read(folder / EXPERIMENT, _Experiment, missing, again="repeat the experiment")
     variants = {variant["number"]: variant for variant in experiment["variants"]}
     if number not in variants:

@@ -26,6 +26,7 @@ from trtdet.config import Config
 from trtdet.data import ImageCache
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.evaluation.plausibility import warn_of
+from trtdet.files import remove_stale
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions, spelled
 from trtdet.plans.front import LatencyPlan, TradeOff
 from trtdet.plans.measuring import Method
@@ -113,6 +114,9 @@ def build_job(
         elif current is None:
             bundle, audit, planned = assemble(checked, place, progress)
         else:
+            # Left by a build that was killed after its bundle was complete.
+            job.beside("reconstruction").unlink(missing_ok=True)
+            remove_stale(job.output)
             bundle, check = current, current.manifest.input_check
             if check is not None and options.calibration.check_input:
                 warn_of(check["warning"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trtdet.building import BuildResult
 from trtdet.building.bundle import command_of
-from trtdet.building.comparison import rewritten, scratch_folder
+from trtdet.building.comparison import rewritten
 from trtdet.building.job import CheckedBuild, job_of
 from trtdet.building.ranges import HISTOGRAMS
 from trtdet.building.validation import check_measured
@@ -16,6 +16,7 @@ from trtdet.bundle import BundleWriter, GuardPart, QuantizationPart
 from trtdet.candidates.finishing import FP16, Finished, finish
 from trtdet.candidates.preparing import Preparing
 from trtdet.config import Config
+from trtdet.files import scratch_folder
 from trtdet.options import BuildOptions, FinishOptions, PrepareOptions
 from trtdet.progress import Expect, Progress, silent, unheard
 

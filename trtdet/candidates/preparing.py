@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import onnx
@@ -44,7 +43,7 @@ from trtdet.evaluation.comparison import PartScore, each_score
 from trtdet.evaluation.parts import Of
 from trtdet.evaluation.plausibility import Plausibility
 from trtdet.experiments.search import measuring_images, plan_with, titled_plans
-from trtdet.files import FolderWriter
+from trtdet.files import FolderWriter, scratch_folder
 from trtdet.options import PrepareOptions, spelled
 from trtdet.plans.optimiser import front
 from trtdet.progress import Progress, silent
@@ -319,8 +318,8 @@ def _bound(drafts: list[_Draft], scores: list[Accuracy], limit: float | None) ->
 def _bundle_files(draft: _Draft, seen: Plausibility | None) -> Iterator[tuple[str, bytes]]:
     """The files of a candidate's bundle that need neither the engine nor the images."""
     engine = Engine(draft.network, Built(b"", sms=draft.build.target.sms, log=(), seconds=0.0), None)
-    with TemporaryDirectory() as folder:
-        with BundleWriter(Path(folder) / "bundle") as writer:
+    with scratch_folder() as folder:
+        with BundleWriter(folder / "bundle") as writer:
             bundle = write_bundle(writer, draft.build, engine, planned=None, seen=seen)
         names = (name for name in bundle.manifest.files if name not in (bundle.model.name, PORTABLE, HISTOGRAMS))
         for name in (MANIFEST, *names):

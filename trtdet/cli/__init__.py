@@ -20,7 +20,7 @@ from trtdet.cli import (
     signature_commands,
 )
 from trtdet.cli.command import Command, Parser
-from trtdet.cli.failures import RAISE, describe, interrupted, write_details
+from trtdet.cli.failures import RAISE, describe, interrupted, lacks_memory, write_details
 from trtdet.errors import TrtdetError
 from trtdet.options.rows import nearest
 from trtdet.progress import Console, OutputClosed
@@ -86,8 +86,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             raise KeyboardInterrupt from error
         if os.environ.get(RAISE):
             raise
-        file = write_details(error)
-        kind, message, details = type(error).__name__, describe(error, file), {"details": str(file) if file else None}
+        kind, message = type(error).__name__, lacks_memory(error) or ""
+        if not message:
+            file = write_details(error)
+            message, details = describe(error, file), {"details": str(file) if file else None}
     console.fail(message)
     if options.json:
         try:

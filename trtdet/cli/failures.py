@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import sys
 import tempfile
@@ -49,15 +50,44 @@ def interrupted(error: BaseException) -> bool:
     return False
 
 
+_NO_MEMORY = re.compile(
+    "failed to map segment|cannot allocate memory|bad[ _]alloc|insufficient memory|failed to allocate"
+    "|can't start new thread",
+    re.IGNORECASE,
+)
+"""What the dynamic loader, onnxruntime, OpenCV and Python say for lack of memory in exceptions of other types."""
+
+
+def lacks_memory(error: BaseException) -> str | None:
+    """One line if the exception is for lack of memory, which is no bug; else None."""
+    cause: BaseException | None = error
+    visited: set[int] = set()
+    while cause is not None and id(cause) not in visited:
+        visited.add(id(cause))
+        text = _message(cause)
+        if isinstance(cause, MemoryError) or _NO_MEMORY.search(text):
+            said = f" ({text})" if text else ""
+            return (
+                f"not enough memory{said}; close other programs, raise the limit of this process (ulimit -v), or take "
+                "a machine with more"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return one_line(str(error))
+    except Exception:
+        return "its message cannot be printed"
+
+
 def describe(error: BaseException, details: Path | None) -> str:
     """One line: the type, the message, and the file with the details."""
-    try:
-        message = one_line(str(error)) or "no message"
-    except Exception:
-        message = "its message cannot be printed"
+    message = _message(error) or "no message"
     if details is not None:
-        # Lack of memory or disk space is no bug; anything else should have been a TrtdetError.
-        machine = isinstance(error, (OSError, MemoryError)) or message == "can't start new thread"
+        # What the machine refuses is no bug; anything else should have been a TrtdetError.
+        machine = isinstance(error, OSError)
         where = f"the details are in {details}" if machine else f"please report it with the details in {details}"
         return f"unexpected {type(error).__name__}: {message}; {where}"
     frames = traceback.extract_tb(error.__traceback__, limit=-1)

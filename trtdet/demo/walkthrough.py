@@ -16,7 +16,7 @@ from trtdet.data import CocoDataset, ImageCache
 from trtdet.demo import shapes
 from trtdet.evaluation.scoring import evaluate
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.files import write_atomically
+from trtdet.files import write_atomically, write_together
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
 from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
@@ -132,6 +132,10 @@ def run_demo(folder: Path | str, progress: Progress = silent) -> Demo:
     predictions = Detector.open(main).predict([image.path for image in dataset.images[:PICTURES]], stream=True)
     pictures = save_predictions(predictions, folder / "pictures")
     demo = Demo(tuple(rows), folder=folder, backend=backend, pictures=pictures)
-    write_atomically(folder / "results.json", (json.dumps(demo.as_dict(), indent=1) + "\n").encode())
-    write_atomically(folder / "results.txt", (demo.table().text() + "\n").encode())
+    write_together(
+        {
+            folder / "results.json": (json.dumps(demo.as_dict(), indent=1) + "\n").encode(),
+            folder / "results.txt": (demo.table().text() + "\n").encode(),
+        }
+    )
     return demo

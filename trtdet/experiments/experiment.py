@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -15,7 +16,7 @@ from trtdet.audit.roofline import TIME_WITHIN
 from trtdet.building.variants import EXPERIMENT, Overrides
 from trtdet.evaluation.comparison import Finite, PartScore, each_score, least_difference, spread_text
 from trtdet.evaluation.parts import NAMES, Of
-from trtdet.files import write_atomically
+from trtdet.files import finish_replacing, write_together
 from trtdet.files.documents import read_result
 from trtdet.options import BuildOptions, Objective
 from trtdet.tables import Cell, Column, Table
@@ -302,12 +303,17 @@ class Experiment:
             "variants": variants,
         }
 
-    def save(self) -> None:
-        """Writes the table, then ``experiment.json``; from then on the variants can be built."""
-        write_atomically(self.folder / TABLE, (self.markdown() + "\n").encode())
-        write_atomically(self.folder / EXPERIMENT, (json.dumps(self.as_dict(), indent=1) + "\n").encode())
+    def save(self, plans: Mapping[Path, bytes] = MappingProxyType({})) -> None:
+        """Writes the table, ``experiment.json`` and the plans that it numbers, by path, together."""
+        contents: dict[Path, bytes | Path] = {
+            self.folder / TABLE: (self.markdown() + "\n").encode(),
+            self.folder / EXPERIMENT: (json.dumps(self.as_dict(), indent=1) + "\n").encode(),
+            **plans,
+        }
+        write_together(contents)
 
     @staticmethod
     def load(path: Path | str) -> Experiment:
         """Reads ``experiment.json``. Raises ConfigError: it cannot be read, or holds no experiment."""
+        finish_replacing(Path(path).parent)
         return read_result(Path(path), Experiment, "repeat the 'trtdet sweep' or 'trtdet tune'")

@@ -144,15 +144,14 @@ def tune(
         left_out=left_out,
         formats=requested.build.plan.formats,
     ).numbered()
-    # While the experiment's file is missing no variant can be built: plans and numbers change together.
+    by_kept = {plan.kept: plan.plan.to_json().encode() for plan in plans}
+    numbered = {
+        output / variants.PLANS / f"{variant.number}.json": by_kept[variant.kept] for variant in experiment.variants
+    }
+    experiment.save(numbered)
     with writing(output):
-        (output / variants.EXPERIMENT).unlink(missing_ok=True)
-        for path in (output / variants.PLANS).glob("*.json"):
+        for path in {*(output / variants.PLANS).glob("*.json")} - numbered.keys():
             path.unlink()
-    by_kept = {plan.kept: plan.plan for plan in plans}
-    for variant in experiment.variants:
-        by_kept[variant.kept].save(output / variants.PLANS / f"{variant.number}.json")
-    experiment.save()
     return experiment
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from trtdet.exporter import (
     yolox,
 )
 from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
+from trtdet.files import scratch_folder
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import graphs
 
@@ -153,20 +153,20 @@ def to_onnx(
     """Traces a module in evaluation mode that takes float32 (B, 3, H, W) and returns a tensor or a flat tuple of
     tensors; ``names`` are the names of the input and of each output."""
     # To a folder, because the exporter writes the weights of a large model to files of their own.
-    with torch.no_grad(), quiet("torch.onnx"), tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
+    with torch.no_grad(), quiet("torch.onnx"), scratch_folder() as folder:
         # The tracing exporter keeps the structure of the graph (SiLU as Sigmoid and Mul, one Conv per convolution),
         # needs no package besides torch, and writes the requested opset.
         torch.onnx.export(
             model,
             (example,),
-            str(Path(folder) / "model.onnx"),
+            str(folder / "model.onnx"),
             input_names=[names[0]],
             output_names=list(names[1:]),
             dynamic_axes={name: {0: "batch"} for name in names} if options.dynamic_batch else None,
             opset_version=options.opset,
             dynamo=False,
         )
-        return _in_single(onnx.load(str(Path(folder) / "model.onnx")))
+        return _in_single(onnx.load(str(folder / "model.onnx")))
 
 
 def _in_single(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
@@ -24,7 +23,7 @@ from trtdet.data.images import preprocess, read_image
 from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.exporter import UNDETECTED, ExportOptions, ParityComparison, parity
 from trtdet.exporter.parity import Float, Outputs
-from trtdet.files import writing
+from trtdet.files import scratch_folder, writing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,11 +112,11 @@ def run(
     providers = ["CPUExecutionProvider"]
     try:
         if is_large(model):
-            with tempfile.TemporaryDirectory(prefix="trtdet-") as folder:
-                path = Path(folder) / "model.onnx"
+            with scratch_folder() as folder:
+                path = folder / "model.onnx"
                 onnx.save_model(model, path, **_EXTERNAL, location="model.data")
                 session = ort.InferenceSession(str(path), settings, providers=providers)
-                load_external_data_for_model(model, folder)  # saving removed the weights from it
+                load_external_data_for_model(model, str(folder))  # saving removed the weights from it
         else:
             session = ort.InferenceSession(model.SerializeToString(), settings, providers=providers)
     except Exception as error:  # onnxruntime's exceptions have no common base
@@ -150,8 +149,8 @@ def serialised(model: onnx.ModelProto, path: Path) -> Iterator[dict[Path, bytes 
         yield {path: model.SerializeToString()}
         return
     data = path.with_name(f"{path.name}.data")
-    with writing(path), tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        whole = Path(folder) / path.name
+    with writing(path), scratch_folder(path) as folder:
+        whole = folder / path.name
         onnx.save_model(model, whole, **_EXTERNAL, location=data.name)
         for file in (whole.with_name(data.name), whole):
             with file.open("rb") as stream:

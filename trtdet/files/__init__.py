@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from trtdet.files.atomic import (
     FolderWriter,
-    NewFile,
+    NewFiles,
     finish_replacing,
     prepare_target,
+    remove_stale,
+    scratch_folder,
     sha256_file,
     write_atomically,
     write_together,
@@ -16,9 +18,11 @@ from trtdet.files.atomic import (
 
 __all__ = [
     "FolderWriter",
-    "NewFile",
+    "NewFiles",
     "finish_replacing",
     "prepare_target",
+    "remove_stale",
+    "scratch_folder",
     "sha256_file",
     "write_atomically",
     "write_together",

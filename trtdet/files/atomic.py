@@ -4,9 +4,9 @@ A temporary is in its target's folder, with the name ``.TARGET.XXXXXXXX.trtdet``
 which ends with the process. A temporary without a lock is therefore stale, and the next writer removes it. On a file
 system without locks, no temporary is removed.
 
-Files that belong together (:func:`write_together`) are all complete before the first is replaced. A list of them, also
-a temporary, says so. If their writer is killed between two replacements, whoever next reads or writes such a file in
-that folder replaces the others (:func:`finish_replacing`): the list is a redo log.
+Files that belong together (:class:`NewFiles`) are all complete, in one temporary folder, before the first is replaced.
+A list of them, also a temporary, says so. If their writer is killed between two replacements, whoever next reads or
+writes such a file in that folder replaces the others (:func:`finish_replacing`): the list is a redo log.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
@@ -42,11 +43,20 @@ GONE = ".gone"
 _LIST = "replacing"
 """The name of a list of files that are being replaced together, as if it was the temporary of a file of that name."""
 
+_LONGEST_LIST = 1 << 26
+"""Most bytes of such a list that are read."""
+
+_SCRATCH = "trtdet"
+"""As if this was the target of folders in the folder for temporaries."""
+
 _SPECIAL = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 """Error codes if the system, the file system or a sandbox cannot exchange two names."""
+
+_WAIT = 10.0
+"""Most seconds that a writer waits while another moves files in the same folder, which takes far less."""
 
 _ATTEMPTS = 20
 """Attempts of a writer while others write to the same place."""
@@ -126,33 +136,104 @@ def writing_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_together(contents: Mapping[Path, bytes | Path]) -> None:
-    """As :func:`write_atomically`, for files that belong together: those in one folder are replaced all or none.
+    """As :func:`write_atomically`, for files that belong together: all are replaced or none.
 
     Args:
-        contents: by path, the bytes, or a finished file on the same file system that is moved there.
+        contents: by path, the bytes, or a finished file on the same file system that is moved there. The list of
+            :func:`finish_replacing` is in the deepest folder that has all paths.
 
     Raises:
         OutputError: as :func:`write_atomically`; no file was replaced.
     """
+    folder = Path(os.path.commonpath([path.parent for path in contents]))
     for path in contents:
         prepare_target(path)
-        remove_stale(path)
-    with ExitStack() as stack:
-        finished: dict[Path, Temporary] = {}
+    names = {path: path.relative_to(folder) for path in contents}
+    with NewFiles(next(iter(contents)), folder) as new:
         for path, content in contents.items():
+            place = new.place(names[path])
             with writing(path):
-                temporary = stack.enter_context(_temporary(path))
-                if isinstance(content, Path):
-                    content.replace(temporary.path)
-                else:
-                    _write_flushed(temporary.path, content)
-                temporary.path.chmod(0o644)
-                finished[path] = temporary
-        for folder in {path.parent for path in finished}:
-            names = {path.name: temporary.path.name for path, temporary in finished.items() if path.parent == folder}
-            with writing(folder), _temporary(folder / _LIST) as listed:
-                _write_flushed(listed.path, json.dumps(names).encode())
-                _replace_all(folder, names)
+                content.replace(place) if isinstance(content, Path) else place.write_bytes(content)
+        new.put(names.values())
+
+
+class NewFiles:
+    """Files that belong together, in a temporary folder until :meth:`put` moves all of them to their places.
+
+    As a context manager it removes what was not put.
+
+    Args:
+        first: one of the files; its name is that of the temporary folder.
+        folder: that all files are in, or in folders of it; None for that of ``first``.
+
+    Raises:
+        OutputError: the folder cannot be written, or ``first`` is not a regular file.
+    """
+
+    def __init__(self, first: Path, folder: Path | None = None) -> None:
+        prepare_target(first)
+        self._folder = first.parent if folder is None else folder
+        target = self._folder / first.name
+        with writing(target):
+            remove_stale(target)
+            self._temporary = Temporary(target, folder=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        remove(self._temporary.path)
+        self._temporary.release()
+
+    def place(self, name: Path | str) -> Path:
+        """Where a file is to be written until it is put as ``name``, a path in the folder.
+
+        Raises:
+            OutputError: there is something else than a regular file, or a folder cannot be created.
+        """
+        prepare_target(self._folder / name)
+        place = self._temporary.path / name
+        with writing(self._folder / name):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def put(self, names: Iterable[Path | str]) -> None:
+        """Flushes the files of these names to disk and moves all to their places.
+
+        Raises:
+            OutputError: a file is missing or cannot be written; none was replaced, unless the disk fails meanwhile.
+        """
+        paths = [Path(name) for name in names]
+        for name in paths:
+            with writing(self._folder / name), self._temporary.path.joinpath(name).open("rb") as stream:
+                os.fsync(stream.fileno())
+                os.fchmod(stream.fileno(), 0o644)
+        content = json.dumps({"folder": self._temporary.path.name, "names": [str(name) for name in paths]})
+        with writing(self._folder), _temporary(self._folder / _LIST) as listed:
+            _write_flushed(listed.path, content.encode())
+            # Another writer of the same files goes before or after, not between.
+            with _locked(self._folder):
+                try:
+                    _replace_all(self._folder, self._temporary.path, names=paths)
+                except BaseException:
+                    # Ctrl-C between two leaves no half: the list, which would finish the rest, is about to be removed.
+                    with contextlib.suppress(OSError):
+                        _replace_present(self._folder, self._temporary.path, names=paths)
+                    raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder, if the file system has locks; first finishes the sets of killed writers."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        limit = time.monotonic() + _WAIT
+        while lock(descriptor) is False and time.monotonic() < limit:
+            time.sleep(0.005)
+        finish_replacing(folder)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -166,9 +247,14 @@ def _temporary(target: Path) -> Iterator[Temporary]:
         temporary.release()
 
 
-def _replace_all(folder: Path, names: Mapping[str, str]) -> None:
-    for target, name in names.items():
-        (folder / name).replace(folder / target)
+def _replace_all(folder: Path, temporary: Path, names: Iterable[Path]) -> None:
+    for name in names:
+        (temporary / name).replace(folder / name)
+
+
+def _replace_present(folder: Path, temporary: Path, names: Iterable[Path]) -> None:
+    """As :func:`_replace_all`, without those that were replaced before a stop and are gone."""
+    _replace_all(folder, temporary, names=[name for name in names if (temporary / name).exists()])
 
 
 def finish_replacing(folder: Path) -> None:
@@ -180,62 +266,60 @@ def finish_replacing(folder: Path) -> None:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as stream:
-                if _lock(descriptor) is not True or not _is_open_at(path, descriptor):
+                if lock(descriptor) is not True or not is_open_at(path, descriptor):
                     continue  # its writer is at work, or another process was faster
-                names = _listed(stream.read(1 << 20))
-                # Those that are gone were replaced before the writer was killed.
-                _replace_all(folder, {target: part for target, part in names.items() if (folder / part).exists()})
-                path.unlink()
+                temporary, names = _listed(stream.read(_LONGEST_LIST))
+                _replace_present(folder, folder / temporary, names=names)
+                remove(path)
+                if names:
+                    remove(folder / temporary)
 
 
-def _listed(content: bytes) -> dict[str, str]:
-    """The temporaries in a list, by the names of their files; none if it was not finished, or lists anything else."""
+def _listed(content: bytes) -> tuple[str, list[Path]]:
+    """The temporary folder and the names in a list; no names if it was not finished, or lists anything else."""
     try:
-        names = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(names, dict):
-        return {}
-    right = all(
-        isinstance(name, str) and _is_temporary(name, target) and "/" not in name for target, name in names.items()
-    )
-    return names if right else {}
+        listed = json.loads(content)
+        temporary, names = str(listed["folder"]), [Path(name) for name in listed["names"]]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return "", []
+    inside = not any(name.is_absolute() or ".." in name.parts for name in names)
+    own = "/" not in temporary and any(_is_temporary(temporary, name.name) for name in names)
+    return (temporary, names) if inside and own else ("", [])
 
 
-class NewFile:
-    """A file for another library to write at ``path``, which is moved to its target in one step.
+@contextmanager
+def scratch_folder(beside: Path | None = None) -> Iterator[Path]:
+    """A temporary folder that is removed at the end.
 
-    As a context manager it is removed if it was not :meth:`put`. Raises OutputError as :func:`write_atomically`.
+    If this process is killed, the next writer to ``beside`` or the next such folder removes it; with None it is in the
+    folder for temporaries (``TMPDIR``), where the next such folder of this user removes it.
+
+    Raises:
+        OutputError: it cannot be created, or its disk is full.
     """
-
-    def __init__(self, target: Path) -> None:
-        prepare_target(target)
-        self.target = target
-        with writing(target):
-            remove_stale(target)
-            self._temporary = Temporary(target, folder=True)
-        self.path = self._temporary.path / target.name
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        remove(self._temporary.path)
-        self._temporary.release()
-
-    def put(self, name: str | None = None) -> Path:
-        """Flushes the file to disk and moves it to its target, or to another ``name`` beside it; returns its place."""
-        place = self.target if name is None else self.target.with_name(name)
-        check_target(place)
-        with writing(place):
-            with self.path.open("rb") as stream:
-                os.fsync(stream.fileno())
-            self.path.chmod(0o644)
-            self.path.replace(place)
-        return place
+    target = beside or Path(tempfile.gettempdir()) / _SCRATCH
+    with writing(target.parent if beside is None else beside):
+        if beside is not None:
+            remove_stale(beside)
+        else:
+            for name in _entries(target.parent):
+                path = target.parent / name
+                with contextlib.suppress(OSError):  # another process was faster
+                    if _is_temporary(name, _SCRATCH) and path.lstat().st_uid == os.geteuid():
+                        _remove_if_stale(path)
+        temporary = Temporary(target, folder=True)
+    try:
+        yield temporary.path
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutputError(
+            f"'{target.parent}' is too full for temporary files: {error.strerror}",
+            "free some space" if beside is not None else "free some space, or set TMPDIR to another folder",
+        ) from None
+    finally:
+        remove(temporary.path)
+        temporary.release()
 
 
 def _flush(stream: BinaryIO) -> None:
@@ -408,7 +492,7 @@ class Temporary:
                 self.descriptor, name = tempfile.mkstemp(suffix=SUFFIX, prefix=prefix, dir=target.parent)
                 self.path = Path(name)
             # Another writer may have removed it as stale between creation and lock.
-            if _lock(self.descriptor) is not False and _is_open_at(self.path, self.descriptor):
+            if lock(self.descriptor) is not False and is_open_at(self.path, self.descriptor):
                 return
             self.release()
             remove(self.path)
@@ -486,7 +570,7 @@ def _remove_if_stale(path: Path) -> bool:
             remove(path)
         return not os.path.lexists(path)
     try:
-        if _lock(descriptor) is not True or not _is_open_at(path, descriptor):
+        if lock(descriptor) is not True or not is_open_at(path, descriptor):
             return False
         remove(path)
         return True
@@ -494,7 +578,7 @@ def _remove_if_stale(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool | None:
+def lock(descriptor: int) -> bool | None:
     """Takes the lock: True if it was free, False if another process has it, None if there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -505,7 +589,7 @@ def _lock(descriptor: int) -> bool | None:
     return True
 
 
-def _is_open_at(path: Path, descriptor: int) -> bool:
+def is_open_at(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except OSError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trtdet.errors import ConfigError
-from trtdet.files.atomic import prepare_target, write_atomically, writing
+from trtdet.errors import ConfigError, OutputError
+from trtdet.files.atomic import is_open_at, lock, prepare_target, write_atomically, writing
 
 
 class Rows:
@@ -25,18 +26,19 @@ class Rows:
 
     Raises:
         ConfigError: the file has another key, or no header line.
-        OutputError: it cannot be read or written, or is not a regular file.
+        OutputError: it cannot be read or written, is not a regular file, or another process appends to it.
     """
 
     def __init__(self, path: Path, key: str, valid: Callable[[Mapping[str, Any]], bool] = lambda row: True) -> None:
         self.path = path
         prepare_target(path)
-        self.found = rows_in(path, key, valid)
-        lines = [json.dumps(row) for row in ({"key": key}, *self.found.values())]
-        write_atomically(path, ("\n".join(lines) + "\n").encode())
-        with writing(path):
+        with writing(path), _alone(path):
+            self.found = rows_in(path, key, valid)
+            lines = [json.dumps(row) for row in ({"key": key}, *self.found.values())]
+            write_atomically(path, ("\n".join(lines) + "\n").encode())
             # Without a buffer, close() does not repeat a failed write.
             self._file = path.open("ab", buffering=0)
+            lock(self._file.fileno())
             self._length = self._file.tell()
 
     def append(self, row: dict[str, Any]) -> None:
@@ -64,6 +66,24 @@ class Rows:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Holds the lock of an existing file, whose rows another process would otherwise append to a file that is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        if lock(descriptor) is False or not is_open_at(path, descriptor):
+            raise OutputError(
+                f"'{path}' is being written by another process", "wait until it has ended, or choose another -o"
+            )
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def rows_in(path: Path, key: str, valid: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:

@@ -121,11 +121,9 @@ class Prediction:
         if width > _WIDEST:
             sides = _WIDEST, max(1, round(height * _WIDEST / width))
             picture = cv2.resize(picture, sides, interpolation=cv2.INTER_AREA)
-        encoded = base64.b64encode(_encoded(picture, ".jpg", "the picture")).decode()
+        jpeg = base64.b64encode(encoded(picture, ".jpg", "the picture")).decode()
         text = html.escape(repr(self))
-        return (
-            f'<figure><img alt="{text}" src="data:image/jpeg;base64,{encoded}"><figcaption>{text}</figcaption></figure>'
-        )
+        return f'<figure><img alt="{text}" src="data:image/jpeg;base64,{jpeg}"><figcaption>{text}</figcaption></figure>'
 
     def plot(self) -> NDArray[np.uint8]:
         """A copy of the image, uint8 (H, W, 3), RGB, with what was found drawn on it."""
@@ -143,7 +141,7 @@ class Prediction:
         path = Path(path)
         if path.suffix.lower() not in _WRITTEN:
             raise DataError(f"'{path}' has another suffix than {', '.join(_WRITTEN)}; give one of these")
-        write_atomically(path, _encoded(self.plot(), path.suffix.lower(), f"'{path}'"))
+        write_atomically(path, encoded(self.plot(), path.suffix.lower(), f"'{path}'"))
         return path
 
     def to_dict(self) -> dict[str, Any]:
@@ -266,7 +264,8 @@ def _supervision(method: str) -> Any:
     return supervision
 
 
-def _encoded(picture: NDArray[Any], suffix: str, name: str) -> bytes:
+def encoded(picture: NDArray[Any], suffix: str, name: str) -> bytes:
+    """A picture, uint8 (H, W, 3), RGB, as a file of that suffix. Raises OutputError: it is too large for it."""
     valid, data = cv2.imencode(suffix, picture[:, :, ::-1], _WRITTEN[suffix])
     if not valid:
         raise OutputError(f"{name} could not be encoded as {suffix[1:]}; is the image over 65500 pixels wide or high?")

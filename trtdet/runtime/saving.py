@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from trtdet.data import IMAGE_SUFFIXES
 from trtdet.errors import ConfigError, OutputError, TrtdetWarning
-from trtdet.files import NewFile, writing
-from trtdet.runtime.prediction import Prediction
+from trtdet.files import NewFiles, writing
+from trtdet.runtime.prediction import Prediction, encoded
 from trtdet.runtime.sources import VIDEO_SUFFIXES, ahead, cores
 
 DETECTIONS = "detections.jsonl"
@@ -46,8 +46,9 @@ def save_predictions(
 
     Drawing and encoding run in threads, so that the detector is not kept waiting. Videos (MPEG-4 in ``.mp4``) have the
     rate and the size of their source, of odd sizes one pixel more; those of cameras and live streams keep time by
-    repeating or leaving out frames. An output appears when it is complete. What is complete when the predictions fail
-    or are stopped is kept as ``NAME.partial.mp4`` and ``detections.partial.jsonl``, of live sources under its own name.
+    repeating or leaving out frames. All outputs appear together when they are complete. What is complete when the
+    predictions fail or are stopped is kept: pictures, ``NAME.partial.mp4`` and ``detections.partial.jsonl``, of live
+    sources under its own name.
 
     Args:
         predictions: such as ``detector.predict(source, stream=True)``; they are not kept in memory.
@@ -65,10 +66,12 @@ def save_predictions(
         raise ConfigError(f"'{output}' is named like one file; give a folder, or FILE.jsonl for the lines alone")
     with ExitStack() as stack:
         stack.callback(getattr(predictions, "close", lambda: None))
-        lines = _Lines(output if lines_alone else output / DETECTIONS, stack)
-        drawing = None if lines_alone else _Drawing(output, stack)
+        target = output if lines_alone else output / DETECTIONS
+        new = stack.enter_context(NewFiles(target))
+        lines = _Lines(new, target, stack)
+        drawing = None if lines_alone else _Drawing(new, output, stack)
         try:
-            tasks = (_Task(one, None if drawing is None else drawing.place(one)) for one in predictions)
+            tasks = (_Task(one, new, None if drawing is None else drawing.place(one)) for one in predictions)
             with closing(ahead(tasks, _Task.work, workers=cores(), most=2 * cores())) as worked:
                 for task in worked:
                     lines.write(task)
@@ -78,19 +81,28 @@ def save_predictions(
         except OutputError:
             raise
         except BaseException:
-            _keep(lines, drawing)
+            _keep(new, lines, drawing)
             raise
         videos = drawing.finish() if drawing is not None else ()
-        return Saved(lines.finish(), pictures=tuple(drawing.pictures) if drawing is not None else (), videos=videos)
+        detections = lines.finish()
+        _put(new, detections, drawing)
+        return Saved(detections, pictures=tuple(drawing.pictures) if drawing is not None else (), videos=videos)
 
 
-def _keep(lines: _Lines, drawing: _Drawing | None) -> None:
+def _keep(new: NewFiles, lines: _Lines, drawing: _Drawing | None) -> None:
     """Puts what there is at places that say that it is not all."""
     if lines.count:
         live = lines.live
         videos = drawing.finish(partial=not live) if drawing is not None else ()
-        places = ", ".join(f"'{place}'" for place in (*videos, lines.finish(partial=not live)))
+        detections = lines.finish(partial=not live)
+        places = ", ".join(f"'{place}'" for place in (*videos, detections))
+        _put(new, detections, drawing)
         warnings.warn(f"ended after {lines.count} images or frames, which are in {places}", TrtdetWarning, stacklevel=3)
+
+
+def _put(new: NewFiles, detections: Path, drawing: _Drawing | None) -> None:
+    places = [detections] if drawing is None else [*drawing.pictures, *drawing.videos, detections]
+    new.put(place.name for place in places)
 
 
 def _partial(target: Path) -> str:
@@ -102,6 +114,7 @@ class _Task:
     """A prediction on its way through the threads that draw it."""
 
     prediction: Prediction
+    new: NewFiles
     place: Path | None
     """Of its picture or video; None if nothing is drawn."""
     line: bytes = b""
@@ -111,7 +124,10 @@ class _Task:
     def work(self) -> _Task:
         self.line = json.dumps(self.prediction.to_dict()).encode() + b"\n"
         if self.place is not None and self.prediction.seconds is None:
-            self.prediction.save(self.place)
+            picture = encoded(self.prediction.plot(), self.place.suffix, f"'{self.place}'")
+            staged = self.new.place(self.place.name)
+            with writing(self.place):
+                staged.write_bytes(picture)
         elif self.place is not None:
             self.frame = _even(self.prediction.plot()[..., ::-1])
         return self
@@ -127,33 +143,45 @@ def _even(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 class _Lines:
     """The file of JSON lines."""
 
-    def __init__(self, path: Path, stack: ExitStack) -> None:
-        self._file = stack.enter_context(NewFile(path))
-        with writing(path):
-            self._stream = stack.enter_context(self._file.path.open("wb"))
+    def __init__(self, new: NewFiles, target: Path, stack: ExitStack) -> None:
+        self._new, self._target = new, target
+        self._staged = new.place(target.name)
+        with writing(target):
+            # Without a buffer, close() does not repeat a failed write.
+            self._stream = stack.enter_context(self._staged.open("wb", buffering=0))
         self.count = self._size = 0
         self.live = True
         """Whether all lines are of sources without an end."""
 
     def write(self, task: _Task) -> None:
-        with writing(self._file.target):
-            self._stream.write(task.line)
+        written = 0
+        with writing(self._target):
+            while written < len(task.line):  # a disk that becomes full writes only a part
+                written += self._stream.write(task.line[written:])
         self._size += len(task.line)
         self.count += 1
         self.live &= task.prediction.path is None and task.prediction.seconds is not None
 
     def finish(self, partial: bool = False) -> Path:
-        with writing(self._file.target):
+        with writing(self._target):
             self._stream.truncate(self._size)  # an interrupt can leave a part of a line
             self._stream.close()
-        return self._file.put(_partial(self._file.target) if partial else None)
+            return _moved(self._new, self._staged, self._target, partial=partial)
+
+
+def _moved(new: NewFiles, staged: Path, target: Path, partial: bool) -> Path:
+    """The place of a complete file; it gets another name if it is a part."""
+    if partial:
+        target = target.with_name(_partial(target))
+        staged.rename(new.place(target.name))
+    return target
 
 
 class _Drawing:
     """The pictures and videos in a folder."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder
+    def __init__(self, new: NewFiles, folder: Path, stack: ExitStack) -> None:
+        self._new, self._folder = new, folder
         stack.callback(self._close)
         self._taken: set[str] = set()
         self._place: Path | None = None
@@ -185,7 +213,7 @@ class _Drawing:
             return
         if self._writer is None or self._writer.target != task.place:
             self._put(partial=False)
-            self._writer = _VideoWriter(task.place, task.frame, task.prediction)
+            self._writer = _VideoWriter(self._new, task.place, task.frame, prediction=task.prediction)
         self._writer.write(task.frame, task.prediction)
 
     def finish(self, partial: bool = False) -> tuple[Path, ...]:
@@ -207,8 +235,8 @@ class _Drawing:
 class _VideoWriter:
     """One video file."""
 
-    def __init__(self, target: Path, first: NDArray[np.uint8], prediction: Prediction) -> None:
-        self.target = target
+    def __init__(self, new: NewFiles, target: Path, first: NDArray[np.uint8], prediction: Prediction) -> None:
+        self._new, self.target = new, target
         self._size = first.shape[1], first.shape[0]
         self._rate = prediction.rate or 0.0
         self._live = prediction.path is None
@@ -220,8 +248,8 @@ class _VideoWriter:
             )
             self._rate = _RATE
         self._last, self._count = first, 0
-        self._file = NewFile(target)
-        self._encoder = cv2.VideoWriter(str(self._file.path), cv2.VideoWriter.fourcc(*_FOURCC), self._rate, self._size)
+        self._staged = new.place(target.name)
+        self._encoder = cv2.VideoWriter(str(self._staged), cv2.VideoWriter.fourcc(*_FOURCC), self._rate, self._size)
         if not self._encoder.isOpened():
             self.close()
             raise OutputError(
@@ -247,7 +275,7 @@ class _VideoWriter:
     def finish(self, partial: bool) -> Path:
         """Raises OutputError if OpenCV could not write all of it, of which it says nothing itself."""
         self._encoder.release()
-        check = cv2.VideoCapture(str(self._file.path))
+        check = cv2.VideoCapture(str(self._staged))
         written = round(check.get(cv2.CAP_PROP_FRAME_COUNT))
         check.release()
         if written < self._count:
@@ -255,8 +283,7 @@ class _VideoWriter:
                 f"'{self.target}' cannot be written: {max(written, 0)} of {self._count} frames arrived",
                 "free some space, or choose another place with -o",
             )
-        return self._file.put(_partial(self.target) if partial else None)
+        return _moved(self._new, self._staged, self.target, partial=partial)
 
     def close(self) -> None:
         self._encoder.release()
-        self._file.close()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from typing import Any
 Report = Callable[[Any], None]
 """Writes a line of JSON to the standard output: [stage, done, total] or a message."""
 
+_PR_SET_PDEATHSIG = 1  # sys/prctl.h
 _ADDR_NO_RANDOMIZE = 0x0040000  # sys/personality.h
 _QUERY = 0xFFFFFFFF
 
@@ -41,7 +43,15 @@ class RefusedError(Exception):
     """There is no engine; the message is the builder's reason."""
 
 
+def end_with(parent: int) -> None:
+    """Ends this process when its parent is killed, which cannot end it itself then (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the process that wanted the engine has ended")
+
+
 def main() -> None:
+    end_with(json.loads(Path("request.json").read_text())["parent"])
     # Restart without address randomisation; if the system forbids that, continue with it.
     libc = ctypes.CDLL(None, use_errno=True)
     persona = libc.personality(_QUERY)

@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -25,6 +24,7 @@ from trtdet.backends.tensorrt.silu_aot import NETWORK_FLAG
 from trtdet.calibration.cache import version_number
 from trtdet.config import NmsMode, SiluForm
 from trtdet.errors import BackendError, one_line
+from trtdet.files import scratch_folder
 from trtdet.passes.plugin_ops import plugin_nodes
 from trtdet.passes.provenance import without_registry
 from trtdet.progress import Progress, silent
@@ -165,8 +165,7 @@ def build_engine(
     The text quotes the reason; ``messages`` has all builder messages, the error output and the full reason.
     """
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="trtdet-") as name:
-        folder = Path(name)
+    with scratch_folder() as folder:
         (folder / "request.json").write_text(json.dumps(_facts(library, caps, request, sms=sms)))
         (folder / "model.onnx").write_bytes(without_registry(request.model).SerializeToString())
         (folder / "timings").write_bytes(request.timing_cache)
@@ -222,6 +221,7 @@ def _facts(library: Library, caps: Capabilities, request: BuildRequest, sms: tup
     options = ("version_compatible", "hardware_compatible", "embed_plugins", "tactic_sources", "tf32", "dla")
     return {
         "module": library.module,
+        "parent": os.getpid(),
         "network_flags": (*typing.network_flags, *((NETWORK_FLAG,) if compiled else ())),
         "builder_flags": (
             *(_BUILDER_FLAGS[request.precision] if typing.weak else ()),
