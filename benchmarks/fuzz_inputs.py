@@ -25,6 +25,7 @@ import numpy as np
 import onnx
 import yaml
 from PIL import Image
+from pydantic import ValidationError
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("", "passes", "building")]
@@ -38,7 +39,8 @@ from tiny_detector import CLASSES, CONFIG, tiny_detector  # noqa: E402
 import trtdet  # noqa: E402
 from trtdet.calibration import Collection, Ranges  # noqa: E402
 from trtdet.calibration import cache as calibration_cache
-from trtdet.config import load_config  # noqa: E402
+from trtdet.candidates import PreparedFolder  # noqa: E402
+from trtdet.config import Config, load_config  # noqa: E402
 from trtdet.data import find_images  # noqa: E402
 from trtdet.data.images import preprocess, read_image  # noqa: E402
 from trtdet.detection import expressions  # noqa: E402
@@ -497,8 +499,8 @@ def read_model(data: bytes, folder: Path, material: Path) -> None:
     path.write_bytes(data)
     (folder.parent / "outside.bin").write_bytes(bytes(4096))
     config = load_config(str(material / ("odd.yaml" if choice(data, 2) else "tiny.yaml")))
-    how = choice(data, 40)
-    if how < 30:
+    how = choice(data, 100)
+    if how < 88:
         loaded = load_model(path)
         embedded_nms(loaded, config)
         forms = ("keep", "swish", "plugin")
@@ -506,17 +508,17 @@ def read_model(data: bytes, folder: Path, material: Path) -> None:
         return
     words = [path, "--config", material / ("odd.yaml" if choice(data, 2) else "tiny.yaml")]
     images = ["--images", material / "two"]
-    if how < 34:
+    if how < 94:
         command("build", *words, *images, "--backend", "onnxruntime", "--dry-run", "-o", folder / "b")
-    elif how == 34:
+    elif how == 94:
         command("init", path, "-o", folder / "m.yaml")
-    elif how == 35:
+    elif how == 95:
         command("predict", *words, material / "two", "-o", folder / "p")
-    elif how == 36:
+    elif how == 96:
         command("calibrate", *words, *images, "-o", folder / "ranges.json")
-    elif how == 37:
+    elif how == 97:
         command("export", path, "--config", material / "tiny.yaml", "-o", folder / "exported.onnx")
-    elif how == 38:
+    elif how == 98:
         command("profile", *words, "--runs", 2, "--warm-up", 1)
     else:
         command(
@@ -528,7 +530,7 @@ def read_configuration(data: bytes, folder: Path, material: Path) -> None:
     path = folder / "fuzzed.yaml"
     path.write_bytes(data)
     config = load_config(str(path))
-    if config.input.height * config.input.width <= 1 << 20 and choice(data, 8) == 0:
+    if config.input.height * config.input.width <= 1 << 20 and choice(data, 40) == 0:
         command("predict", material / "tiny.onnx", "--config", path, material / "two", "-o", folder / "p")
 
 
@@ -551,15 +553,19 @@ def read_manifest(data: bytes, folder: Path, material: Path) -> None:
     which = ("bundle", "engine")[b"tensorrt-rtx" in data]
     place = _bundle(folder, material, which)
     _put(place, "manifest.json", data)
-    how = choice(data, 20)
-    command("verify", place)
-    if how < 8:
-        command("compare", material / which, place)
+    how = choice(data, 60)
+    bundle = trtdet.Bundle(place)
+    repr(bundle)
+    str(bundle.config)
+    if how < 2:
+        command("verify", place)
     elif how < 10:
+        command("compare", material / which, place)
+    elif how < 11:
         command("report", place, "-o", folder / "r.html")
     elif how < 12:
         command("package", place, "--format", ("triton", "deepstream")[how % 2], "-o", folder / "package")
-    elif how < 14:
+    elif how < 15:
         command("audit", place)
     elif how < 16:
         command("predict", place, material / "two", "-o", folder / "p")
@@ -582,10 +588,10 @@ def read_member(name: str) -> Callable[[bytes, Path, Path], None]:
         manifest["files"][name] = hashlib.sha256(data).hexdigest()
         _put(place, name, data)
         _put(place, "manifest.json", json.dumps(manifest).encode())
-        how = choice(data, 3)
-        if how == 0:
+        how = choice(data, 6)
+        if how < 3:
             command("audit", place)
-        elif how == 1:
+        elif how < 5:
             command("compare", material / "engine", place)
         else:
             command("report", place, "-o", folder / "r.html")
@@ -604,12 +610,12 @@ def read_plan(data: bytes, folder: Path, material: Path) -> None:
     path = folder / "plan.json"
     path.write_bytes(data)
     PrecisionPlan.load(path)
-    how = choice(data, 4)
-    if how == 0:
+    how = choice(data, 24)
+    if how < 5:
         command("compare", material / "bundle" / "plan.json", path)
-    elif how == 1:
+    elif how < 6:
         command("report", path, "-o", folder / "r.md")
-    elif how == 2:
+    elif how == 7:
         words = ["--config", material / "tiny.yaml", "--images", material / "two", "--backend", "onnxruntime"]
         command("build", material / "tiny.onnx", *words, "--dry-run", "--keep-fp16", path, "-o", folder / "b")
 
@@ -618,7 +624,7 @@ def read_result(data: bytes, folder: Path, material: Path) -> None:
     path = folder / "result.json"
     path.write_bytes(data)
     suffix = (".html", ".md", ".json")[choice(data, 3)]
-    bundle = [material / "bundle"] if choice(data, 10) == 0 else []
+    bundle = [material / "bundle"] if choice(data, 20) == 0 else []
     command("report", path, *bundle, "-o", folder / f"r{suffix}")
 
 
@@ -643,15 +649,21 @@ def read_journal(data: bytes, folder: Path, material: Path) -> None:
 def read_annotations(data: bytes, folder: Path, material: Path) -> None:
     path = folder / "annotations.json"
     path.write_bytes(data)
-    dataset = trtdet.CocoDataset.load(path, material / "images", ["c0", "c1", "c2"])
-    if choice(data, 4) == 0 and len(dataset) < 50_000 if hasattr(dataset, "__len__") else choice(data, 4) == 0:
+    trtdet.CocoDataset.load(path, material / "images", ["c0", "c1", "c2"])
+    if choice(data, 25) == 0:
         command("eval", material / "bundle", "--images", material / "images", "--annotations", path)
 
 
 def read_prepared(data: bytes, folder: Path, material: Path) -> None:
     place = _bundle(folder, material, "prepared")
     _put(place, "prepared.json", data)
-    command("finish", place, "-o", folder / "b")
+    prepared = PreparedFolder(place)
+    str(prepared.table())
+    for candidate in prepared.content.candidates[:4]:
+        prepared.manifest(candidate)
+        prepared.model(candidate)
+    if choice(data, 10) == 0:
+        command("finish", place, "-o", folder / "b")
 
 
 def read_histograms(data: bytes, folder: Path, material: Path) -> None:
@@ -677,8 +689,8 @@ def read_picture(data: bytes, folder: Path, material: Path) -> None:
 def read_cache(data: bytes, folder: Path, material: Path) -> None:
     path = folder / "calibration.cache"
     path.write_bytes(data)
-    how = choice(data, 10)
-    if how < 9:
+    how = choice(data, 100)
+    if how < 99:
         calibration_cache.read(
             path.read_text("utf-8", errors="replace"), str(path), version=8600, skip_unusable=bool(how)
         )
@@ -703,13 +715,24 @@ def read_checkpoint(data: bytes, folder: Path, material: Path) -> None:
         command("export", f"ultralytics:{path}", "--size", "64x64", "-o", folder / "m.onnx")
 
 
+def validated(document: dict[str, Any]) -> Config:
+    """A configuration of a document, without YAML, which takes most of the time."""
+    try:
+        return Config.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(str(error.errors(include_url=False)[0]["msg"])[:1000]) from None
+
+
 def read_expressions(data: bytes, folder: Path, material: Path) -> None:
     lines = [line.partition(" = ") for line in data.decode("utf-8", "replace").split("\n")]
     document = yaml.safe_load(CONFIG)
     document["head"] = {"decode": "boxes", "compute": {name: text for name, _, text in lines}}
     path = folder / "fuzzed.yaml"
-    path.write_text(json.dumps(document))
-    config = load_config(str(path))
+    if choice(data, 8) == 0:
+        path.write_text(json.dumps(document))
+        config = load_config(str(path))
+    else:
+        config = validated(document)
     rng = np.random.default_rng(0)
     outputs = {"one": rng.normal(size=(1, 64, 7)), "two": rng.normal(size=(1, 64, 4))}
     expressions.computed({name: value.astype(np.float32) for name, value in outputs.items()}, config)
@@ -820,27 +843,27 @@ def option_words(material: Path) -> list[bytes]:
 
 
 KINDS = (
-    Kind("onnx", models, changed_model, read_model, 22_000),
+    Kind("onnx", models, changed_model, read_model, 16_000),
     Kind("yaml", configurations, changed_yaml, read_configuration, 12_000),
-    Kind("manifest", files("bundle/manifest.json", "engine/manifest.json"), changed_json, read_manifest, 8_000),
-    Kind("ranges", files("bundle/ranges.json"), changed_json, read_ranges, 5_000),
-    Kind("plan", files("bundle/plan.json"), changed_json, read_plan, 5_000),
-    *(Kind(name, files(f"engine/{name}"), changed_json, read_member(name), 1_000) for name in FILES[:2]),
-    Kind("audit.json", files("engine/audit.json"), changed_json, read_member("audit.json"), 2_000),
-    Kind("worth.json", files("engine/worth.json"), changed_json, read_member("worth.json"), 2_000),
-    Kind("results", files("*.json"), changed_json, read_result, 6_000),
-    Kind("experiment", files("sweep/experiment.json", "sweep/provenance.json"), changed_json, read_experiment, 3_000),
-    Kind("journal", files("sweep/rows.jsonl"), changed_rows, read_journal, 1_000),
-    Kind("annotations", files("annotations.json"), changed_json, read_annotations, 7_000),
+    Kind("manifest", files("bundle/manifest.json", "engine/manifest.json"), changed_json, read_manifest, 6_000),
+    Kind("ranges", files("bundle/ranges.json"), changed_json, read_ranges, 9_000),
+    Kind("plan", files("bundle/plan.json"), changed_json, read_plan, 6_000),
+    *(Kind(name, files(f"engine/{name}"), changed_json, read_member(name), 400) for name in FILES[:2]),
+    Kind("audit.json", files("engine/audit.json"), changed_json, read_member("audit.json"), 700),
+    Kind("worth.json", files("engine/worth.json"), changed_json, read_member("worth.json"), 700),
+    Kind("results", files("*.json"), changed_json, read_result, 4_000),
+    Kind("experiment", files("sweep/experiment.json", "sweep/provenance.json"), changed_json, read_experiment, 1_000),
+    Kind("journal", files("sweep/rows.jsonl"), changed_rows, read_journal, 300),
+    Kind("annotations", files("annotations.json"), changed_json, read_annotations, 10_000),
     Kind("candidates", files("prepared/prepared.json"), changed_json, read_prepared, 3_000),
-    Kind("npz", files("bundle/histograms.npz"), changed_archive, read_histograms, 3_000),
-    Kind("lists", lambda _: [b"00.png\n01.png\n# note\n02.png\n"], changed_text, read_list, 4_000),
-    Kind("images", pictures, changed_bytes, read_picture, 6_000),
-    Kind("cache", files("bundle/calibration.cache"), changed_text, read_cache, 3_000),
+    Kind("npz", files("bundle/histograms.npz"), changed_archive, read_histograms, 1_500),
+    Kind("lists", lambda _: [b"00.png\n01.png\n# note\n02.png\n"], changed_text, read_list, 8_000),
+    Kind("images", pictures, changed_bytes, read_picture, 8_000),
+    Kind("cache", files("bundle/calibration.cache"), changed_text, read_cache, 8_000),
     Kind("checkpoints", checkpoint_files, changed_archive, read_checkpoint, 3_000),
-    Kind("compute", expression_texts, changed_expressions, read_expressions, 5_000),
-    Kind("options", option_words, changed_words, read_words, 3_000),
-    Kind("keys", files("signed/manifest.sig", "key.pem", "key-public.pem"), changed_bytes, read_signature, 2_000),
+    Kind("compute", expression_texts, changed_expressions, read_expressions, 6_000),
+    Kind("options", option_words, changed_words, read_words, 1_500),
+    Kind("keys", files("signed/manifest.sig", "key.pem", "key-public.pem"), changed_bytes, read_signature, 1_500),
 )
 """All kinds; their counts are 100,000 or a little more."""
 
@@ -883,7 +906,7 @@ def made_material(folder: Path) -> None:
     command("profile", folder / "bundle", "--runs", 5, "-o", folder / "profile.json")
     command("eval", folder / "bundle", *annotated, "--against", folder / "tiny.onnx", "-o", folder / "eval.json")
     shutil.copy(folder / "bundle" / "plan.json", folder / "plan.json")
-    prepare = ["--val-images", folder / "scored", "--for", "tensorrt-rtx-1.7", "-o", folder / "prepared"]
+    prepare = ["--val-images", folder / "scored", "--for", "tensorrt-10.3", "-o", folder / "prepared"]
     command("prepare", *model, *images, *prepare)
     shutil.copytree(folder / "bundle", folder / "signed")
     pair(folder, "key")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -40,8 +42,8 @@ _MOST_BYTES = 1 << 30
 """Most bytes of a file's arrays, which are the histograms of 8,000 tensors."""
 
 _UNREADABLE = (
-    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError),
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError),
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, SyntaxError, RuntimeError),
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, MemoryError),
 )
 """Exceptions of NumPy and zipfile for a file that is truncated, damaged or of another kind."""
 

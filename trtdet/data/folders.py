@@ -24,6 +24,8 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
         DataError: the source does not exist or has no images, or files of the list are missing.
     """
     source = Path(source)
+    if not _exists(source):
+        raise DataError(f"image source '{source}' does not exist; give a folder of images or a .txt list of file names")
     if source.is_dir():
         files = sorted((entry for entry in source.iterdir() if entry.is_file()), key=lambda entry: entry.name)
         images = tuple(file for file in files if file.suffix.lower() in IMAGE_SUFFIXES)
@@ -38,8 +40,6 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
             f"folder '{source}' has no images, it has {', '.join(content) or 'nothing'}; "
             f"allowed suffixes are {', '.join(IMAGE_SUFFIXES)}"
         )
-    if not source.exists():
-        raise DataError(f"image source '{source}' does not exist; give a folder of images or a .txt list of file names")
     if source.suffix.lower() != ".txt":
         raise DataError(f"image source '{source}' is a {source.suffix or 'plain'} file; give a folder or a .txt list")
     try:
@@ -65,6 +65,14 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
             f"{one_line(first_names(missing), 200)}; give the folder that has them as the root of the list"
         )
     return paths
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file or folder; False for a name that nothing can have."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_file(path: Path) -> bool:
