@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 from trtdet.errors import ConfigError, one_line
 
-
 _LONGEST = 255
 """Most bytes of a file's name on Linux."""
 
