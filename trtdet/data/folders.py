@@ -25,7 +25,9 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
     """
     source = Path(source)
     if not _exists(source):
-        raise DataError(f"image source '{source}' does not exist; give a folder of images or a .txt list of file names")
+        raise DataError(
+            f"image source '{one_line(source)}' does not exist; give a folder of images or a .txt list of file names"
+        )
     if source.is_dir():
         files = sorted((entry for entry in source.iterdir() if entry.is_file()), key=lambda entry: entry.name)
         images = tuple(file for file in files if file.suffix.lower() in IMAGE_SUFFIXES)
