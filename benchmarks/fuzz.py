@@ -12,7 +12,7 @@ and what happened, and ``--only`` shows its traceback. Prints Markdown: a row a 
 
 ``--guided`` keeps inputs that reach new lines and changes these further; it needs atheris and takes what time is given.
 
-OUT/material has a tiny detector and results of its commands, made at the first run; another run starts from the same.
+Counts are kept in OUT, and another run of the same seed goes on after them. OUT/material has a tiny detector and results of its commands, made at the first run; another run starts from the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -322,16 +322,22 @@ def answered(kind: Kind, output: Path, numbers: range, seed: int) -> Iterator[di
 
 
 def fuzzed(kind: Kind, output: Path, count: int, seed: int) -> Tally:
-    """Runs a kind, with a new process after each crash and each 5000 inputs."""
-    tally, number = Tally(kind.name), 0
+    """Runs the inputs of a kind that no earlier run had, with a new process after each crash and each 5000 inputs."""
+    place = output / f"tally-{seed}-{kind.name}.json"
+    tally = Tally(kind.name)
+    if place.is_file():
+        tally = Tally(**json.loads(place.read_bytes()))
+        tally.faults = Counter(tally.faults)
     (output / "run" / kind.name).mkdir(parents=True, exist_ok=True)
     seeds = kind.seeds(output / "material")
-    while number < count:
-        for answer in answered(kind, output, range(number, min(count, number + 5000)), seed):
+    while tally.inputs < count:
+        for answer in answered(kind, output, range(tally.inputs, min(count, tally.inputs + 5000)), seed):
             tally.add(answer)
-            number = answer["number"] + 1
             if answer["what"].startswith("the process ended"):
                 keep(output, kind, answer["number"], made(kind, seeds, seed, answer["number"]), answer["what"])
+            if tally.inputs % 100 == 0 or answer["outcome"] == "fault":
+                place.write_text(json.dumps(asdict(tally)))
+    place.write_text(json.dumps(asdict(tally)))
     return tally
 
 
