@@ -33,7 +33,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -336,8 +336,8 @@ def fuzzed(kind: Kind, output: Path, count: int, seed: int) -> Tally:
             if answer["what"].startswith("the process ended"):
                 keep(output, kind, answer["number"], made(kind, seeds, seed, answer["number"]), answer["what"])
             if tally.inputs % 100 == 0 or answer["outcome"] == "fault":
-                place.write_text(json.dumps(asdict(tally)))
-    place.write_text(json.dumps(asdict(tally)))
+                place.write_text(json.dumps(vars(tally)))
+    place.write_text(json.dumps(vars(tally)))
     return tally
 
 

@@ -7,6 +7,7 @@ commands read it, follows from its bytes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -506,7 +507,7 @@ def read_model(data: bytes, folder: Path, material: Path) -> None:
         forms = ("keep", "swish", "plugin")
         rewrite(loaded, Options(config, nms="native", batch=1 + choice(data, 2), silu=forms[how % 3]))  # type: ignore[arg-type]
         return
-    words = [path, "--config", material / ("odd.yaml" if choice(data, 2) else "tiny.yaml")]
+    words: list[object] = [path, "--config", material / ("odd.yaml" if choice(data, 2) else "tiny.yaml")]
     images = ["--images", material / "two"]
     if how < 94:
         command("build", *words, *images, "--backend", "onnxruntime", "--dry-run", "-o", folder / "b")
@@ -549,6 +550,14 @@ def _put(place: Path, name: str, data: bytes) -> None:
     (place / name).write_bytes(data)
 
 
+def _list(place: Path, name: str, data: bytes) -> None:
+    """Replaces a file of a bundle, with the hash that its manifest then needs."""
+    manifest = json.loads((place / "manifest.json").read_bytes())
+    manifest["files"][name] = hashlib.sha256(data).hexdigest()
+    _put(place, name, data)
+    _put(place, "manifest.json", json.dumps(manifest).encode())
+
+
 def read_manifest(data: bytes, folder: Path, material: Path) -> None:
     which = ("bundle", "engine")[b"tensorrt-rtx" in data]
     place = _bundle(folder, material, which)
@@ -574,29 +583,38 @@ def read_manifest(data: bytes, folder: Path, material: Path) -> None:
         command("build", material / "tiny.onnx", *options, "-o", place)
 
 
-FILES = ("plan.json", "ranges.json", "audit.json", "worth.json", "sensitivity.json", "histograms.npz")
-
-
 def read_member(name: str) -> Callable[[bytes, Path, Path], None]:
     """A reader of a file of a bundle; its hash in the manifest is right."""
 
     def read(data: bytes, folder: Path, material: Path) -> None:
-        import hashlib
-
-        place = _bundle(folder, material, "engine" if (material / "engine" / name).is_file() else "bundle")
-        manifest = json.loads((place / "manifest.json").read_bytes())
-        manifest["files"][name] = hashlib.sha256(data).hexdigest()
-        _put(place, name, data)
-        _put(place, "manifest.json", json.dumps(manifest).encode())
+        place = _bundle(folder, material, "engine")
+        _list(place, name, data)
         how = choice(data, 6)
-        if how < 3:
+        if how < 2:
             command("audit", place)
+        elif how < 3:
+            command("audit", place, "--gpu", "L4")
         elif how < 5:
             command("compare", material / "engine", place)
         else:
             command("report", place, "-o", folder / "r.html")
 
     return read
+
+
+def read_network(data: bytes, folder: Path, material: Path) -> None:
+    """The network of a bundle, which a report draws and an estimate counts."""
+    place = _bundle(folder, material, ("bundle", "engine")[choice(data, 2)])
+    _list(place, "int8.onnx", data)
+    how = choice(data, 8)
+    if how < 4:
+        command("audit", place, "--gpu", "L4")
+    elif how < 5:
+        command("package", place, "--format", "triton", "-o", folder / "package")
+    elif how < 6:
+        command("predict", place, material / "two", "-o", folder / "p")
+    else:
+        command("report", place, "-o", folder / "r.html")
 
 
 def read_ranges(data: bytes, folder: Path, material: Path) -> None:
@@ -843,14 +861,15 @@ def option_words(material: Path) -> list[bytes]:
 
 
 KINDS = (
-    Kind("onnx", models, changed_model, read_model, 16_000),
     Kind("yaml", configurations, changed_yaml, read_configuration, 12_000),
     Kind("manifest", files("bundle/manifest.json", "engine/manifest.json"), changed_json, read_manifest, 6_000),
     Kind("ranges", files("bundle/ranges.json"), changed_json, read_ranges, 9_000),
     Kind("plan", files("bundle/plan.json"), changed_json, read_plan, 6_000),
-    *(Kind(name, files(f"engine/{name}"), changed_json, read_member(name), 400) for name in FILES[:2]),
+    Kind("plan.json", files("engine/plan.json"), changed_json, read_member("plan.json"), 400),
+    Kind("ranges.json", files("engine/ranges.json"), changed_json, read_member("ranges.json"), 400),
     Kind("audit.json", files("engine/audit.json"), changed_json, read_member("audit.json"), 700),
     Kind("worth.json", files("engine/worth.json"), changed_json, read_member("worth.json"), 700),
+    Kind("int8.onnx", files("bundle/int8.onnx", "engine/int8.onnx"), changed_model, read_network, 700),
     Kind("results", files("*.json"), changed_json, read_result, 4_000),
     Kind("experiment", files("sweep/experiment.json", "sweep/provenance.json"), changed_json, read_experiment, 1_000),
     Kind("journal", files("sweep/rows.jsonl"), changed_rows, read_journal, 300),
@@ -864,6 +883,7 @@ KINDS = (
     Kind("compute", expression_texts, changed_expressions, read_expressions, 6_000),
     Kind("options", option_words, changed_words, read_words, 1_500),
     Kind("keys", files("signed/manifest.sig", "key.pem", "key-public.pem"), changed_bytes, read_signature, 1_500),
+    Kind("onnx", models, changed_model, read_model, 16_000),
 )
 """All kinds; their counts are 100,000 or a little more."""
 

@@ -74,7 +74,9 @@ def measured(seed: int, folder: Path) -> dict[str, object]:
     (folder / "m.yaml").write_text(CONFIG.replace("size: [16, 16]", f"size: {sides}"))
     config = load_config(str(folder / "m.yaml"))
     onnx.save(model, folder / "m.onnx")
-    options = changed(BuildOptions(), mode="host", images=folder / "calibration", int8_all=True, effort="none", force=True)
+    options = changed(
+        BuildOptions(), mode="host", images=folder / "calibration", int8_all=True, effort="none", force=True
+    )
     options = changed(options, backend="onnxruntime", check_input=False)
     convs = sum(node.op_type == "Conv" for node in model.graph.node)
     row: dict[str, object] = {"seed": seed, "convs": convs, "sides": sides, "problem": "", "distance": None}

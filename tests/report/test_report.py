@@ -14,7 +14,7 @@ from test_front_page import POINTS, front, point, swept
 
 from trtdet.bundle import Bundle
 from trtdet.cli import main
-from trtdet.errors import BundleError, ConfigError
+from trtdet.errors import BundleError, ConfigError, ModelError
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 from trtdet.report import page, report
@@ -220,4 +220,12 @@ def test_a_bundle_with_a_damaged_comparison_is_refused(bundle, tmp_path, content
     copy = Bundle(shutil.copytree(bundle, tmp_path / "copy"))
     copy.add("worth.json", content)
     with pytest.raises(BundleError, match="is no comparison with FP16"):
+        report([copy.path])
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 50])
+def test_a_bundle_whose_model_is_not_onnx_is_refused(bundle, tmp_path, content):
+    copy = Bundle(shutil.copytree(bundle, tmp_path / "copy"))
+    copy.add("int8.onnx", content)
+    with pytest.raises(ModelError, match="is not ONNX or is truncated"):
         report([copy.path])

@@ -23,6 +23,7 @@ from trtdet.errors import ConfigError
 from trtdet.experiments.experiment import Experiment
 from trtdet.experiments.folder import Provenance
 from trtdet.files.documents import DocumentError
+from trtdet.passes import load_model
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 from trtdet.report.documents import check_benchmark, check_evaluation, check_profile
@@ -94,7 +95,7 @@ class Run:
     @cached_property
     def model(self) -> onnx.ModelProto | None:
         """The model that the engine was built from."""
-        return None if self.bundle is None else onnx.load(self.bundle.model, load_external_data=False)
+        return None if self.bundle is None else load_model(self.bundle.model, allow_quantized=True)
 
     def read(self, name: str, load: Callable[[Path], _T]) -> _T | None:
         """Loads a file of the bundle or folder; None where it does not exist."""
