@@ -862,30 +862,30 @@ def option_words(material: Path) -> list[bytes]:
 
 KINDS = (
     Kind("yaml", configurations, changed_yaml, read_configuration, 12_000),
-    Kind("manifest", files("bundle/manifest.json", "engine/manifest.json"), changed_json, read_manifest, 6_000),
+    Kind("manifest", files("bundle/manifest.json", "engine/manifest.json"), changed_json, read_manifest, 4_000),
     Kind("ranges", files("bundle/ranges.json"), changed_json, read_ranges, 9_000),
     Kind("plan", files("bundle/plan.json"), changed_json, read_plan, 6_000),
-    Kind("plan.json", files("engine/plan.json"), changed_json, read_member("plan.json"), 400),
-    Kind("ranges.json", files("engine/ranges.json"), changed_json, read_member("ranges.json"), 400),
-    Kind("audit.json", files("engine/audit.json"), changed_json, read_member("audit.json"), 700),
-    Kind("worth.json", files("engine/worth.json"), changed_json, read_member("worth.json"), 700),
-    Kind("int8.onnx", files("bundle/int8.onnx", "engine/int8.onnx"), changed_model, read_network, 700),
-    Kind("results", files("*.json"), changed_json, read_result, 4_000),
-    Kind("experiment", files("sweep/experiment.json", "sweep/provenance.json"), changed_json, read_experiment, 1_000),
-    Kind("journal", files("sweep/rows.jsonl"), changed_rows, read_journal, 300),
+    Kind("plan.json", files("engine/plan.json"), changed_json, read_member("plan.json"), 200),
+    Kind("ranges.json", files("engine/ranges.json"), changed_json, read_member("ranges.json"), 200),
+    Kind("audit.json", files("engine/audit.json"), changed_json, read_member("audit.json"), 200),
+    Kind("worth.json", files("engine/worth.json"), changed_json, read_member("worth.json"), 200),
+    Kind("int8.onnx", files("bundle/int8.onnx", "engine/int8.onnx"), changed_model, read_network, 200),
+    Kind("results", files("*.json"), changed_json, read_result, 2_500),
+    Kind("experiment", files("sweep/experiment.json", "sweep/provenance.json"), changed_json, read_experiment, 300),
+    Kind("journal", files("sweep/rows.jsonl"), changed_rows, read_journal, 100),
     Kind("annotations", files("annotations.json"), changed_json, read_annotations, 10_000),
-    Kind("candidates", files("prepared/prepared.json"), changed_json, read_prepared, 3_000),
-    Kind("npz", files("bundle/histograms.npz"), changed_archive, read_histograms, 1_500),
+    Kind("candidates", files("prepared/prepared.json"), changed_json, read_prepared, 1_500),
+    Kind("npz", files("bundle/histograms.npz"), changed_archive, read_histograms, 500),
     Kind("lists", lambda _: [b"00.png\n01.png\n# note\n02.png\n"], changed_text, read_list, 8_000),
-    Kind("images", pictures, changed_bytes, read_picture, 8_000),
-    Kind("cache", files("bundle/calibration.cache"), changed_text, read_cache, 8_000),
+    Kind("images", pictures, changed_bytes, read_picture, 12_000),
+    Kind("cache", files("bundle/calibration.cache"), changed_text, read_cache, 8_300),
     Kind("checkpoints", checkpoint_files, changed_archive, read_checkpoint, 3_000),
-    Kind("compute", expression_texts, changed_expressions, read_expressions, 6_000),
-    Kind("options", option_words, changed_words, read_words, 1_500),
-    Kind("keys", files("signed/manifest.sig", "key.pem", "key-public.pem"), changed_bytes, read_signature, 1_500),
-    Kind("onnx", models, changed_model, read_model, 16_000),
+    Kind("compute", expression_texts, changed_expressions, read_expressions, 10_000),
+    Kind("options", option_words, changed_words, read_words, 800),
+    Kind("keys", files("signed/manifest.sig", "key.pem", "key-public.pem"), changed_bytes, read_signature, 1_000),
+    Kind("onnx", models, changed_model, read_model, 10_000),
 )
-"""All kinds; their counts are 100,000 or a little more."""
+"""All kinds; their counts are 100,000."""
 
 EXPECTED = (TrtdetError, Refused)
 __all__ = ["CLASSES", "EXPECTED", "KINDS", "ConfigError", "Kind", "Refused", "made_material"]
