@@ -7,6 +7,7 @@ commands read it, follows from its bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -18,7 +19,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,7 @@ from signing import pair  # noqa: E402
 from tiny_detector import CLASSES, CONFIG, tiny_detector  # noqa: E402
 
 import trtdet  # noqa: E402
-from trtdet.calibration import Collection, Ranges  # noqa: E402
-from trtdet.calibration import cache as calibration_cache
+from trtdet.calibration import Collection, Ranges, cache  # noqa: E402
 from trtdet.candidates import PreparedFolder  # noqa: E402
 from trtdet.config import Config, load_config  # noqa: E402
 from trtdet.data import find_images  # noqa: E402
@@ -52,11 +51,15 @@ from trtdet.quantization import PrecisionPlan  # noqa: E402
 
 Change = Callable[[bytes, random.Random], bytes]
 
-ODD_NUMBERS = (0, -1, 1, 2**31, -(2**31), 2**63, 2**64, 10**40, 1e308, -1e-308, 0.5, float("nan"), float("inf"))
-ODD_TEXTS = (
-    *("", " ", "a\nb", "a\x1b[31mb", "\x00", "\u2028", "\ud800", "x" * 5000, "../../outside", "/dev/zero", "."),
-    *("\x9b31m", "nan", "1e999", "-1", "true", "null", "'", '"', "%s", "{}", "${HOME}", "\N{RIGHT-TO-LEFT OVERRIDE}"),
+# fmt: off
+ODD_NUMBERS = (
+    0, -1, 1, 2**31, -(2**31), 2**63, 2**64, 10**40, 1e308, -1e-308, 0.5, float("nan"), float("inf"),
 )
+ODD_TEXTS = (
+    "", " ", "a\nb", "a\x1b[31mb", "\x00", "\u2028", "\ud800", "x" * 5000, "../../outside", "/dev/zero", ".",
+    "\x9b31m", "nan", "1e999", "-1", "true", "null", "'", '"', "%s", "{}", "${HOME}", "\N{RIGHT-TO-LEFT OVERRIDE}",
+)
+# fmt: on
 LARGEST = 200_000
 """Most bytes of a changed input."""
 
@@ -208,45 +211,14 @@ def changed_rows(data: bytes, draw: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
+# fmt: off
 YAML_TOKENS = (
-    *(
-        "&a ",
-        "*a",
-        "<<: *a\n",
-        "!!python/object/apply:os.system [true]",
-        "!!binary x",
-        "!!int ",
-        "? ",
-        "- ",
-        ": ",
-        "| ",
-    ),
-    *(
-        "{",
-        "}",
-        "[",
-        "]",
-        "%YAML 1.3\n",
-        "---\n",
-        "\t",
-        "!!timestamp 99-99-99",
-        "extends: fuzzed.yaml\n",
-        "~",
-        "0x",
-        "1_0",
-    ),
-    *(
-        "extends: /dev/zero\n",
-        "extends: yolov8\n",
-        "keypoints: coco\n",
-        "=",
-        "!!set {a}",
-        "0o9",
-        "1:99:99",
-        "é",
-        "\ufeff",
-    ),
+    "&a ", "*a", "<<: *a\n", "!!python/object/apply:os.system [true]", "!!binary x", "!!int ", "? ", "- ", ": ", "| ",
+    "{", "}", "[", "]", "%YAML 1.3\n", "---\n", "\t", "!!timestamp 99-99-99", "extends: fuzzed.yaml\n", "~", "0x",
+    "1_0", "extends: /dev/zero\n", "extends: yolov8\n", "keypoints: coco\n", "=", "!!set {a}", "0o9", "1:99:99", "é",
+    "\ufeff",
 )
+# fmt: on
 
 
 def changed_yaml(data: bytes, draw: random.Random) -> bytes:
@@ -351,86 +323,22 @@ def changed_text(data: bytes, draw: random.Random) -> bytes:
     return b"\n".join(lines)
 
 
+# fmt: off
 _ATOMS = (
-    *(
-        "output0",
-        "output1",
-        "boxes",
-        "scores",
-        "input_width",
-        "input_height",
-        "1",
-        "-1",
-        "0.5",
-        "1e39",
-        "9" * 400,
-        "1j",
-    ),
-    *(
-        "points(0.5)",
-        "strides()",
-        "'output0'",
-        "None",
-        "True",
-        "...",
-        "absent",
-        "lambda: 1",
-        "f'{1}'",
-        "[1, 2]",
-        "[[1], 2]",
-    ),
-    *(
-        "output0[:, :4]",
-        "output0[..., 4:]",
-        "output0[:, [0, 1]]",
-        "output1[::9]",
-        "output0[0]",
-        "__import__('os')",
-        "()",
-    ),
+    "output0", "output1", "boxes", "scores", "input_width", "input_height", "1", "-1", "0.5", "1e39", "9" * 400, "1j",
+    "points(0.5)", "strides()", "'output0'", "None", "True", "...", "absent", "lambda: 1", "f'{1}'", "[1, 2]",
+    "[[1], 2]", "output0[:, :4]", "output0[..., 4:]", "output0[:, [0, 1]]", "output1[::9]", "output0[0]",
+    "__import__('os')", "()",
 )
 _FORMS = (
-    *(
-        "{0} + {1}",
-        "{0} - {1}",
-        "{0} * {1}",
-        "{0} / {1}",
-        "{0} ** {1}",
-        "-{0}",
-        "({0})",
-        "{0}[{1}]",
-        "{0} @ {1}",
-        "{0} % {1}",
-    ),
-    *(
-        "sigmoid({0})",
-        "exp({0})",
-        "log({0})",
-        "tanh({0})",
-        "sqrt({0})",
-        "abs({0})",
-        "minimum({0}, {1})",
-        "maximum({0}, {1})",
-    ),
-    *(
-        "softmax({0}, axis=-1)",
-        "sum({0}, axis=1)",
-        "sum({0}, axis=9)",
-        "concat({0}, {1}, axis=-1)",
-        "concat({0}, {0}, {0})",
-    ),
-    *("transpose({0}, 0, 2, 1)", "transpose({0}, 0)", "reshape({0}, 1, -1, 4)", "reshape({0}, 0, 0, 99999, 99999)"),
-    *(
-        "{0}[:, :, 0:2]",
-        "{0}[..., -1]",
-        "{0}[[{1}]]",
-        "{0}.T",
-        "{0} if {1} else 0",
-        "{0} and {1}",
-        "f({0})",
-        "softmax(axis={0})",
-    ),
+    "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / {1}", "{0} ** {1}", "-{0}", "({0})", "{0}[{1}]", "{0} @ {1}",
+    "{0} % {1}", "sigmoid({0})", "exp({0})", "log({0})", "tanh({0})", "sqrt({0})", "abs({0})", "minimum({0}, {1})",
+    "maximum({0}, {1})", "softmax({0}, axis=-1)", "sum({0}, axis=1)", "sum({0}, axis=9)", "concat({0}, {1}, axis=-1)",
+    "concat({0}, {0}, {0})", "transpose({0}, 0, 2, 1)", "transpose({0}, 0)", "reshape({0}, 1, -1, 4)",
+    "reshape({0}, 0, 0, 99999, 99999)", "{0}[:, :, 0:2]", "{0}[..., -1]", "{0}[[{1}]]", "{0}.T", "{0} if {1} else 0",
+    "{0} and {1}", "f({0})", "softmax(axis={0})",
 )
+# fmt: on
 
 
 def expression(draw: random.Random, depth: int) -> str:
@@ -463,7 +371,7 @@ def changed_expressions(data: bytes, draw: random.Random) -> bytes:
     return "\n".join(lines[:40]).encode("utf-8", "replace")
 
 
-@cache
+@functools.cache
 def _setting_names() -> tuple[str, ...]:
     from trtdet.options import offered
 
@@ -709,9 +617,7 @@ def read_cache(data: bytes, folder: Path, material: Path) -> None:
     path.write_bytes(data)
     how = choice(data, 100)
     if how < 99:
-        calibration_cache.read(
-            path.read_text("utf-8", errors="replace"), str(path), version=8600, skip_unusable=bool(how)
-        )
+        cache.read(path.read_text("utf-8", errors="replace"), str(path), version=8600, skip_unusable=bool(how))
         return
     words = ["--config", material / "tiny.yaml", "--quantization", "implicit", "--set", f"calibration.cache={path}"]
     command("build", material / "tiny.onnx", *words, "--backend", "tensorrt", "--dry-run", "-o", folder / "b")
