@@ -17,13 +17,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 _Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Keys(BaseModel):
+class ReadKeys(BaseModel):
     """Other keys are allowed: a later version may add some."""
 
     model_config = ConfigDict(strict=True)
 
 
-class _Change(Keys):
+class _Change(ReadKeys):
     """A difference of mAP."""
 
     map: Number
@@ -44,7 +44,7 @@ class ComparisonKeys(_Change):
     rotated_boxes: _Change | None = None
 
 
-class Times(Keys):
+class RatioKeys(ReadKeys):
     """Time divided by that of a baseline, and its interval."""
 
     value: _Above
@@ -52,13 +52,13 @@ class Times(Keys):
     high: _Above
 
 
-class _EngineFigures(Keys):
+class _EngineFigures(ReadKeys):
     ms: Number
     bytes: Number
     file_bytes: Number
 
 
-class _Estimate(Keys):
+class _Estimate(ReadKeys):
     gpu: str
     batch: int
     int8: _EngineFigures
@@ -68,12 +68,12 @@ class _Estimate(Keys):
     verdict: str
 
 
-class _Worth(Keys):
+class _Worth(ReadKeys):
     said: str
     against: str
     batch: int
     comparison: ComparisonKeys | None
-    latency: Times | None
+    latency: RatioKeys | None
     estimate: _Estimate | None
     ran_on: str | None
     speedup: Number | None = None

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
-from trtdet.building.worth import ComparisonKeys, Keys, Number, Times
+from trtdet.building.worth import ComparisonKeys, Number, RatioKeys, ReadKeys
 from trtdet.files.documents import check_value
 
 
-class _Agreement(Keys):
+class _Agreement(ReadKeys):
     ap: Number | None = None
     low: Number | None = None
     high: Number | None = None
@@ -24,7 +24,7 @@ class _Agreement(Keys):
         return self
 
 
-class _Threshold(Keys):
+class _Threshold(ReadKeys):
     reference: Number
     threshold: Number | None
     low: Number | None
@@ -32,7 +32,7 @@ class _Threshold(Keys):
     problem: str | None
 
 
-class _Ratio(Keys):
+class _Ratio(ReadKeys):
     median: Number | None
     low: Number | None
     high: Number | None
@@ -45,13 +45,13 @@ class _Ratio(Keys):
         return self
 
 
-class _Shift(Keys):
+class _Shift(ReadKeys):
     basis: str
     overall: list[_Threshold]
     score_ratio: _Ratio
 
 
-class _PartScores(Keys):
+class _PartScores(ReadKeys):
     map: Number | None
     map50: Number | None = None
     map75: Number | None = None
@@ -64,11 +64,11 @@ class _Scores(_PartScores):
     per_class: dict[str, Number | None]
 
 
-class _PartAgainst(Keys):
+class _PartAgainst(ReadKeys):
     scores: _PartScores | None = None
 
 
-class _Against(Keys):
+class _Against(ReadKeys):
     """The reference of an evaluation."""
 
     file: str
@@ -98,12 +98,12 @@ class _Evaluation(_Scores):
         return self
 
 
-class _Latency(Keys):
+class _Latency(ReadKeys):
     mean: Number
     stddev: Number
 
 
-class _Share(Keys):
+class _Share(ReadKeys):
     """:class:`trtdet.performance.profiles.Share`."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -115,7 +115,7 @@ class _Share(Keys):
     share: Number
 
 
-class _Layer(Keys):
+class _Layer(ReadKeys):
     name: str
     type: str
     onnx: list[str]
@@ -125,7 +125,7 @@ class _Layer(Keys):
     share: Number
 
 
-class _Profile(Keys):
+class _Profile(ReadKeys):
     name: str
     file: str
     ran_on: str
@@ -149,25 +149,25 @@ class _Percentiles(_Latency):
     p95: Number
 
 
-class _Rate(Keys):
+class _Rate(ReadKeys):
     images_per_second: Number
 
 
-class _Point(Keys):
+class _Point(ReadKeys):
     batch: int
     latency_ms: _Percentiles
-    ratio: Times | None
+    ratio: RatioKeys | None
     throughput: Annotated[list[_Rate], Field(min_length=1)]
 
 
-class _Target(Keys):
+class _Target(ReadKeys):
     name: str
     file: str
     ran_on: str
     points: Annotated[list[_Point], Field(min_length=1)]
 
 
-class _Benchmark(Keys):
+class _Benchmark(ReadKeys):
     targets: list[_Target]
     baseline: str | None
     rounds: int
