@@ -44,7 +44,10 @@ from trtdet.config import Config, load_config  # noqa: E402
 from trtdet.data import find_images  # noqa: E402
 from trtdet.data.images import preprocess, read_image  # noqa: E402
 from trtdet.detection import expressions  # noqa: E402
+from trtdet.detection.masks import run_lengths  # noqa: E402
 from trtdet.errors import ConfigError, TrtdetError  # noqa: E402
+from trtdet.evaluation.metrics import CocoMetric  # noqa: E402
+from trtdet.evaluation.parts import FoundParts  # noqa: E402
 from trtdet.options import BuildOptions, setting  # noqa: E402
 from trtdet.passes import Options, embedded_nms, load_model, rewrite  # noqa: E402
 from trtdet.quantization import PrecisionPlan  # noqa: E402
@@ -572,12 +575,64 @@ def read_journal(data: bytes, folder: Path, material: Path) -> None:
     command("sweep", material / "tiny.onnx", *words, *annotated, "--calib", "minmax", "-o", place)
 
 
+def annotations(material: Path) -> list[bytes]:
+    """With polygons and both forms of run lengths; polygons alone; boxes alone."""
+    document = json.loads((material / "annotations.json").read_bytes())
+    contents = [json.dumps(document).encode()]
+    for mask in ([[2, 2, 10, 2, 10, 10]], None):
+        for annotation in document["annotations"]:
+            annotation["segmentation"] = mask
+        contents.append(json.dumps(document).encode())
+    return contents
+
+
+def changed_annotations(data: bytes, draw: random.Random) -> bytes:
+    """Mostly sizes, run lengths and corners, which libraries in C read."""
+    if draw.random() < 0.5:
+        return changed_json(data, draw)
+    try:
+        document = json.loads(data)
+        annotation = draw.choice(document["annotations"])
+        mask = annotation["segmentation"]
+        how = draw.randrange(5)
+        if how == 0:
+            draw.choice(document["images"])[draw.choice(["width", "height"])] = draw.choice(
+                [0, -1, 2**16, 2**31, 10**9]
+            )
+        elif how == 1:
+            annotation["bbox"] = draw.choice([[0, 0, -5, -5], [1e308] * 4, [-1e308, 0, 1e308, 1], [0, 0, 0, 0]])
+        elif isinstance(mask, dict):
+            sizes = [[10**9, 10**9], [-1, -1], [0, 0], [16], [2**31, 2], [16, 17], [46341, 46341]]
+            mask["size"] = draw.choice([[16, 16], *sizes]) if how == 2 else mask["size"]
+            text = "".join(chr(draw.randrange(40, 120)) for _ in range(draw.randrange(40)))
+            mask["counts"] = draw.choice([text, [10**9] * 5, [-5, 300], [], [2**32 + 256], "o" * 5000, [1.5], [256]])
+        else:
+            far = [[1e9, 1e9, -1e9, 1e9, 5, 5], [1e30] * 6, [1e7, 0, 0, 1e7, 1e7, 1e7]]
+            annotation["segmentation"] = draw.choice([*far, [1, 2], [], [1, 2, 3], ["a"] * 8, [0] * 6]), *(mask or [])
+        return json.dumps(document).encode()
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):  # it is no such document any more
+        return changed_json(data, draw)
+
+
 def read_annotations(data: bytes, folder: Path, material: Path) -> None:
     path = folder / "annotations.json"
     path.write_bytes(data)
-    trtdet.CocoDataset.load(path, material / "images", ["c0", "c1", "c2"])
-    if choice(data, 25) == 0:
+    dataset = trtdet.CocoDataset.load(path, material / "images", ["c0", "c1", "c2"])
+    how = choice(data, 25)
+    if how == 0:
         command("eval", material / "bundle", "--images", material / "images", "--annotations", path)
+    elif how < 8:
+        mask = np.zeros((16, 16), bool)
+        mask[5:11, 5:11] = True
+        found = FoundParts(masks=[run_lengths(mask)], keypoints=np.ones((1, 2, 3), np.float32))
+        metric = CocoMetric(dataset, sigmas=(0.1, 0.1))
+        for image in dataset.images:
+            metric.update(image.id, [[5, 5, 11, 11]], [0.9], classes=[0], parts=found)
+        metric.compute_masks()
+        metric.compute_keypoints()
+        for of in ("masks", "keypoints"):
+            if getattr(dataset, f"has_{of}"):
+                metric.class_matches(of)  # type: ignore[arg-type]
 
 
 def read_prepared(data: bytes, folder: Path, material: Path) -> None:
@@ -779,7 +834,7 @@ KINDS = (
     Kind("results", files("*.json"), changed_json, read_result, 2_500),
     Kind("experiment", files("sweep/experiment.json", "sweep/provenance.json"), changed_json, read_experiment, 300),
     Kind("journal", files("sweep/rows.jsonl"), changed_rows, read_journal, 100),
-    Kind("annotations", files("annotations.json"), changed_json, read_annotations, 10_000),
+    Kind("annotations", annotations, changed_annotations, read_annotations, 10_000),
     Kind("candidates", files("prepared/prepared.json"), changed_json, read_prepared, 1_500),
     Kind("npz", files("bundle/histograms.npz"), changed_archive, read_histograms, 500),
     Kind("lists", lambda _: [b"00.png\n01.png\n# note\n02.png\n"], changed_text, read_list, 8_000),
