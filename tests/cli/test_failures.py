@@ -248,3 +248,17 @@ def test_an_error_that_quotes_a_file_is_one_short_line_without_control_character
 def test_no_more_threads_is_a_lack_of_the_machine_not_a_bug(tmp_path):
     said = describe(RuntimeError("can't start new thread"), tmp_path / "details.txt")
     assert "the details are in" in said and "report" not in said
+
+
+@pytest.mark.parametrize("words", ["verify LONG", "predict m.onnx LONG -o p", "audit b --times LONG"])
+@pytest.mark.parametrize("name", ["x" * 5000, "9" * 5000, "a/" * 2500])
+def test_a_path_that_no_file_can_have_is_one_short_line(words, name, capsys, monkeypatch):
+    monkeypatch.setenv("TRTDET_RAISE", "1")
+    try:
+        code = main(words.replace("LONG", name).split())
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (1, 2)
+    said = capsys.readouterr().err
+    assert "is no path that a file can have" in said
+    assert max(map(len, said.splitlines())) < 1500

@@ -414,6 +414,9 @@ def test_coco_missing_images(coco):
         CocoDataset.load(path, folder, ("cat", "dog"))
     with pytest.raises(DataError, match=r"image folder '.*' does not exist"):
         CocoDataset.load(path, folder / "none", ("cat", "dog"))
+    path.write_text(path.read_text().replace("0.png", "x" * 300))
+    with pytest.raises(DataError, match=r"4 of the 5 images"):
+        CocoDataset.load(path, folder, ("cat", "dog"))
 
 
 def test_coco_subset(shared_data):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from trtdet.data.folders import evenly, find_images, first_names
+from trtdet.data.folders import evenly, find_images, first_names, is_file
 from trtdet.data.segmentations import problem_of
 from trtdet.errors import DataError, TrtdetWarning
 from trtdet.files.documents import DocumentError, read_document
@@ -137,7 +137,7 @@ class CocoDataset:
         )
         category_ids, class_of = _match_categories(annotations, document, classes, given=categories or {})
         truth = _truth(annotations, document, class_of)
-        missing = [entry.path.name for entry in entries if not entry.path.is_file()]
+        missing = [entry.path.name for entry in entries if not is_file(entry.path)]
         if missing:
             raise DataError(
                 f"{len(missing)} of the {len(entries)} images in '{annotations}' are not in '{images}': "

@@ -60,7 +60,7 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
     if not folder.is_dir():
         raise DataError(f"folder '{folder}' for the names in '{source}' does not exist; give the folder that has them")
     paths = tuple(folder / name for name in names)
-    missing = [path.name for path in paths if not _is_file(path)]
+    missing = [path.name for path in paths if not is_file(path)]
     if missing:
         raise DataError(
             f"{len(missing)} of {len(paths)} files named in '{source}' are not in '{folder}': "
@@ -77,7 +77,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
     """Whether there is such a file; False for a name that no file can have."""
     try:
         return path.is_file()

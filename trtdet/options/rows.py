@@ -27,6 +27,9 @@ from trtdet.errors import ConfigError, one_line
 _LONGEST = 255
 """Most bytes of a file's name on Linux."""
 
+_LONGEST_PATH = 4095
+"""Most bytes of a path on Linux."""
+
 
 class Stage(Enum):
     """The stages of a build in their order; each has a key, see :func:`stage_keys`."""
@@ -37,6 +40,14 @@ class Stage(Enum):
     PLAN = "plan"
     NETWORK = "network"
     ENGINE = "engine"
+
+
+def path_of(text: str) -> Path:
+    """The path, if a file can have it on Linux; raises ValueError."""
+    longest = max(len(os.fsencode(name)) for name in text.split("/"))
+    if "\0" in text or longest > _LONGEST or len(os.fsencode(text)) > _LONGEST_PATH:
+        raise ValueError(f"'{one_line(text, 60)}' is no path that a file can have")
+    return Path(text)
 
 
 @dataclass(frozen=True)
@@ -111,8 +122,8 @@ class Row:
             if text.lower() not in ("true", "false"):
                 raise ValueError(f"'{text}' must be true or false")
             return text.lower() == "true"
-        if self.kind is Path and ("\0" in text or any(len(os.fsencode(name)) > _LONGEST for name in text.split("/"))):
-            raise ValueError(f"'{one_line(text, 60)}' is no path that a file can have")
+        if self.kind is Path:
+            return path_of(text)
         try:
             value = self.kind(text)
         except ValueError:
