@@ -16,6 +16,7 @@ from trtdet.backends import OnnxRunner
 from trtdet.backends.onnxruntime import _runnable
 from trtdet.backends.onnxruntime_half import with_roundings
 from trtdet.calibration import expose
+from trtdet.errors import BackendError
 from trtdet.passes import provenance
 from trtdet.passes.plugin_ops import attributes
 from trtdet.passes.provenance import Origin
@@ -318,3 +319,10 @@ def test_a_profile_names_the_nodes_of_the_model():
     added = named - {node.name for node in model.graph.node}
     assert added
     assert {origins[name] for name in added} == {Origin.FP16}
+
+
+def test_a_tensor_that_no_node_gives_is_an_error_of_one_line():
+    model = net("(float[1,4,8,8] y) {h = Cast<to=10>(x) a = Abs(h) s = Add(h, a) y = Cast<to=1>(s)}")
+    del model.graph.node[1]
+    with pytest.raises(BackendError, match="cannot load the model: no node before its readers gives the tensor 'a'"):
+        OnnxRunner(model.SerializeToString())

@@ -24,11 +24,12 @@ Factors = float | NDArray[np.generic] | list[float]
 
 @dataclass
 class Draft:
-    """A network in the making: from ``image`` float32 (1, 3, 16, 16)."""
+    """A network in the making: from ``image`` float32 (1, 3, *size)."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[onnx.TensorProto] = field(default_factory=list)
+    size: tuple[int, int] = (16, 16)
 
     def constant(self, value: NDArray[np.generic], name: str = "") -> str:
         """The name of an initializer."""
@@ -71,7 +72,7 @@ class Draft:
         graph = helper.make_graph(
             self.nodes,
             "odd",
-            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 16, 16])],
+            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, *self.size])],
             [helper.make_tensor_value_info("output", TensorProto.FLOAT, [1, 6, cells])],
             self.weights,
         )

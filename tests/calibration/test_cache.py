@@ -74,7 +74,11 @@ def test_tensors_leading_zeros_and_the_last_line_break_may_be_left_out(lines, sc
 
 
 @pytest.mark.parametrize(
-    "heading", ["", "8600", "TRT-8600", "TRT-x-EntropyCalibration2", " TRT-8600-EntropyCalibration2", "x" * 10_000]
+    "heading",
+    [
+        *("", "8600", "TRT-8600", "TRT-x-EntropyCalibration2", " TRT-8600-EntropyCalibration2", "x" * 10_000),
+        f"TRT-{'9' * 5000}-EntropyCalibration2",
+    ],
 )
 def test_what_is_no_cache_says_what_its_first_line_is(heading):
     message = "'c.cache' is no calibration cache of TensorRT: its first line is '.*'TRT-"
@@ -110,7 +114,7 @@ def test_version_numbers_are_nvidias(version, number):
     assert version_number(version) == number
 
 
-@pytest.mark.parametrize("version", ["", "8.6", "main"])
+@pytest.mark.parametrize("version", ["", "8.6", "main", "9" * 800 + ".0.0", "8.6." + "9" * 800])
 def test_what_is_no_version_is_refused(version):
     with pytest.raises(CalibrationError, match=f"'{version}' is no version of TensorRT"):
         version_number(version)

@@ -238,3 +238,20 @@ def test_a_small_file_of_huge_arrays_is_refused_before_it_is_unpacked(tmp_path):
     assert path.stat().st_size < 4 << 20
     with pytest.raises(CalibrationError, match=r"unpacked it would have \d+ bytes, over 1073741824; collect again"):
         Collection.load(path)
+
+
+def test_a_damaged_header_of_an_array_and_endless_names_are_refused(collection, tmp_path):
+    collection.save(tmp_path / "h.npz")
+    with zipfile.ZipFile(tmp_path / "h.npz") as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    counts = entries["counts.npy"]
+    header = counts.replace(b"'fortran_order': False", b"'fortran_order': (alse")
+    for name, content, words in (
+        ("counts.npy", header, "is not a collection of histograms"),
+        ("meta.npy", bytes((1 << 24) + 1), "its names would have 16777217 bytes"),
+    ):
+        with zipfile.ZipFile(tmp_path / "other.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            for key, value in {**entries, name: content}.items():
+                archive.writestr(key, value)
+        with pytest.raises(CalibrationError, match=words):
+            Collection.load(tmp_path / "other.npz")

@@ -7,6 +7,7 @@ from models import small_detector
 from trtdet import CalibrationOptions, load_config
 from trtdet.candidates import prepare
 from trtdet.demo import shapes
+from trtdet.errors import BundleError
 from trtdet.options import BuildOptions, PrepareOptions
 
 
@@ -31,3 +32,9 @@ def test_forms_that_change_the_network_are_candidates(folder):
     first = next(node for node in model.graph.node if node.op_type == "Conv")
     assert makers[first.input[0]] == "DequantizeLinear"
     assert folder.manifest(candidates["default-first-in-int8"]).quantization.weight_scales == "channel"
+    (folder.path / "default.manifest.json").write_bytes(b"{}")
+    with pytest.raises(BundleError, match="is no manifest .*; run 'trtdet prepare' again"):
+        folder.manifest(candidates["default"])
+    (folder.path / "default.onnx").write_bytes(b"garbage")
+    with pytest.raises(BundleError, match="is no network .*; run 'trtdet prepare' again"):
+        folder.model(candidates["default"])

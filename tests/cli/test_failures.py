@@ -267,3 +267,17 @@ def test_a_lack_of_memory_is_no_bug(acting, capsys, tmp_path, act, said):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"trtdet: error: {said}") and "close other programs" in line
     assert not [*tmp_path.iterdir()], "there are no details to report"
+
+
+@pytest.mark.parametrize("words", ["verify LONG", "predict m.onnx LONG -o p", "audit b --times LONG"])
+@pytest.mark.parametrize("name", ["x" * 5000, "9" * 5000, "a/" * 2500])
+def test_a_path_that_no_file_can_have_is_one_short_line(words, name, capsys, monkeypatch):
+    monkeypatch.setenv("TRTDET_RAISE", "1")
+    try:
+        code = main(words.replace("LONG", name).split())
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (1, 2)
+    said = capsys.readouterr().err
+    assert "is no path that a file can have" in said
+    assert max(map(len, said.splitlines())) < 1500

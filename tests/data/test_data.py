@@ -115,6 +115,12 @@ def test_a_name_that_no_file_can_have_is_an_image_that_is_missing(tmp_path, name
     assert len(str(raised.value)) < 1000
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_source_that_no_folder_can_be_is_missing(name):
+    with pytest.raises(DataError, match="does not exist; give a folder of images"):
+        find_images(name)
+
+
 def test_shipped_calibration_list(shared_data):
     found = find_images(shipped("calib")["coco-train2017-128"], shared_data / "coco" / "train2017")
     assert found == find_images(shared_data / "coco" / "train2017")
@@ -417,6 +423,9 @@ def test_coco_missing_images(coco):
         CocoDataset.load(path, folder, ("cat", "dog"))
     with pytest.raises(DataError, match=r"image folder '.*' does not exist"):
         CocoDataset.load(path, folder / "none", ("cat", "dog"))
+    path.write_text(path.read_text().replace("0.png", "x" * 300))
+    with pytest.raises(DataError, match=r"4 of the 5 images"):
+        CocoDataset.load(path, folder, ("cat", "dog"))
 
 
 def test_coco_subset(shared_data):

@@ -273,3 +273,9 @@ def test_an_expression_that_grows_without_bound_is_refused_before_it_is_computed
     config = make({**growing, "boxes": "output0[..., :4]", "scores": "output0[..., 4:7]"})
     with pytest.raises(ModelError, match=r"head\.compute\.x\d.*the result would have \d+ values, over \d+"):
         decode({"a": noise(1, 300, 7)}, config)
+
+
+@pytest.mark.parametrize("number", ["1e39", "9" * 300, "9" * 400])
+def test_a_number_over_float32_is_refused(number):
+    with pytest.raises(ConfigError, match="is no number of float32"):
+        decode({"a": noise(1, 5, 7)}, make({"boxes": f"a[..., :4] * {number}", "scores": "a"}))

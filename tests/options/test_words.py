@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,8 +11,9 @@ from test_keys import another
 from trtdet.backends import EngineTarget, choose
 from trtdet.cli import parsers
 from trtdet.cli.options import options_of
+from trtdet.errors import ConfigError
 from trtdet.experiments.folder import CommandRun
-from trtdet.options import BuildOptions, OptionSet, SweepOptions, TuneOptions, rows_of, with_values, words
+from trtdet.options import BuildOptions, OptionSet, SweepOptions, TuneOptions, rows_of, setting, with_values, words
 from trtdet.report.sections.reproduce import _command
 
 KINDS: dict[str, type[OptionSet]] = {"build": BuildOptions, "tune": TuneOptions, "sweep": SweepOptions}
@@ -51,3 +52,21 @@ def test_options_that_an_earlier_version_lacked_are_those_by_default():
 def test_a_variant_is_built_from_its_folder():
     options = BuildOptions(from_="t:3", force=True)
     assert words(options) == ["--from", "t:3", "--force"]
+
+
+def test_values_of_another_type_are_refused():
+    with pytest.raises(ConfigError, match=r"--set engine\.plugins cannot have the value 7"):
+        words({"engine": {"plugins": 7}}, BuildOptions)
+
+
+@pytest.mark.parametrize("options", [{}, {"build": 3}, {"calibration": {"rule": None}}, {"build": {"calibration": []}}])
+def test_a_run_without_a_calibration_rule_is_refused(options):
+    run = replace(CommandRun.now(choose("onnxruntime").capabilities, EngineTarget(), TuneOptions()), options=options)
+    with pytest.raises(ConfigError, match=r"provenance\.json has no calibration rule"):
+        assert run.percentile
+
+
+@pytest.mark.parametrize("text", ["x" * 300, "a\0b", "folder/" + "é" * 130])
+def test_a_path_that_no_file_can_have_is_refused(text):
+    with pytest.raises(ValueError, match="is no path that a file can have"):
+        setting(BuildOptions, f"calibration.histograms={text}")

@@ -48,6 +48,11 @@ def test_a_weight_that_is_not_finite_is_named(net, reload, dtype, value):
     reload(put(model, "w", np.array([1, 2], dtype)))
 
 
+def test_a_signalling_nan_is_named_without_a_warning(net, reload):
+    signalling = np.array([0x7F800001, 0], np.uint32).view(np.float32)
+    reload(net("(float[2] x) => (float[2] y) {y = Mul(x, w)}", w=signalling), "'w' holds 1 NaN and 0 infinite of 2")
+
+
 def test_a_constant_that_is_not_finite_is_found_in_a_branch(net, reload):
     text = """(float[2] x, bool c) => (float[2] y) {
         y = If (c) <then_branch = a () => (float[2] u) {k = Constant<value = float[2] {1.0, 2.0}>() u = Mul(x, k)},
@@ -288,6 +293,17 @@ def test_an_operator_that_is_not_text_is_an_error(conv, tmp_path):
     path.write_bytes(conv.SerializeToString().replace(b"Conv", b"\xff\xfe\xfd\xfc"))
     with pytest.raises(ModelError, match="is not ONNX or is truncated|whose operator or names are not UTF-8"):
         load_model(path)
+
+
+@pytest.mark.parametrize("place", ["x" * 5000, "a\0b", "..", "/etc/passwd"])
+def test_a_place_of_external_data_that_no_file_can_have_is_an_error(conv, tmp_path, place):
+    weight = conv.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=place)
+    (tmp_path / "m.onnx").write_bytes(conv.SerializeToString())
+    with pytest.raises(ModelError, match="keeps its weights in separate files"):
+        load_model(tmp_path / "m.onnx")
 
 
 def test_an_attribute_of_a_plugin_may_be_a_list_of_one(net, reload):

@@ -12,8 +12,9 @@ import pytest
 from report_pages import Page
 from test_front_page import POINTS, front, point, swept
 
+from trtdet.bundle import Bundle
 from trtdet.cli import main
-from trtdet.errors import BundleError, ConfigError
+from trtdet.errors import BundleError, ConfigError, ModelError
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 from trtdet.report import page, report
@@ -170,3 +171,61 @@ def test_a_bundle_without_its_configuration_is_refused(bundle, tmp_path):
     (copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match="lacks the configuration that the bundle was built with; build it again"):
         report([copy])
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "words"),
+    [
+        (("map",), "much", "'map': input should be a valid number"),
+        (("per_class",), ["a"], "'per_class': input should be a valid dictionary"),
+        (("against", "scores", "map50"), [], "'against.scores.map50': "),
+        (("against", "difference"), None, "'difference': "),
+        (("against", "masks"), {"map": 0.4}, "'masks.difference': field required"),
+        (("against", "agreement"), {"ap": 0.9}, "has an 'ap' without the interval"),
+        (("against", "score_shift", "overall"), {}, "'against.score_shift.overall': "),
+        (("masks",), {"map": None}, "has a part without a 'map'"),
+        (("file",), {}, "'file': input should be a valid string"),
+    ],
+)
+def test_an_evaluation_that_lacks_what_is_reported_is_refused(bundle, tmp_path, keys, value, words):
+    plain = scores(bundle)
+    holder = plain
+    for key in keys[:-1]:
+        holder = holder[key]
+    holder[keys[-1]] = value
+    path = tmp_path / "eval.json"
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        report([path])
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"layers": [], "sum_ms": 1.0},
+        {"layers": [{"name": "a"}], "sum_ms": 1.0},
+        {"targets": [], "baseline": "a"},
+        {"targets": [{"name": "a", "points": []}], "baseline": "a", "rounds": 3, "warnings": []},
+    ],
+)
+def test_a_measurement_that_lacks_what_is_reported_is_refused(tmp_path, plain):
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ConfigError, match="cannot be used .*; measure it again"):
+        report([path])
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b'{"comparison": {"map": 1}}'])
+def test_a_bundle_with_a_damaged_comparison_is_refused(bundle, tmp_path, content):
+    copy = Bundle(shutil.copytree(bundle, tmp_path / "copy"))
+    copy.add("worth.json", content)
+    with pytest.raises(BundleError, match="is no comparison with FP16"):
+        report([copy.path])
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 50])
+def test_a_bundle_whose_model_is_not_onnx_is_refused(bundle, tmp_path, content):
+    copy = Bundle(shutil.copytree(bundle, tmp_path / "copy"))
+    copy.add("int8.onnx", content)
+    with pytest.raises(ModelError, match="is not ONNX or is truncated"):
+        report([copy.path])

@@ -23,6 +23,7 @@ from trtdet.bundle import Bundle
 from trtdet.data import ImageStream, evenly, find_images
 from trtdet.errors import BackendError, ConfigError
 from trtdet.options import EngineOptions
+from trtdet.passes import load_model
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, CONTRACT, PARTS, of_all
 from trtdet.progress import Progress, silent
 from trtdet.quantization import CONVOLUTIONS, PRODUCTS, PrecisionPlan, quantizable
@@ -112,7 +113,7 @@ def compare_layers(
     if count < 1:
         raise ConfigError(f"--num-images must be at least 1, got {count}")
     precision = manifest.shipped
-    model = onnx.load(str(bundle.model))
+    model = load_model(bundle.model, allow_quantized=True)
     watched = watched_tensors(model)
     exposed = with_outputs(model, watched)
     shape, plan = manifest.input.shape, PrecisionPlan.load(bundle.file("plan.json"))

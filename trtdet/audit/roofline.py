@@ -23,8 +23,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-import onnx
-
 from trtdet.audit.findings import listed
 from trtdet.audit.fp16 import InFp16, Moved
 from trtdet.audit.gpus import Gpu
@@ -33,6 +31,7 @@ from trtdet.audit.results import Audit
 from trtdet.audit.traffic import ACTIVATION_FUNCTIONS, TYPE_CHANGES, Flow
 from trtdet.bundle import Bundle
 from trtdet.errors import ConfigError
+from trtdet.passes import load_model
 from trtdet.quantization import PrecisionPlan
 from trtdet.tables import Cell, Column, Table, Tables
 
@@ -197,9 +196,10 @@ def estimate(flow: Flow, gpu: Gpu, batch: int = 1, *, graph: bool = True, fp16: 
 
 
 def flow_of(bundle: Bundle) -> Flow:
-    """The layers of a bundle's engine. Raises BundleError if the engine was not audited, or a file cannot be read."""
+    """The layers of a bundle's engine. Raises BundleError if the engine was not audited, or
+    a file cannot be read; ModelError if the model is not valid."""
     layers = Audit.load(bundle.file("audit.json")).layers
-    model = onnx.load(bundle.model, load_external_data=False)
+    model = load_model(bundle.model, allow_quantized=True)
     return Flow(layers, PrecisionPlan.load(bundle.file("plan.json")), model)
 
 

@@ -216,7 +216,7 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
     with _failures("load"):
         # This takes a sixth of the time in which onnxruntime loads the model.
         source = onnx.load_from_string(model) if isinstance(model, bytes) else model
-    standard = portable(source)
+        standard = portable(source)
     has_plugins = any(node.domain == PLUGIN_DOMAIN for node in source.graph.node)
     if isinstance(model, bytes) and standard is source and not has_plugins:
         return model, False

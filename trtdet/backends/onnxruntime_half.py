@@ -159,7 +159,10 @@ class _Rounded:
         """The "half" form or the rounded "float" form, written at its first reader, as some tensors have none."""
         forms = self._as_half if form == "half" else self._as_float
         if name not in forms and form == "half":
-            self._cast(self._unrounded.get(name) or self._as_float[name], name, form)
+            source = self._unrounded.get(name) or self._as_float.get(name)
+            if source is None:
+                raise ValueError(f"no node before its readers gives the tensor '{name}'")
+            self._cast(source, name, form)
         elif name not in forms:
             self._cast(self._form(name, "half"), name, form)
         return forms[name]

@@ -21,6 +21,7 @@ from trtdet.building.job import CheckedBuild, Job, checked_build
 from trtdet.building.plan import RANKING
 from trtdet.building.ranges import HISTOGRAMS, select_images
 from trtdet.building.validation import scored_images
+from trtdet.building.worth import WORTH, read_worth
 from trtdet.bundle import Bundle, BundleWriter, GuardPart, Manifest, QuantizationPart
 from trtdet.config import NmsMode
 from trtdet.data import CocoDataset, ImageCache
@@ -36,7 +37,6 @@ from trtdet.progress import Progress, silent, titled
 from trtdet.quantization import Cause, PrecisionPlan
 from trtdet.runtime.detector import Detector
 
-WORTH = "worth.json"
 """File of a bundle with the comparison."""
 
 GUARD = 1.02
@@ -332,7 +332,7 @@ def has_comparison(bundle: Bundle, options: BuildOptions) -> bool:
     gpu = named_gpu(options)
     if gpu is None:
         return True
-    estimated = json.loads(bundle.file(WORTH).read_text())["estimate"]
+    estimated = read_worth(bundle)["estimate"]
     return estimated is None or estimated["gpu"] == gpu.name
 
 

@@ -25,7 +25,7 @@ OURS = "EntropyCalibration2"
 """Algorithm of the calibrator that reads trtdet's caches. It takes ranges before layer fusion, by the model's names
 (NVIDIA, TensorRT 8.6 documentation, "Post-Training Quantization Using Calibration")."""
 
-_HEADING = re.compile(r"TRT-(\d+)-(\w+)")
+_HEADING = re.compile(r"TRT-(\d{1,9})-(\w+)")
 _DIGITS = re.compile(r"[0-9a-fA-F]{1,8}")
 
 
@@ -35,7 +35,7 @@ def version_number(version: str) -> int:
     Up to TensorRT 9 it is ``major * 1000 + minor * 100 + patch``, from 10 on ``major * 10000 + minor * 100 + patch``
     (``NvInferRuntimeBase.h``). Raises CalibrationError if the text does not start with three numbers.
     """
-    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    numbers = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?!\d)", version)
     if numbers is None:
         raise CalibrationError(f"'{version}' is no version of TensorRT; expected a version like 8.6.0")
     major, minor, patch = (int(part) for part in numbers.groups())

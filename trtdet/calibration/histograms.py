@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -39,9 +41,12 @@ _MOST_VALUES = 1 << 53
 _MOST_BYTES = 1 << 30
 """Most bytes of a file's arrays, which are the histograms of 8,000 tensors."""
 
+_MOST_META = 1 << 24
+"""Most bytes of its names and numbers, which are JSON."""
+
 _UNREADABLE = (
-    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError),
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError),
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, SyntaxError, RuntimeError),
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, MemoryError),
 )
 """Exceptions of NumPy and zipfile for a file that is truncated, damaged or of another kind."""
 
@@ -168,6 +173,9 @@ class Collection:
                 unpacked = sum(entry.file_size for entry in data.zip.infolist())
                 if unpacked > _MOST_BYTES:
                     raise ValueError(f"unpacked it would have {unpacked} bytes, over {_MOST_BYTES}")
+                names = data.zip.getinfo("meta.npy").file_size
+                if names > _MOST_META:
+                    raise ValueError(f"its names would have {names} bytes, over {_MOST_META}")
                 meta = parse_document(data["meta"].tobytes(), TypeAdapter(_Meta))
                 counts, exponents, extremes = data["counts"], data["exponents"], data["extremes"]
             if counts.ndim != 2 or counts.shape[1] != BINS:

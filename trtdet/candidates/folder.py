@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Literal
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx.external_data_helper import set_external_data
 from pydantic import TypeAdapter
 
 from trtdet.bundle import MANIFEST, Manifest
-from trtdet.errors import BundleError
+from trtdet.errors import BundleError, one_line
 from trtdet.evaluation.comparison import PartScore, each_score, spread_text
 from trtdet.evaluation.parts import Of
 from trtdet.files import sha256_file
@@ -165,12 +166,20 @@ class PreparedFolder:
             raise BundleError(f"'{file}' names '{missing}' without a hash; run 'trtdet prepare' again")
 
     def model(self, candidate: Candidate) -> onnx.ModelProto:
-        """A candidate's network with its weights."""
-        return onnx.load(self.path / candidate.model)
+        """A candidate's network with its weights. Raises BundleError: it is not ONNX, or its weights are missing."""
+        path = self.path / candidate.model
+        try:
+            return onnx.load(path)
+        except (OSError, DecodeError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+            raise BundleError(f"'{path}' is no network ({one_line(error)}); run 'trtdet prepare' again") from None
 
     def manifest(self, candidate: Candidate) -> Manifest:
-        """The manifest of a candidate's bundle, still without the engine."""
-        return read_document(self.path / candidate.files[MANIFEST], TypeAdapter(Manifest))
+        """The manifest of a candidate's bundle, still without the engine. Raises BundleError: it has none."""
+        path = self.path / candidate.files.get(MANIFEST, "")
+        try:
+            return read_document(path, TypeAdapter(Manifest))
+        except (OSError, DocumentError) as error:
+            raise BundleError(f"'{path}' is no manifest ({one_line(error)}); run 'trtdet prepare' again") from None
 
     def table(self) -> Table:
         """The candidates with their accuracy."""

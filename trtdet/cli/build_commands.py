@@ -102,8 +102,8 @@ def _how_many(options: Namespace, calibrate_options: CalibrateOptions, console: 
 
 
 def _build(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.building.comparison import WORTH
     from trtdet.building.forecasts import foresee_build
+    from trtdet.building.worth import WORTH, read_worth
     from trtdet.candidates import build, times_table
     from trtdet.config import load_config
     from trtdet.quantization import PrecisionPlan, left_by_default
@@ -144,7 +144,7 @@ def _build(options: Namespace, console: Console) -> dict[str, Any]:
     if result.worth is not None:
         worth = result.worth.as_dict()
     elif WORTH in manifest.files:  # From the existing bundle, which is up to date.
-        worth = json.loads(bundle.file(WORTH).read_text())
+        worth = read_worth(bundle)
     if manifest.nms.reason:
         console.say(f"NMS {manifest.nms.mode}: {manifest.nms.reason}")
     cost = worth["said"] if worth is not None else "not compared with FP16"

@@ -86,6 +86,9 @@ def _eval(options: Namespace, console: Console) -> dict[str, Any]:
     return result
 
 
+_MOST_DIGITS = 10
+"""Fewer digits than these have the numbers of cameras."""
+
 _NOTHING = 0.01
 """mAP, as a fraction, of a detector that does not work on the images."""
 
@@ -206,7 +209,8 @@ def _predict(options: Namespace, console: Console) -> None:
 
     sources: list[Path | str | int] = []
     for source in options.sources:
-        sources += [int(source)] if source.isdecimal() and not Path(source).exists() else expanded(source)
+        is_camera = source.isdecimal() and len(source) < _MOST_DIGITS and not Path(source).exists()
+        sources += [int(source)] if is_camera else expanded(source)
     total = length(sources)
     detector = Detector.open(options.target, config_if_given(options), runtime=options.runtime)
     _look_at(options, detector, sources)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtdet.errors import ConfigError
-from trtdet.options import OptionSet, Row, offered, rows_of, setting, with_values
+from trtdet.options import OptionSet, Row, offered, path_of, rows_of, setting, with_values
 
 if TYPE_CHECKING:
     from trtdet.config import Config
@@ -36,6 +36,8 @@ def argument(parser: Any, spelling: str, help: str, *, default: Any = None, **fa
     if metavar.startswith("--"):
         names, metavar = [*names, metavar], ""
         facts = facts if "choices" in facts else {"action": "store_true", **facts}
+    if facts.get("type") is Path:
+        facts = {**facts, "type": reading(path_of)}
     if metavar:
         facts = {"metavar": metavar, **facts}
     if default is not None:

@@ -14,9 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from trtdet.data.folders import evenly, find_images, first_names
+from trtdet.data.folders import evenly, find_images, first_names, is_file
+from trtdet.data.segmentations import problem_of
 from trtdet.errors import DataError, TrtdetWarning
 from trtdet.files.documents import DocumentError, read_document
+
+_FARTHEST = 1e9
+"""Largest coordinate in pixels."""
 
 OTHERS = "others"
 """Stands for all categories that are no class."""
@@ -55,12 +59,19 @@ class GroundTruth:
         """Corners float64 (M, 4, 2), x y, of rotated boxes: each mask is one polygon of four corners, as converters of
         DOTA's labels write them; None if any mask is something else."""
         masks = () if self.segmentations is None else self.segmentations
-        if not len(masks) or not all(isinstance(mask, list) and [len(part) for part in mask] == [8] for mask in masks):
+        if not len(masks) or not all(map(_is_corners, masks)):
             return None
         return np.array([mask[0] for mask in masks], np.float64).reshape(-1, 4, 2)
 
     def __len__(self) -> int:
         return len(self.image_ids)
+
+
+def _is_corners(mask: Any) -> bool:
+    """Whether a segmentation is one polygon of four corners."""
+    if not (isinstance(mask, list) and len(mask) == 1 and isinstance(mask[0], list) and len(mask[0]) == 8):
+        return False
+    return all(type(value) in (int, float) and abs(value) <= _FARTHEST for value in mask[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +137,7 @@ class CocoDataset:
         )
         category_ids, class_of = _match_categories(annotations, document, classes, given=categories or {})
         truth = _truth(annotations, document, class_of)
-        missing = [entry.path.name for entry in entries if not entry.path.is_file()]
+        missing = [entry.path.name for entry in entries if not is_file(entry.path)]
         if missing:
             raise DataError(
                 f"{len(missing)} of the {len(entries)} images in '{annotations}' are not in '{images}': "
@@ -166,6 +177,17 @@ class CocoDataset:
         """Whether each box has four corners."""
         return self.annotated and self.truth.corners is not None
 
+    def check_masks(self) -> None:
+        """Raises DataError: the mask of a box is neither polygons nor run lengths of its image."""
+        sizes = {image.id: (image.width, image.height) for image in self.images}
+        masks = () if self.truth.segmentations is None else self.truth.segmentations
+        for image_id, mask in zip(self.truth.image_ids.tolist(), masks, strict=True):
+            if problem := problem_of(mask, *sizes[image_id]):
+                raise DataError(
+                    f"annotations '{self.annotations}': a segmentation of image {image_id} {problem}; give polygons or "
+                    "run lengths of the image, in COCO's format"
+                )
+
     def first(self, count: int) -> CocoDataset:
         """At most ``count`` of the images, evenly spaced, with their boxes; errors as in :meth:`of`."""
         return self.of(evenly(self.images, count))
@@ -185,15 +207,16 @@ class CocoDataset:
 
 Id = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
-Coordinate = Annotated[float, Field(allow_inf_nan=False)]
+Coordinate = Annotated[float, Field(ge=-_FARTHEST, le=_FARTHEST, allow_inf_nan=False)]
+Side = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
 class _Image:
     id: Id
     file_name: Name
-    width: int
-    height: int
+    width: Side
+    height: Side
 
 
 @dataclass(frozen=True)

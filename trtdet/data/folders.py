@@ -24,6 +24,10 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
         DataError: the source does not exist or has no images, or files of the list are missing.
     """
     source = Path(source)
+    if not _exists(source):
+        raise DataError(
+            f"image source '{one_line(source)}' does not exist; give a folder of images or a .txt list of file names"
+        )
     if source.is_dir():
         files = sorted((entry for entry in source.iterdir() if entry.is_file()), key=lambda entry: entry.name)
         images = tuple(file for file in files if file.suffix.lower() in IMAGE_SUFFIXES)
@@ -38,8 +42,6 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
             f"folder '{source}' has no images, it has {', '.join(content) or 'nothing'}; "
             f"allowed suffixes are {', '.join(IMAGE_SUFFIXES)}"
         )
-    if not source.exists():
-        raise DataError(f"image source '{source}' does not exist; give a folder of images or a .txt list of file names")
     if source.suffix.lower() != ".txt":
         raise DataError(f"image source '{source}' is a {source.suffix or 'plain'} file; give a folder or a .txt list")
     try:
@@ -58,7 +60,7 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
     if not folder.is_dir():
         raise DataError(f"folder '{folder}' for the names in '{source}' does not exist; give the folder that has them")
     paths = tuple(folder / name for name in names)
-    missing = [path.name for path in paths if not _is_file(path)]
+    missing = [path.name for path in paths if not is_file(path)]
     if missing:
         raise DataError(
             f"{len(missing)} of {len(paths)} files named in '{source}' are not in '{folder}': "
@@ -67,7 +69,15 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
     return paths
 
 
-def _is_file(path: Path) -> bool:
+def _exists(path: Path) -> bool:
+    """Whether there is such a file or folder; False for a name that nothing can have."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def is_file(path: Path) -> bool:
     """Whether there is such a file; False for a name that no file can have."""
     try:
         return path.is_file()

@@ -48,6 +48,7 @@ _UNARY = {"sigmoid": "Sigmoid", "exp": "Exp", "log": "Log", "tanh": "Tanh", "sqr
 _PAIRS = {"minimum": "Min", "maximum": "Max"}
 _ALONG = ("softmax", "sum", "concat")
 _GRIDS = ("points", "strides")
+_LARGEST = float(np.finfo(np.float32).max)
 _END = np.iinfo(np.int64).max
 _MOST_VALUES = 1 << 26
 """Most values of a step's result, and four times the values of the largest output, if that is more."""
@@ -146,7 +147,9 @@ class _Walk:
         value = node.value if isinstance(node, ast.Constant) else None
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             with contextlib.suppress(OverflowError):
-                return np.array(float(value), np.float32)
+                number = float(value)
+                if abs(number) <= _LARGEST:
+                    return np.array(number, np.float32)
         raise self._error(node, "is no number of float32 and no list of such numbers")
 
     def _call(self, node: ast.Call, function: str) -> Any:

@@ -279,6 +279,7 @@ class CocoMetric:
         image_ids, segmentations = self._scored(), self.dataset.truth.segmentations
         if segmentations is None or not self.has("masks"):
             return None
+        self.dataset.check_masks()
         truth, found = self._truth(image_ids), self._detections(image_ids)
         kept = np.isin(self.dataset.truth.image_ids, image_ids)
         for annotation, segmentation in zip(truth["annotations"], segmentations[kept], strict=True):
@@ -441,6 +442,8 @@ class CocoMetric:
         if of in self._matches:
             return self._matches[of]
         image_ids, truth = self._scored(), self.dataset.truth
+        if of == "masks":
+            self.dataset.check_masks()
         best = {"best": self._most_poses} if of == "keypoints" else {}
         matchers = [ClassMatcher(len(image_ids), **best) for _ in self.dataset.classes]
         unseen: NDArray[np.bool_] | None = None

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from trtdet import __version__
 from trtdet.backends import Capabilities, EngineTarget
@@ -20,11 +20,13 @@ from trtdet.building.graph import PlacedGraph
 from trtdet.building.ranges import Selection
 from trtdet.building.variants import ROWS
 from trtdet.config import Config
+from trtdet.errors import ConfigError
 from trtdet.experiments.experiment import Variant
 from trtdet.files import cluster, sha256_file, write_atomically, writing
 from trtdet.files.documents import read_result
 from trtdet.files.journal import Rows, rows_in
 from trtdet.options import PlanOptions
+from trtdet.options.fields import rule_percentile
 from trtdet.plans.measuring import row_check
 from trtdet.progress import Progress
 
@@ -94,6 +96,16 @@ class CommandRun:
     sms: tuple[int, ...]
     options: dict[str, Any]
 
+    @property
+    def percentile(self) -> float:
+        """Of the calibration rule. Raises ConfigError: the options have none."""
+        try:
+            return rule_percentile(self.options.get("build", self.options)["calibration"]["rule"])
+        except (TypeError, LookupError, AttributeError, ValueError):
+            raise ConfigError(
+                f"{PROVENANCE} has no calibration rule in its options", "repeat the command into its folder"
+            ) from None
+
     @staticmethod
     def now(caps: Capabilities, target: EngineTarget, options: object) -> CommandRun:
         return CommandRun(
@@ -125,7 +137,7 @@ class Provenance:
     config: dict[str, Any]
     histograms: str
     inputs: dict[str, str]
-    runs: tuple[CommandRun, ...]
+    runs: Annotated[tuple[CommandRun, ...], Field(min_length=1)]
 
     @staticmethod
     def of(

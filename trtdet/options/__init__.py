@@ -24,6 +24,7 @@ from trtdet.options.rows import (
     Stage,
     changed,
     offered,
+    path_of,
     rows_of,
     setting,
     spelled,
@@ -37,7 +38,7 @@ from trtdet.options.rows import (
 __all__ = [
     "DEFAULT_IMAGES", "RANKED_IMAGES", "BuildOptions", "CalibrateOptions", "CalibrationOptions", "EngineOptions",
     "EvalOptions", "FinishOptions", "Keep", "NmsOptions", "Objective", "OptionSet", "PlanOptions", "PrepareOptions",
-    "Row", "SensitivityOptions", "Stage", "SweepOptions", "TuneOptions", "changed", "offered", "rows_of", "setting",
-    "spelled", "stage_keys", "value_of", "with_values", "words",
+    "Row", "SensitivityOptions", "Stage", "SweepOptions", "TuneOptions", "changed", "offered", "path_of", "rows_of",
+    "setting", "spelled", "stage_keys", "value_of", "with_values", "words",
 ]
 # fmt: on

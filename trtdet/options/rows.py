@@ -22,7 +22,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from trtdet.errors import ConfigError
+from trtdet.errors import ConfigError, one_line
+
+_LONGEST = 255
+"""Most bytes of a file's name on Linux."""
+
+_LONGEST_PATH = 4095
+"""Most bytes of a path on Linux."""
 
 
 class Stage(Enum):
@@ -34,6 +40,14 @@ class Stage(Enum):
     PLAN = "plan"
     NETWORK = "network"
     ENGINE = "engine"
+
+
+def path_of(text: str) -> Path:
+    """The path, if a file can have it on Linux; raises ValueError."""
+    longest = max(len(os.fsencode(name)) for name in text.split("/"))
+    if "\0" in text or longest > _LONGEST or len(os.fsencode(text)) > _LONGEST_PATH:
+        raise ValueError(f"'{one_line(text, 60)}' is no path that a file can have")
+    return Path(text)
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,8 @@ class Row:
             if text.lower() not in ("true", "false"):
                 raise ValueError(f"'{text}' must be true or false")
             return text.lower() == "true"
+        if self.kind is Path:
+            return path_of(text)
         try:
             value = self.kind(text)
         except ValueError:
@@ -321,7 +337,8 @@ def setting(options: type, text: str) -> tuple[Row, Any]:
 def words(options: Any, kind: type | None = None) -> list[str]:
     """The command-line words for options that differ from their defaults: flags, then settings.
 
-    ``options`` is an options dataclass, or its plain values from JSON with the dataclass as ``kind``.
+    ``options`` is an options dataclass, or its plain values from JSON with the dataclass as ``kind``. Raises
+    ConfigError: a value from JSON is of another type.
     """
     flags: list[str] = []
     settings: list[str] = []
@@ -335,13 +352,21 @@ def words(options: Any, kind: type | None = None) -> list[str]:
         elif _plain(value) == _plain(row.default) or value is None:
             continue
         elif not row.flag:
-            joined = ",".join(row.text(item) for item in value) if row.many else row.text(value)
-            settings.append(f"{row.name}={joined}")
+            settings.append(f"{row.name}={','.join(_texts(row, value))}")
         elif row.kind is bool and row.read is None:
             flags.append(row.flag)
         else:
-            flags += [row.flag, *(row.text(item) for item in (value if row.many else [value]))]
+            flags += [row.flag, *_texts(row, value)]
     return [*flags, "--set", *settings] if settings else flags
+
+
+def _texts(row: Row, value: Any) -> list[str]:
+    try:
+        if row.many and not isinstance(value, (tuple, list)):
+            raise TypeError
+        return [row.text(item) for item in (value if row.many else [value])]
+    except (TypeError, ValueError, AttributeError, LookupError):
+        raise ConfigError(f"{row.spelled} cannot have the value {one_line(repr(value), 60)}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -58,7 +58,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     _unify_domains(model)
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ModelError(
             f"model '{path}' keeps its weights in separate files and one is missing or cut ({one_line(error)}); "
             f"copy them to '{path.parent}'"

@@ -194,7 +194,8 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> Non
         return
     nan = int(np.isnan(values).sum())
     # A mask adds minus infinity to values that a softmax must ignore.
-    mask = {"Add"} if not np.any(np.isposinf(values.astype(np.float64))) else set()
+    with np.errstate(invalid="ignore"):  # NumPy warns of a signalling NaN
+        mask = {"Add"} if not np.any(np.isposinf(values.astype(np.float64))) else set()
     if nan or not readers <= _TAKE_INFINITY | {_SATURATED} | mask:
         infinite = int((~np.isfinite(values)).sum()) - nan
         raise ModelError(

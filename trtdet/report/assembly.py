@@ -10,7 +10,6 @@ from typing import Any
 from trtdet.audit.roofline import estimate, flow_of
 from trtdet.building.costs import gpu_of
 from trtdet.errors import ConfigError
-from trtdet.options.fields import rule_percentile
 from trtdet.report.document import Missing, Report, Section
 from trtdet.report.runs import Run, attached, named_apart, read_run
 from trtdet.report.sections.fronts import experiment_section, experiment_verdict, never_quantized
@@ -151,9 +150,7 @@ def _experiment(run: Run) -> Report:
         if run.collection is None:
             missing.append(Missing("the histograms of the calibration", repeat))
         else:
-            options = provenance.runs[-1].options
-            calibration = (options["build"] if experiment.kind == "tune" else options)["calibration"]
-            percent = rule_percentile(calibration["rule"])
+            percent = provenance.runs[-1].percentile
             ranking, never = run.ranking, never_quantized(experiment)
             inputs = {name: tensor for name, tensor in provenance.inputs.items() if name not in never}
             worst = [layer.name for layer in ranking.layers] if ranking is not None else []

@@ -13,17 +13,20 @@ import onnx
 
 from trtdet.audit import Audit
 from trtdet.building.bundle import AUDIT
-from trtdet.building.comparison import WORTH
 from trtdet.building.plan import RANKING
 from trtdet.building.ranges import HISTOGRAMS
 from trtdet.building.variants import CORRECTED, EXPERIMENT, tuned_ranges
+from trtdet.building.worth import WORTH, read_worth
 from trtdet.bundle import Bundle
 from trtdet.calibration import Collection, Ranges
 from trtdet.errors import ConfigError
 from trtdet.experiments.experiment import Experiment
 from trtdet.experiments.folder import Provenance
+from trtdet.files.documents import DocumentError
+from trtdet.passes import load_model
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
+from trtdet.report.documents import check_benchmark, check_evaluation, check_profile
 
 PLAN = "plan.json"
 _T = TypeVar("_T")
@@ -92,7 +95,7 @@ class Run:
     @cached_property
     def model(self) -> onnx.ModelProto | None:
         """The model that the engine was built from."""
-        return None if self.bundle is None else onnx.load(self.bundle.model, load_external_data=False)
+        return None if self.bundle is None else load_model(self.bundle.model, allow_quantized=True)
 
     def read(self, name: str, load: Callable[[Path], _T]) -> _T | None:
         """Loads a file of the bundle or folder; None where it does not exist."""
@@ -106,7 +109,7 @@ def bundle_run(path: Path, bundle: Bundle) -> Run:
     """The build of a bundle; raises TrtdetError if its plan, audit or comparison is damaged."""
     run = Run(path, bundle=bundle)
     plan, audit = run.read(PLAN, PrecisionPlan.load), run.read(AUDIT, Audit.load)
-    return replace(run, plan=plan, audit=audit, worth=run.read(WORTH, _json_object))
+    return replace(run, plan=plan, audit=audit, worth=read_worth(bundle) if WORTH in bundle.manifest.files else None)
 
 
 def attached(runs: Sequence[Run]) -> list[Run]:
@@ -179,12 +182,18 @@ def read_run(path: Path) -> Run:
         return Run(path, lone_ranking=Sensitivity.load(path))
     if {"entries", "schema"} <= plain.keys():
         return Run(path, plan=PrecisionPlan.load(path))
-    if {"layers", "sum_ms"} <= plain.keys():
-        return Run(path, profile=plain)
-    if {"targets", "baseline"} <= plain.keys():
-        return Run(path, benchmark=plain)
-    if {"map", "per_class", "images"} <= plain.keys():
-        return Run(path, scores=plain)
+    try:
+        if {"layers", "sum_ms"} <= plain.keys():
+            check_profile(plain)
+            return Run(path, profile=plain)
+        if {"targets", "baseline"} <= plain.keys():
+            check_benchmark(plain)
+            return Run(path, benchmark=plain)
+        if {"map", "per_class", "images"} <= plain.keys():
+            check_evaluation(plain)
+            return Run(path, scores=plain)
+    except DocumentError as error:
+        raise ConfigError(f"'{path}' cannot be used ({error}); measure it again with this version") from None
     raise ConfigError(f"'{path}' is no result that a report reads; {allowed}")
 
 

@@ -22,6 +22,7 @@ from PIL import Image
 from trtdet.data import find_images
 from trtdet.data.images import decode_image, picture_pixels, read_image
 from trtdet.errors import DataError
+from trtdet.options import path_of
 
 Color = Literal["rgb", "bgr"]
 """The order of an array's channels; OpenCV's functions give ``bgr``."""
@@ -98,7 +99,10 @@ def expanded(name: str) -> list[Path | str]:
     """
     if name.lower().startswith(_ADDRESSES):
         return [name]
-    path = Path(name)
+    try:
+        path = path_of(name)
+    except ValueError as error:
+        raise DataError(f"{error}; give an image, a folder, a list, a video, a camera's number or an address") from None
     if path.is_dir() or (path.suffix.lower() == ".txt" and path.is_file()):
         return list(find_images(path))
     if path.exists() or not any(letter in name for letter in "*?["):

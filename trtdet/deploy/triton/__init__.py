@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
-
 from trtdet.bundle import MANIFEST, Bundle
 from trtdet.deploy.triton.model_configs import Batch, ModelConfigs, TritonOptions, triton_backend
 from trtdet.deploy.triton.readme import readme
 from trtdet.errors import BundleError
+from trtdet.passes import load_model
 
 __all__ = ["TritonOptions", "repository"]
 
@@ -85,7 +84,7 @@ def _warnings(bundle: Bundle) -> list[str]:
             "the client, or build with a higher --score-threshold"
         )
     if bundle.engine is None:
-        model = onnx.load(str(bundle.model))
+        model = load_model(bundle.model, allow_quantized=True)
         plugins = sorted({node.op_type for node in model.graph.node if node.domain not in ("", "ai.onnx")})
         if plugins:
             raise BundleError(
