@@ -56,7 +56,7 @@ def _audit(options: Namespace, console: Console) -> dict[str, Any]:
     check_suffix(options.onnx, ".onnx")
     gpu = None if options.gpu is None else gpu_named(options.gpu)
     bundle = Bundle(options.bundle)
-    if bundle.engine is None:
+    if bundle.engine is None and "audit.json" not in bundle.manifest.files:
         title = bundle.manifest.backend.name
         raise BundleError(
             f"bundle '{options.bundle}' has no engine to audit, as {title} runs the model itself",
