@@ -21,7 +21,8 @@ def test_every_cell_of_the_notebook_runs(tmp_path):
     shown = [output["data"] for cell in outputs for output in cell if output["output_type"] == "execute_result"]
     assert shown[0]["text/plain"].startswith("BuildResult") and len(shown[0]["text/plain"].splitlines()) <= 10
     assert shown[1]["text/html"].startswith("<figure><img alt=")
-    (printed,) = [output["text"] for cell in outputs for output in cell if output.get("name") == "stdout"]
+    # A slow machine gives standard output in several pieces.
+    printed = "".join(output["text"] for cell in outputs for output in cell if output.get("name") == "stdout")
     assert len(printed.splitlines()) == 5 and "frame 4 at 0.40 s" in printed
     assert (tmp_path / "found" / "street.mp4").stat().st_size > 1000
     assert len((tmp_path / "found" / "detections.jsonl").read_text().splitlines()) == 24
