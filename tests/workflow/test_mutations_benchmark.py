@@ -78,6 +78,7 @@ def test_what_is_no_fault_is_left_alone(mutated, program):
 
 @pytest.mark.benchmark
 def test_a_run_tests_each_mutation_once_and_sums_up(tmp_path):
+    pytest.importorskip("coverage", reason="coverage is not installed: pip install 'trtdet[dev]'")
     script = [sys.executable, str(BENCHMARKS / "mutations.py"), "-o", str(tmp_path)]
     subprocess.run([*script, "--record", "tables"], check=True, timeout=600)
     count = ["tables", "--count", "1500", "--limit", "30"]
