@@ -291,7 +291,7 @@ def _changed_array(data: bytes, draw: random.Random) -> bytes:
         elif how == 0:
             array = array[: draw.randrange(len(array) + 1)] if array.ndim else array
         elif how == 1:
-            array = array.astype(draw.choice([np.int8, np.float32, np.uint64, np.complex64, "U5", bool]))
+            array = np.real(array).astype(draw.choice([np.int8, np.float32, np.uint64, np.complex64, "U5", bool]))
         elif how == 2:
             array = array.reshape(-1)
         elif how == 3:

@@ -206,6 +206,14 @@ def test_what_is_not_an_audit_is_an_error(tmp_path, text):
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_finding_of_an_unknown_kind_is_an_error(tmp_path):
+    (kind, *_) = [finding.kind for finding in AUDIT.findings]
+    path = tmp_path / "audit.json"
+    path.write_text(AUDIT.to_json().replace(f'"kind": "{kind}"', '"kind": "odd"'))
+    with pytest.raises(BundleError, match="'odd' is no kind of finding"):
+        Audit.load(path)
+
+
 def test_an_audit_of_another_schema_or_none_at_all_is_an_error(tmp_path):
     path = tmp_path / "audit.json"
     path.write_text(AUDIT.to_json().replace('"schema": 2', '"schema": 1'))

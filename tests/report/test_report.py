@@ -17,7 +17,7 @@ from trtdet.cli import main
 from trtdet.errors import BundleError, ConfigError, ModelError
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
-from trtdet.report import page, report
+from trtdet.report import page, pages, report
 from trtdet.report.document import Chart
 from trtdet.report.sections.layers import sensitivity_section
 from trtdet.report.sections.verdicts import next_steps
@@ -229,3 +229,10 @@ def test_a_bundle_whose_model_is_not_onnx_is_refused(bundle, tmp_path, content):
     copy.add("int8.onnx", content)
     with pytest.raises(ModelError, match="is not ONNX or is truncated"):
         report([copy.path])
+
+
+def test_figures_of_a_page_that_are_not_finite_are_left_open():
+    assert pages._finite({"y": [1.5, float("inf"), ("a", float("nan"))], "n": 2}) == {
+        "y": [1.5, None, ["a", None]],
+        "n": 2,
+    }

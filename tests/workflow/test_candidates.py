@@ -123,6 +123,11 @@ def test_a_damaged_folder_is_refused(prepared, tmp_path):
     (copy / "weights.bin").unlink()
     with pytest.raises(BundleError, match=r"lacks 'weights.bin'; copy the whole folder"):
         finish(copy, tmp_path / "b")
+    prepared_json = copy / "prepared.json"
+    prepared_json.write_text(prepared_json.read_text().replace("weights.bin", "w" * 5000))
+    with pytest.raises(BundleError, match="lacks 'w+") as caught:
+        finish(copy, tmp_path / "b")
+    assert len(str(caught.value)) < 1500
     with pytest.raises(BundleError, match="give the folder that 'trtdet prepare' wrote"):
         finish(tmp_path, tmp_path / "b")
 

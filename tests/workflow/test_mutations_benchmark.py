@@ -1,6 +1,7 @@
 """The mutations of benchmarks/mutations.py: which they are, what they leave alone, and that a run counts them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,7 @@ def test_what_is_no_fault_is_left_alone(mutated, program):
 
 @pytest.mark.benchmark
 def test_a_run_tests_each_mutation_once_and_sums_up(tmp_path):
+    pytest.importorskip("coverage", reason="coverage is not installed: pip install 'trtdet[dev]'")
     script = [sys.executable, str(BENCHMARKS / "mutations.py"), "-o", str(tmp_path)]
     subprocess.run([*script, "--record", "tables"], check=True, timeout=600)
     count = ["tables", "--count", "1500", "--limit", "30"]
@@ -87,4 +89,4 @@ def test_a_run_tests_each_mutation_once_and_sums_up(tmp_path):
     again = subprocess.run([*script, *count], check=True, timeout=600, capture_output=True, text=True)
     assert f"of {len(rows)} caught" in again.stdout
     assert len((tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()) == len(rows)
-    assert f"| tables | 75 | {len(rows)} |" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert re.search(rf"\| tables \| \d+ \| {len(rows)} \|", (tmp_path / "summary.md").read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from trtdet.audit.findings import KINDS, Advice, Finding
 from trtdet.audit.layers import Layer
-from trtdet.errors import BundleError, ConfigError
+from trtdet.errors import BundleError, ConfigError, one_line
 from trtdet.files.documents import DocumentError, parse_document
 from trtdet.tables import Column, Table, Tables
 
@@ -168,6 +168,9 @@ class Audit:
                     f"'{path}' was written by another version of trtdet", "remove the bundle and build it again"
                 )
             loaded: Audit = parse_document(data, _adapter(Audit), strict=True)
+            unknown = sorted({finding.kind for finding in loaded.findings} - KINDS.keys())
+            if unknown:
+                raise DocumentError(f"{one_line(unknown[0])!r} is no kind of finding", "findings.kind", "literal_error")
             return loaded
         except (OSError, DocumentError) as error:
             raise BundleError(f"'{path}' cannot be read ({error})", "build the bundle again") from None

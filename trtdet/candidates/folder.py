@@ -154,10 +154,12 @@ class PreparedFolder:
             raise BundleError(f"'{file}' cannot be read: {error.strerror or error}; check the file") from None
         except DocumentError as error:
             raise BundleError(f"'{file}' cannot be used ({error}); run 'trtdet prepare' again") from None
+        there = {entry.name for entry in self.path.iterdir() if entry.is_file()}
         for name, digest in self.content.files.items():
             # A name that leads out of the folder is no file of it.
-            if Path(name).name != name or not (self.path / name).is_file():
-                raise BundleError(f"'{path}' lacks '{name}'; copy the whole folder, or run 'trtdet prepare' again")
+            if name not in there:
+                hint = "copy the whole folder, or run 'trtdet prepare' again"
+                raise BundleError(f"'{path}' lacks '{one_line(name)}'", hint)
             if sha256_file(self.path / name) != digest:
                 raise BundleError(f"'{path}': '{name}' was altered; copy it again, or run 'trtdet prepare' again")
         named = (name for one in self.content.candidates for name in one.files.values())

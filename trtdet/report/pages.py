@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -56,7 +57,9 @@ def page(report: Report) -> str:
         timed_precisions=[name for name in PRECISIONS if any(name in times.shares() for times in _times(report))],
         numbers={key: number for number, key in enumerate(figures)},
         # Without '<' the JSON cannot close the script element.
-        figures=json.dumps([*figures.values()], separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        figures=json.dumps(_finite([*figures.values()]), separators=(",", ":"), allow_nan=False).replace(
+            "<", "\\u003c"
+        ),
         style=(assets / "report.css").read_text(encoding="utf-8"),
         script=(assets / "report.js").read_text(encoding="utf-8"),
         plotly=(assets / PLOTLY).read_text(encoding="utf-8") if figures else "",
@@ -65,6 +68,15 @@ def page(report: Report) -> str:
 
 def _times(report: Report) -> list[LayerBars]:
     return [summary.times for summary in report.summaries if summary.times is not None]
+
+
+def _finite(value: Any) -> Any:
+    """The same plain value; numbers that are not finite, which JSON does not have, become None."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tops(report: Report) -> dict[str, float]:
