@@ -12,6 +12,8 @@ from trtdet.bundle import MANIFEST, BackendPart, MasksPart
 from trtdet.cli import main
 from trtdet.deploy import MARKER
 from trtdet.errors import BundleError, ConfigError, OutputError
+from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 
 
 @pytest.mark.parametrize(("format", "whose"), [("triton", "Triton has no backend"), ("deepstream", "nvinfer has no")])
@@ -76,10 +78,12 @@ def test_another_package_is_replaced_and_anything_else_is_not(remade, tmp_path):
 
 def test_operators_that_only_a_plugin_has_need_an_engine(made, remade, tmp_path):
     model = onnx.load(str(made.model))
-    next(node for node in model.graph.node if node.op_type == "Mul").domain = "trt.plugins"
+    activation = next(node for node in model.graph.node if node.op_type in ("Sigmoid", "Relu"))
+    activation.op_type, activation.domain = next(iter(PLUGIN_ACTIVATIONS)), PLUGIN_DOMAIN
+    model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
     files = {"model.engine": b"", "fp32.onnx": model.SerializeToString()}
     bundle = remade(backend=made.manifest.backend, files=files)
-    assert "no operator Mul; build it with --backend tensorrt" in refusal(
+    assert f"no operator {activation.op_type}; build it with --backend tensorrt" in refusal(
         bundle, tmp_path / "m", PackageOptions("triton")
     )
 

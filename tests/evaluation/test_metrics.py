@@ -239,7 +239,7 @@ def test_masks_are_scored_where_both_sides_have_them(masked, one_dog):
 def test_a_segmentation_that_is_none_is_an_error(tmp_path):
     dataset = make_dataset(tmp_path, [box(0, 5, 10, 20, 100, 50, id=1, segmentation={"counts": 5})])
     whole = run_lengths(np.ones((300, 400), bool))
-    with pytest.raises(DataError, match=r"segmentations of '.*a\.json' cannot be read"):
+    with pytest.raises(DataError, match=r"a\.json': a segmentation of image 0 is .*, neither polygons nor run lengths"):
         CocoMetric(dataset, "pycocotools").update(0, [[0, 0, 9, 9]], [1], [1], FoundParts([whole])).compute_masks()
 
 

@@ -303,12 +303,12 @@ class Experiment:
             "variants": variants,
         }
 
-    def save(self, plans: Mapping[Path, bytes] = MappingProxyType({})) -> None:
-        """Writes the table, ``experiment.json`` and the plans that it numbers, by path, together."""
+    def save(self, plans: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Writes the table, ``experiment.json`` and the plans that it numbers, by name in its folder, together."""
         contents: dict[Path, bytes | Path] = {
             self.folder / TABLE: (self.markdown() + "\n").encode(),
             self.folder / EXPERIMENT: (json.dumps(self.as_dict(), indent=1) + "\n").encode(),
-            **plans,
+            **{self.folder / name: plan for name, plan in plans.items()},
         }
         write_together(contents)
 

@@ -145,12 +145,10 @@ def tune(
         formats=requested.build.plan.formats,
     ).numbered()
     by_kept = {plan.kept: plan.plan.to_json().encode() for plan in plans}
-    numbered = {
-        output / variants.PLANS / f"{variant.number}.json": by_kept[variant.kept] for variant in experiment.variants
-    }
+    numbered = {f"{variants.PLANS}/{variant.number}.json": by_kept[variant.kept] for variant in experiment.variants}
     experiment.save(numbered)
     with writing(output):
-        for path in {*(output / variants.PLANS).glob("*.json")} - numbered.keys():
+        for path in {*(output / variants.PLANS).glob("*.json")} - {output / name for name in numbered}:
             path.unlink()
     return experiment
 
