@@ -53,6 +53,15 @@ def test_a_pipe_gets_no_progress(capsys, clock):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("json", [False, True])
+def test_what_is_said_has_no_control_characters(capsys, json):
+    with Console(verbose=False, json=json) as console:
+        console.say("next: \x1b[31mred\x07\n  indented")
+    captured = capsys.readouterr()
+    said = captured.err if json else captured.out
+    assert said == "next: \N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}\n  indented\n"
+
+
 def test_verbose_says_how_long_each_stage_took_and_what_libraries_say(capsys, clock):
     root = logging.getLogger()
     before = (root.level, list(root.handlers))

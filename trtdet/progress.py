@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtdet.errors import OutputError, TrtdetWarning, one_line
-from trtdet.tables import LabelledLines, Table, Tables
+from trtdet.tables import LabelledLines, Table, Tables, printable
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, steps done, total steps); a total of 1 means an unknown length."""
@@ -154,13 +154,16 @@ class Console:
             self._finish_stage()
 
     def say(self, text: object) -> None:
-        """Prints a line or a table; tables have styles in a terminal unless ``NO_COLOR`` is set.
+        """Prints lines or a table, without control characters of what they quote; tables have styles in a terminal
+        unless ``NO_COLOR`` is set.
 
         Raises:
             OutputClosed: nobody reads standard output any more.
             OutputError: standard output cannot be written.
         """
         self._close()  # The next progress call draws the bar again, below the text.
+        if isinstance(text, str):
+            text = "\n".join(map(printable, text.split("\n")))
         if self._json:
             self.line(str(text))
         else:

@@ -38,7 +38,7 @@ class Column:
         """The cell as one line without control characters; empty for None."""
         if cell is None:
             return ""
-        return _printable(cell if isinstance(cell, str) else format(cell, self.spec))
+        return printable(cell if isinstance(cell, str) else format(cell, self.spec))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Table:
             box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold" if styled else ""
         )
         for column, align in zip(self._columns, self._aligned, strict=True):
-            rich_table.add_column(Text(_printable(column.title)), justify=align, overflow="fold")
+            rich_table.add_column(Text(printable(column.title)), justify=align, overflow="fold")
         for row in self._cells:
             rich_table.add_row(*map(Text, row))
         terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -108,17 +108,17 @@ class Table:
         lines = [line.rstrip() for line in captured.get().splitlines()]
         # A cell can hold a long sentence; the rule under the headings stays short.
         lines = [f"{dim}{line[:100]}{end}" if set(line) == {"-"} else line for line in lines]
-        above = [f"{bold}{_printable(self.title)}{end}", ""] if self.title else []
-        below = ["", *(f"{dim}{_printable(note)}{end}" for note in self.notes)] if self.notes else []
+        above = [f"{bold}{printable(self.title)}{end}", ""] if self.title else []
+        below = ["", *(f"{dim}{printable(note)}{end}" for note in self.notes)] if self.notes else []
         return "\n".join([*above, *lines, *below])
 
     def markdown(self) -> str:
         """A GitHub Markdown table, with the title above and the notes below."""
-        rows = [[_printable(column.title) for column in self._columns], *self._cells]
+        rows = [[printable(column.title) for column in self._columns], *self._cells]
         escaped = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in row] for row in rows]
         head, *lines = ("| " + " | ".join(row) + " |" for row in escaped)
         rule = "|" + "|".join("---:" if align == "right" else "---" for align in self._aligned) + "|"
-        parts = [_printable(self.title), "\n".join([head, rule, *lines]), *map(_printable, self.notes)]
+        parts = [printable(self.title), "\n".join([head, rule, *lines]), *map(printable, self.notes)]
         return "\n\n".join(part for part in parts if part)
 
     def as_dicts(self) -> list[dict[str, Cell]]:
@@ -136,11 +136,11 @@ class Table:
             inner = (f"<{tag}{kind}>{escape(cell)}</{tag}>" for tag, kind, cell in zip(tags, kinds, cells, strict=True))
             return f"<tr>{''.join(inner)}</tr>"
 
-        caption = f"<caption>{escape(_printable(self.title))}</caption>" if self.title else ""
-        head = row("th", [_printable(column.title) for column in self._columns])
+        caption = f"<caption>{escape(printable(self.title))}</caption>" if self.title else ""
+        head = row("th", [printable(column.title) for column in self._columns])
         body = "\n".join(row("td", cells) for cells in self._cells)
         table = f"<table>{caption}<thead>{head}</thead><tbody>\n{body}\n</tbody></table>"
-        return "\n".join([table, *(f"<p>{escape(_printable(note))}</p>" for note in self.notes)])
+        return "\n".join([table, *(f"<p>{escape(printable(note))}</p>" for note in self.notes)])
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class LabelledLines:
         indent = max((len(keyword) for keyword, _ in self.rows), default=0) + 2
         lines = []
         for keyword, value in self.rows:
-            value = _printable(value)
+            value = printable(value)
             if styled:
                 width = max(shutil.get_terminal_size((100, 24)).columns, indent + 20)
                 value = textwrap.fill(value, width - indent, break_on_hyphens=False, break_long_words=False)
@@ -185,5 +185,6 @@ class LabelledLines:
         return "\n".join(lines)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """The text itself, or one line of it without control characters."""
     return text if text.isprintable() else one_line(text, limit=max(len(text), 3))
