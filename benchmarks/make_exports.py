@@ -406,6 +406,26 @@ model.export(output_dir='rfdetr-out')
 os.replace('rfdetr-out/rfdetr-nano.onnx', OUT)
 """,
     ),
+    "efficientdet-d0": Recipe(
+        "zylo117+Yet-Another-EfficientDet-Pytorch",
+        """
+sys.path.insert(0, '.')
+from backbone import EfficientDetBackbone
+class Outputs(torch.nn.Module):  # without the pyramid's maps, which it gives first
+    def __init__(self):
+        super().__init__()
+        self.model = EfficientDetBackbone(num_classes=90, compound_coef=0, onnx_export=True)
+        self.model.backbone_net.model.set_swish(memory_efficient=False)
+    def forward(self, image):
+        return self.model(image)[1:]
+model = Outputs()
+last = [model.model.classifier.header.pointwise_conv.conv, model.model.regressor.header.pointwise_conv.conv]
+lively(model, size=512, last=last, gain=0.3)
+model.model.anchors.last_shape = None  # else anchors are kept, not a part of the trace
+torch.onnx.export(model, torch.rand(1, 3, 512, 512), OUT, opset_version=12, dynamo=False, input_names=['input'],
+                  output_names=['regression', 'classification', 'anchors'])
+""",
+    ),
     "lwdetr-tiny": Recipe(
         "Atten4Vis+LW-DETR",
         """

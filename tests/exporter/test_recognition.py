@@ -9,6 +9,7 @@ from onnx import helper
 
 from trtdet.config import COCO_CLASSES, load_config
 from trtdet.demo.shapes import generate
+from trtdet.detection import expressions
 from trtdet.errors import ModelError, OutputError
 from trtdet.exporter import SHAPES_MODEL, ExportOptions, export, onnx_file
 
@@ -136,6 +137,33 @@ def test_a_shipped_head_brings_its_pixels_and_its_class(family, widths):
     shipped = load_config(family)
     assert (config.classes, config.head, config.nms) == (("face",), shipped.head, shipped.nms)
     assert config.input == shipped.input.model_copy(update={"size": SIZE, "name": "x"})
+
+
+def _efficientdet(columns: int) -> dict[str, Any]:
+    """Offsets, scores and anchors of nine boxes a cell, for 128 x 128 pixels."""
+    count = 9 * (16 * 16 + 8 * 8 + 4 * 4 + 2 * 2 + 1)
+    return {"a": _random(1, count, 4), "b": _random(1, count, columns), "c": _corners(count)}
+
+
+@pytest.mark.parametrize("columns", [90, 7])
+def test_efficientdet_is_recognised_by_its_anchors(columns):
+    config, _ = onnx_file.guessed(_efficientdet(columns), (128, 128), "m", input_name="x", classes=None)
+    shipped = load_config("efficientdet")
+    assert config.head == shipped.head.model_copy(update={} if columns == 90 else {"columns": None})
+    assert config.classes == (COCO_CLASSES if columns == 90 else onnx_file.placeholders(7))
+    assert (config.input.mean, config.input.resize) == (shipped.input.mean, "letterbox-topleft")
+
+
+def test_efficientdets_boxes_are_those_of_its_own_repository():
+    """BBoxTransform of zylo117/Yet-Another-EfficientDet-Pytorch: offsets and anchors are y, x, height, width."""
+    outputs = _efficientdet(90)
+    offsets, _, anchors = outputs.values()
+    y, x = (anchors[..., at] / 2 + anchors[..., at + 2] / 2 for at in (0, 1))
+    high, wide = (anchors[..., at + 2] - anchors[..., at] for at in (0, 1))
+    y, x = offsets[..., 0] * high + y, offsets[..., 1] * wide + x
+    high, wide = np.exp(offsets[..., 2]) * high, np.exp(offsets[..., 3]) * wide
+    expected = np.stack([x - wide / 2, y - high / 2, x + wide / 2, y + high / 2], axis=-1)
+    np.testing.assert_allclose(expressions.computed(outputs, load_config("efficientdet"))["boxes"], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from typing import Any
 
+import nets
 import numpy as np
 import onnx
 import pytest
@@ -209,7 +210,7 @@ def test_a_batch_normalisation_with_a_short_parameter_is_named(net, normal, relo
 @pytest.mark.parametrize(
     ("attribute", "message"),
     [
-        ("strides=[1]", r"strides = \[1\], needed are 2 numbers"),
+        ("strides=[1,1,1]", r"strides = \[1, 1, 1\], needed are 2 numbers"),
         ("strides=[0,1]", "needed are 2 numbers from 1"),
         ("pads=[0,0,0,-1]", "needed are 4 numbers from 0"),
         ("pads=[0,0,0,9000000000000]", "has a tensor .y. of shape"),
@@ -343,3 +344,12 @@ def test_sparse_constants_become_dense_ones(conv, reload, coordinates):
     sparse.dims[:] = [2**20, 2**20]
     conv.graph.sparse_initializer[0].CopyFrom(sparse)
     reload(conv, "has a sparse constant that is damaged")
+
+
+@pytest.mark.parametrize(("name", "written", "meant"), [("strides", [2], [2, 2]), ("pads", [1], [1, 1, 1, 1])])
+def test_a_number_that_stands_for_both_axes_is_repeated(tmp_path, name, written, meant):
+    model = nets.net("(float[1,3,8,8] x) => (float[1,4,N,M] y) { y = Conv(x, w) }", w=nets.normal(4, 3, 3, 3))
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute(name, written))
+    onnx.save(model, tmp_path / "m.onnx")
+    (attribute,) = [one for one in load_model(tmp_path / "m.onnx").graph.node[0].attribute if one.name == name]
+    assert list(attribute.ints) == meant

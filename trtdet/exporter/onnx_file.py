@@ -433,17 +433,21 @@ def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -
         except TrtdetError:
             continue
         boxes, scores = tensors["boxes"], tensors["scores"]
+        keys: dict[str, Any] = {}
         count = scores.shape[-1]
+        if config.head.columns is not None:
+            whole = count == max(config.head.columns) + 1
+            keys, count = ({}, len(config.head.columns)) if whole else ({"columns": None}, count)
         if count == 0 or class_count not in (None, count):
             continue
         # Expressions with cell points fit only outputs of their head; without them, the number of boxes must match.
         pointed = any("points(" in expression for expression in config.head.compute.values())
-        if not pointed and boxes.shape[1] != sum(_cells(size, config.head.strides)):
+        if not pointed and boxes.shape[1] not in (cells := sum(_cells(size, config.head.strides)), 9 * cells):
             continue
         if config.head.scores == "probabilities" and not (scores.min() >= 0 and scores.max() <= 1 + 1e-5):
             continue
         if np.isfinite(boxes).all() and np.isfinite(scores).all():
-            yield family, {}, count
+            yield family, keys, count
 
 
 def _single(array: NDArray[Any], size: tuple[int, int], class_count: int | None) -> Heads:

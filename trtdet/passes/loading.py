@@ -17,7 +17,7 @@ from trtdet.passes.exported import unwrapped
 from trtdet.passes.integers import DYNAMIC, on_integers, without_integers
 from trtdet.passes.own_suppression import PLUGINS
 from trtdet.passes.provenance import graphs
-from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes
+from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes, spread_windows
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _MOST_OPSETS = 1000  # versions of a domain that is not ONNX's own; a file that names more is damaged
@@ -28,7 +28,8 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
     """Reads an ONNX file with its external data and checks it.
 
     Clear deviations from ONNX are corrected: negative dimensions become open, domain ``ai.onnx`` becomes the empty one,
-    and nodes are sorted. Forms of exporters become one form, see :mod:`trtdet.passes.exported`.
+    a stride of one number counts for both axes, and nodes are sorted. Forms of exporters become one form, see
+    :mod:`trtdet.passes.exported`.
 
     Raises:
         ModelError: the file is missing, truncated or not ONNX; external data is missing; the model is invalid (see
@@ -81,6 +82,7 @@ def load_model(path: Path, *, allow_quantized: bool = False) -> onnx.ModelProto:
         model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
     try:
         sort_nodes(model.graph)
+        spread_windows(model)
         _check_operators(model)
         check(model)
         model = without_integers(model)

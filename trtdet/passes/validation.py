@@ -59,6 +59,20 @@ def clear_unusable_dims(model: onnx.ModelProto) -> None:
             _clear(value.type)
 
 
+def spread_windows(model: onnx.ModelProto) -> None:
+    """Repeats strides, dilations and pads of a single number for every axis of a convolution's weights.
+
+    torch writes a single number where a module was given a list of one.
+    """
+    for graph in graphs(model.graph):
+        ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+        for node in graph.node:
+            axes = ranks.get(node.input[1], 2) - 2 if node.op_type in _CONVOLUTIONS and len(node.input) > 1 else 0
+            for attribute in node.attribute:
+                if axes > 1 and attribute.name in ("strides", "dilations", "pads") and len(attribute.ints) == 1:
+                    attribute.ints.extend([attribute.ints[0]] * ((2 if attribute.name == "pads" else 1) * axes - 1))
+
+
 def _clear(kind: onnx.TypeProto) -> None:
     which = kind.WhichOneof("value")
     if which in ("tensor_type", "sparse_tensor_type"):
