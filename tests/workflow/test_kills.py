@@ -8,7 +8,7 @@ import pytest
 from benchmarks import kill
 
 pytestmark = pytest.mark.slow
-KILLED = ("calibrate", "predict", "tune")
+KILLED = ("calibrate", "predict")
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_a_run_tests_each_mutation_once_and_sums_up(tmp_path):
     pytest.importorskip("coverage", reason="coverage is not installed: pip install 'trtdet[dev]'")
     script = [sys.executable, str(BENCHMARKS / "mutations.py"), "-o", str(tmp_path)]
     subprocess.run([*script, "--record", "tables"], check=True, timeout=600)
-    count = ["tables", "--count", "1500", "--limit", "30"]
+    count = ["tables", "--count", "6000", "--limit", "30"]
     subprocess.run([*script, *count], check=True, timeout=1200)
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {row["room"] for row in rows} == {"tables"}
