@@ -171,12 +171,12 @@ def test_an_exception_in_a_thread_is_one_line(acting, capsys):
 
 def test_text_that_the_terminal_cannot_encode_is_printed_escaped(acting):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "console.say('a\\udcff \\u00e9')"],
+        [sys.executable, "-c", PROGRAM, "console.say('a\\udcff \\u20ac \\u00e9')"],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         check=True,
     )
-    assert (done.stdout, done.stderr) == (b"a\\udcff \\xe9\n", b"")
+    assert (done.stdout, done.stderr) == (b"a\\ufffd \\u20ac \\xe9\n", b"")
 
 
 # Standard output that cannot be written

@@ -36,6 +36,7 @@ OUTPUTS: dict[str, Shapes] = {
     **dict.fromkeys(("rtdetr", "dfine"), ((1, 300, 80), (1, 300, 4))),
     "rfdetr": ((1, 300, 4), (1, 300, 91)),
     "fastestdet": ((1, 85, 22, 22),),
+    "efficientdet": tuple((1, 9 * sum(grids(512, 8, 16, 32, 64, 128)), columns) for columns in (4, 90, 4)),
     **dict.fromkeys(
         ("scrfd", "scrfd-kps"),
         tuple((1, 2 * cells, columns) for columns in (1, 4, 10) for cells in grids(640, 8, 16, 32)),
