@@ -37,8 +37,6 @@ from trtdet.progress import Progress, silent, titled
 from trtdet.quantization import Cause, PrecisionPlan
 from trtdet.runtime.detector import Detector
 
-"""File of a bundle with the comparison."""
-
 GUARD = 1.02
 """Suggested X of ``--guard X``, the smallest speed-up of INT8 over FP16. NVIDIA's Q/DQ autotuner returns the model
 without Q/DQ below the same value (Model Optimizer 0.47, github.com/NVIDIA/Model-Optimizer, pull request 2318)."""

@@ -12,6 +12,7 @@ from trtdet.errors import BundleError, one_line
 from trtdet.files.documents import check_value
 
 WORTH = "worth.json"
+"""File of a bundle with the comparison."""
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 _Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,14 +41,17 @@ def write_details(error: BaseException) -> Path | None:
 
 def interrupted(error: BaseException) -> bool:
     """Whether Ctrl-C caused the exception; a compiled module interrupted during import raises ImportError."""
+    return any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exception, then each that it was raised from or in the handling of."""
     visited: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in visited:
-        if isinstance(cause, KeyboardInterrupt):
-            return True
+        yield cause
         visited.add(id(cause))
         cause = cause.__cause__ or cause.__context__
-    return False
 
 
 _NO_MEMORY = re.compile(
@@ -60,10 +64,7 @@ _NO_MEMORY = re.compile(
 
 def lacks_memory(error: BaseException) -> str | None:
     """One line if the exception is for lack of memory, which is no bug; else None."""
-    cause: BaseException | None = error
-    visited: set[int] = set()
-    while cause is not None and id(cause) not in visited:
-        visited.add(id(cause))
+    for cause in _causes(error):
         text = _message(cause)
         if isinstance(cause, MemoryError) or _NO_MEMORY.search(text):
             said = f" ({text})" if text else ""
@@ -71,7 +72,6 @@ def lacks_memory(error: BaseException) -> str | None:
                 f"not enough memory{said}; close other programs, raise the limit of this process (ulimit -v), or take "
                 "a machine with more"
             )
-        cause = cause.__cause__ or cause.__context__
     return None
 
 

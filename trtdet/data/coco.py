@@ -179,14 +179,21 @@ class CocoDataset:
 
     def check_masks(self) -> None:
         """Raises DataError: the mask of a box is neither polygons nor run lengths of its image."""
+        if self._masks_problem:
+            raise DataError(self._masks_problem)
+
+    @cached_property
+    def _masks_problem(self) -> str:
+        """What is wrong with the first mask that is none; empty if all are masks. They are read once."""
         sizes = {image.id: (image.width, image.height) for image in self.images}
         masks = () if self.truth.segmentations is None else self.truth.segmentations
         for image_id, mask in zip(self.truth.image_ids.tolist(), masks, strict=True):
             if problem := problem_of(mask, *sizes[image_id]):
-                raise DataError(
+                return (
                     f"annotations '{self.annotations}': a segmentation of image {image_id} {problem}; give polygons or "
                     "run lengths of the image, in COCO's format"
                 )
+        return ""
 
     def first(self, count: int) -> CocoDataset:
         """At most ``count`` of the images, evenly spaced, with their boxes; errors as in :meth:`of`."""

@@ -20,6 +20,7 @@ from trtdet.evaluation.judging import FEWEST_IMAGES
 from trtdet.evaluation.plausibility import Answer, Plausibility, Settled, examine_model, settle_model
 from trtdet.evaluation.readings import QUESTIONS, plain
 from trtdet.exporter import ExportOptions, onnx_file
+from trtdet.exporter.forms import form_of
 from trtdet.passes import Options, has_pairs, load_model
 from trtdet.quantization import take_apart
 from trtdet.tables import counted
@@ -140,10 +141,10 @@ def guess_config(
 
 def _usual(model: onnx.ModelProto) -> str:
     """Where the pixel keys of a guess are from before images are looked at."""
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    author, stretched = "Ultralytics", metadata.get("description", "").lower().startswith(_STRETCHED)
-    if metadata.get("author", "").startswith(author) and not stretched:
-        return f"as {author}, which wrote the file, reads images"
+    form = form_of(model)
+    description = next((entry.value for entry in model.metadata_props if entry.key == "description"), "")
+    if form is not None and form.name == "Ultralytics" and not description.lower().startswith(_STRETCHED):
+        return f"as {form.name}, which wrote the file, reads images"
     return _USUAL
 
 
@@ -154,13 +155,12 @@ def _decided(settled: Settled, model: onnx.ModelProto, given: Config, files: Seq
     back = open_keys & settled.first.better.keys()
     if not back:
         return replace(settled, answers=sure)
-    values = settled.config.model_dump()
+    values, before = settled.config.model_dump(), given.model_dump()
     for section, _, name in (key.partition(".") for key in back):
-        values[section][name] = given.model_dump()[section][name]
-    first = replace(
-        settled.first, better={key: settled.first.better[key] for key in settled.first.better.keys() - back}
-    )
+        values[section][name] = before[section][name]
     config = Config.model_validate(values)
+    better = {key: value for key, value in settled.first.better.items() if key not in back}
+    first = replace(settled.first, better=better)
     return Settled(config, first, examine_model(model, Options(config), files, alternatives=False), answers=sure)
 
 

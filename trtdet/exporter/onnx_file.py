@@ -265,6 +265,7 @@ Heads = Iterator[tuple[str, dict[str, Any], int]]
 
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 _BINS = (8, 16, 17, 33)
+_ANCHORS = 9  # boxes of a cell of EfficientDet: three sizes in three shapes
 _MOST_ROWS = 1000
 """Limit for final detections; grids of cells have more rows."""
 
@@ -442,7 +443,8 @@ def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -
             continue
         # Expressions with cell points fit only outputs of their head; without them, the number of boxes must match.
         pointed = any("points(" in expression for expression in config.head.compute.values())
-        if not pointed and boxes.shape[1] not in (cells := sum(_cells(size, config.head.strides)), 9 * cells):
+        cells = sum(_cells(size, config.head.strides))
+        if not pointed and boxes.shape[1] not in (cells, _ANCHORS * cells):
             continue
         if config.head.scores == "probabilities" and not (scores.min() >= 0 and scores.max() <= 1 + 1e-5):
             continue
