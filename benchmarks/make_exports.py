@@ -344,6 +344,51 @@ tf2onnx.convert.from_function(detect, input_signature=detect.input_signature, op
 """
 """An SSD as TensorFlow's object detection exports it, with Keras' MobileNetV2 and TensorFlow's combined suppression."""
 
+_TENSORFLOW_MODELS = """
+import os, subprocess, sys, tempfile, types
+os.environ["PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"] = "python"  # the package's messages are of an older protobuf
+sys.path[:0] = [".", "slim"]
+import keras, tensorflow as tf
+from keras.src.layers.preprocessing import image_preprocessing
+moved = types.ModuleType("keras.layers.preprocessing")  # where older versions of Keras had it
+moved.image_preprocessing = image_preprocessing
+sys.modules[moved.__name__], sys.modules[f"{moved.__name__}.image_preprocessing"] = moved, image_preprocessing
+from google.protobuf import text_format
+from object_detection import exporter_lib_v2
+from object_detection.builders import model_builder
+from object_detection.protos import pipeline_pb2
+LAYERS = '''conv_hyperparams { regularizer { l2_regularizer { weight: 4e-5 } } activation: RELU_6
+  batch_norm { decay: 0.97 center: true scale: true epsilon: 0.001 train: true } '''
+CONFIG = '''model { ssd { num_classes: 6 image_resizer { fixed_shape_resizer { height: 160 width: 160 } }
+  feature_extractor { type: "ssd_mobilenet_v2_keras" depth_multiplier: 0.25 min_depth: 8
+    ''' + LAYERS + ''' initializer { variance_scaling_initializer { factor: 2 uniform: false mode: FAN_IN } } }
+    override_base_feature_extractor_hyperparams: true }
+  box_coder { faster_rcnn_box_coder { y_scale: 10 x_scale: 10 height_scale: 5 width_scale: 5 } }
+  matcher { argmax_matcher { matched_threshold: 0.5 unmatched_threshold: 0.5 } }
+  similarity_calculator { iou_similarity { } }
+  box_predictor { convolutional_box_predictor { kernel_size: 1 box_code_size: 4 class_prediction_bias_init: -2
+    ''' + LAYERS + ''' initializer { random_normal_initializer { mean: 0 stddev: 0.2 } } } } }
+  anchor_generator { ssd_anchor_generator { num_layers: 6 min_scale: 0.2 max_scale: 0.95
+    aspect_ratios: 1 aspect_ratios: 2 aspect_ratios: 0.5 aspect_ratios: 3 aspect_ratios: 0.3333 } }
+  post_processing { batch_non_max_suppression { score_threshold: 1e-8 iou_threshold: 0.6
+    max_detections_per_class: 100 max_total_detections: 100 } score_converter: SIGMOID }
+  loss { localization_loss { weighted_smooth_l1 { } } classification_loss { weighted_sigmoid_focal { } } }
+  encode_background_as_zeros: true inplace_batchnorm_update: true } }'''
+pipeline = text_format.Parse(CONFIG, pipeline_pb2.TrainEvalPipelineConfig())
+tf.random.set_seed(3)
+model = model_builder.build(pipeline.model, is_training=False)
+image, shapes = model.preprocess(tf.random.uniform((1, 160, 160, 3), 0, 255))
+model.postprocess(model.predict(image, shapes), shapes)
+with tempfile.TemporaryDirectory() as folder:
+    tf.train.Checkpoint(model=model).save(f"{folder}/checkpoint/weights")
+    exporter_lib_v2.export_inference_graph("image_tensor", pipeline, f"{folder}/checkpoint", f"{folder}/exported")
+    del os.environ["PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"]  # many times slower
+    subprocess.run([sys.executable, "-m", "tf2onnx.convert", "--saved-model", f"{folder}/exported/saved_model",
+                    "--output", OUT, "--opset", "13"], check=True)
+"""
+"""An SSD by the exporter of TensorFlow's object detection (exporter_lib_v2): a loop over the images of the batch
+resizes and normalises them, and each class has a suppression of its own."""
+
 RECIPES = {
     "ultralytics-yolov8n-nms": _ultralytics("nms=True"),
     "ultralytics-yolov8n-nms-agnostic": _ultralytics("nms=True, agnostic_nms=True, max_det=50"),
@@ -474,6 +519,7 @@ run('main.py', *'''--batch_size 1 --encoder vit_tiny --vit_encoder_num_layers 6 
         "yolo/yolov3_mobilenetv2_8xb24-320-300e_coco.py", "detection_onnxruntime_static.py", "convs_pred"
     ),
     "tensorflow-ssd": Recipe(".", _TENSORFLOW, torch=False),
+    "tensorflow-models-ssd": Recipe("tf_models_research_object_detection", _TENSORFLOW_MODELS, torch=False),
     "yolo-nas-s-flat": _yolo_nas("FLAT_FORMAT"),
     "yolo-nas-s-batch": _yolo_nas("BATCH_FORMAT"),
 }

@@ -265,6 +265,56 @@ def test_an_input_of_another_form_becomes_one(saved, form):
         np.testing.assert_allclose(new, old if old.ndim == new.ndim else old[None], atol=tolerance, rtol=1e-3)
 
 
+LOOP = """<ir_version: 8, opset_import: ["" : 17]>
+loop (uint8[1,32,32,3] image) => (float[1,3,32,32] first) <int64 count = {1}, bool start = {1}, float scale = {2}> {
+    go = Not(start) again = Not(go)
+    last, images = Loop(count, again, scale) <body = each (int64 at, bool before, float factor)
+        => (bool after, float factor_after, float[3,32,32] scaled) <int64 unit = {1}> {
+        after = Identity(before) factor_after = Add(factor, factor)
+        whole = Gather<axis = 0>(image, at) pixels = Cast<to = 1>(whole)
+        many = Equal(at, at)
+        larger = If(many) <
+            then_branch = yes () => (float[32,32,3] product) { product = Mul(pixels, factor_after) },
+            else_branch = no () => (float[32,32,3] same) { same = Identity(pixels) }>
+        scaled = Transpose<perm = [2,0,1]>(larger)
+    }>
+    first = Div(images, last)
+}"""
+"""The beginning of TensorFlow's detectors: one iteration, with a value that is carried on and a result that is kept."""
+
+
+def test_a_loop_over_one_image_is_written_out(saved):
+    model = onnx.parser.parse_model(LOOP)
+    image = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), np.uint8)
+    (before,) = _run(model, image)
+    loaded = load_model(saved(model))
+    assert "Loop" not in {node.op_type for node in loaded.graph.node}
+    assert said(loaded)[0] == "the loop over the images of the batch, which has one image, is written out"
+    (after,) = _run(loaded, image.transpose(0, 3, 1, 2).astype(np.float32))
+    np.testing.assert_array_equal(after, before)
+    np.testing.assert_array_equal(after, image.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("change", ["int64 count = {2}", "count of the image"])
+def test_other_loops_stay_and_read_the_image_in_its_own_order(saved, change):
+    text = LOOP.replace("int64 count = {1}", change if "{" in change else "int64 third = {0}")
+    if "{" not in change:
+        text = text.replace("    go = ", "    sides = Shape<start = 0, end = 1>(image) count = Squeeze(sides)\n    go = ")
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "images"
+    if change == "int64 count = {2}":  # each iteration reads the only image
+        gather = next(node for node in model.graph.node if node.op_type == "Loop").attribute[0].g
+        place = next(node for node in gather.node if node.op_type == "Gather")
+        place.input[1] = "unit"
+        gather.initializer[0].CopyFrom(numpy_helper.from_array(np.array(0), "unit"))
+    image = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), np.uint8)
+    (before,) = _run(model, image)
+    loaded = load_model(saved(model))
+    assert "Loop" in {node.op_type for node in loaded.graph.node}
+    (after,) = _run(loaded, image.transpose(0, 3, 1, 2).astype(np.float32))
+    np.testing.assert_array_equal(after, before)
+
+
 @pytest.mark.parametrize(
     ("outputs", "what"),
     [

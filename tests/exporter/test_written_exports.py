@@ -23,6 +23,7 @@ EXPORTS = {
     "mmdeploy-retinanet-r18": "an export of MMDeploy, 80 classes: its suppression is cut off",
     "mmdeploy-rtmdet-tiny-dynamic": "an export of MMDeploy, 80 classes: its suppression is cut off",
     "tensorflow-ssd": "an export of TensorFlow's object detection, 20 classes: its suppression is cut off",
+    "tensorflow-models-ssd": "an export of TensorFlow's object detection, 6 classes: its suppression is cut off",
     "deim-dfine-n": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
     "paddle-picodet-xs": "an export of PaddleDetection, 80 classes: its suppression is cut off",
     "paddle-yolov3": "an export of PaddleDetection, 80 classes: its suppression is cut off",
@@ -37,7 +38,7 @@ EXPORTS = {
 """What is said of each file."""
 
 
-VARIANCE = {"mmdeploy-retinanet-r18": 1.0, "mmdeploy-rtmdet-tiny-dynamic": 1.0, "tensorflow-ssd": 1.0}
+VARIANCE = {"mmdeploy-retinanet-r18": 1.0, "mmdeploy-rtmdet-tiny-dynamic": 1.0, "tensorflow-ssd": 1.0, "tensorflow-models-ssd": 1.0}
 """Of drawn weights, times the number of inputs, where 1.85 gives scores that are all 1."""
 
 
@@ -79,4 +80,23 @@ def test_boxes_and_scores_of_levels_in_different_orders_are_not_cut_off(tmp_path
     boxes.input[:] = list(boxes.input)[::-1]
     onnx.save(model, str(path))
     with pytest.raises(TrtdetError, match="its boxes are decoded level by level after the best were selected"):
+        guess_config(path)
+
+
+def test_the_size_is_that_to_which_the_graph_resizes(tmp_path):
+    path = filled("tensorflow-models-ssd", tmp_path)
+    guess = guess_config(path)
+    assert guess.config.input.size == (160, 160)
+    assert guess.config.nms.max_detections == 100
+    assert "the loop over the images of the batch, which has one image, is written out" in guess.note
+
+
+def test_suppressions_of_some_classes_only_are_not_cut_off(tmp_path):
+    path = filled("tensorflow-models-ssd", tmp_path)
+    model = onnx.load(str(path))
+    last = [node for node in model.graph.node if node.op_type == "NonMaxSuppression"][-1]
+    first = next(node for node in model.graph.node if node.op_type == "NonMaxSuppression")
+    last.input[1] = first.input[1]
+    onnx.save(model, str(path))
+    with pytest.raises(TrtdetError, match="embeds several NMS nodes"):
         guess_config(path)

@@ -28,7 +28,7 @@ from trtdet.exporter.forms import TASKS, form_of, no_detector
 from trtdet.exporter.trials import resized
 from trtdet.passes import CutOff, Options, batch, clean, cut_off, load_model, two_stage
 from trtdet.passes.base import explained
-from trtdet.passes.exported import SIZES, WHOLE_PIXELS, images, said
+from trtdet.passes.exported import SIZES, WHOLE_PIXELS, images, resized_to, said
 from trtdet.passes.input_size import with_input_size
 from trtdet.passes.model import to_graph, to_model
 
@@ -253,10 +253,12 @@ def _dims(value: onnx.ValueInfoProto) -> list[int | str]:
 
 
 def _noted_size(model: onnx.ModelProto) -> tuple[int, int] | None:
-    """The size in the metadata, for an input of dynamic size."""
+    """The size in the metadata, or that to which the graph itself resizes, for an input of dynamic size."""
     inputs = images(model)
     dims = inputs[0].type.tensor_type.shape.dim if len(inputs) == 1 else []
-    return input_size(model) if len(dims) == 4 and not any(dim.dim_value for dim in dims[2:]) else None
+    if len(dims) != 4 or any(dim.dim_value for dim in dims[2:]):
+        return None
+    return input_size(model) or resized_to(model)
 
 
 Arrays = Mapping[str, NDArray[Any]]

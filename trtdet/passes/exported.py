@@ -1,6 +1,7 @@
 """model as exported -> one float32 image (B, 3, H, W) in, outputs with the batch first
 
-Exporters leave other inputs: sizes beside the image, FP16, whole pixels (uint8), channels last, or no batch dimension.
+Exporters leave other inputs: sizes beside the image, FP16, whole pixels (uint8), channels last, no batch dimension, or
+a loop over the images of the batch.
 Each becomes the one form that all passes take, before anything else reads the model; results stay the same, except that
 FP16 arithmetic becomes float32. ``STEPS`` lists the forms. What was changed is kept in the model's metadata, for
 :func:`said`.
@@ -14,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from trtdet.passes.provenance import KEY as PROVENANCE
-from trtdet.passes.provenance import graphs
+from trtdet.passes.provenance import graphs, subgraphs
 
 KEY = "trtdet.exported"
 """Metadata key; the value is JSON: a list of sentences on what was changed."""
@@ -36,6 +39,7 @@ WHOLE_PIXELS = "pixels are read as whole numbers 0..255, and normalised in the g
 """The sentence on a model to which input.scale 1 belongs."""
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
+_LONGEST_EXPRESSION = 16  # nodes of a constant expression that is computed
 _SMALLEST = 8  # side of an image without a batch dimension, in pixels
 _HALF, _FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 _ANY_TYPE = frozenset(
@@ -68,6 +72,27 @@ def images(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """The inputs of a model that are no initialisers."""
     constants = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in constants]
+
+
+def resized_to(model: onnx.ModelProto) -> tuple[int, int] | None:
+    """The height and width to which a graph resizes its image before the first convolution; None if it does not, or
+    not to a constant size."""
+    image = _image(model)
+    constants = _constants(model)
+    depending = set() if image is None else {image.name}
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        if depending.isdisjoint(node.input):
+            continue
+        if node.op_type == "Conv":
+            return None
+        if node.op_type == "Resize" and len(node.input) > 3:
+            joined = makers.get(node.input[3])
+            parts = [constants.get(name) for name in (joined.input if joined is not None else ())]
+            sides = next((part.tolist() for part in parts if part is not None and part.shape == (2,)), None)
+            return None if sides is None else (int(sides[0]), int(sides[1]))
+        depending.update(node.output)
+    return None
 
 
 def _sides(value: onnx.ValueInfoProto) -> list[int]:
@@ -114,6 +139,91 @@ def _fold_sizes(model: onnx.ModelProto) -> str:
     return f"{subject} folded: boxes come in pixels of the network's input"
 
 
+def _write_out_loops(model: onnx.ModelProto) -> str:
+    """Loops that run once -> their nodes. TensorFlow's ``map_fn`` over a batch of 1 is such a loop."""
+    nodes, count = list[onnx.NodeProto](), 0
+    for node in model.graph.node:
+        body = next((attribute.g for attribute in node.attribute if attribute.name == "body"), None)
+        once = node.op_type == "Loop" and [_scalar(model, name) for name in node.input[:2]] in ([1, 1], [1, ""])
+        nodes += _iteration(model, node, body) if once and body is not None else [node]
+        count += once
+    if not count:
+        return ""
+    _replace(model, nodes)
+    return "the loop over the images of the batch, which has one image, is written out"
+
+
+def _scalar(model: onnx.ModelProto, name: str) -> float | str | None:
+    """The value of a constant expression of one element; None for other tensors, an empty text for an input that is
+    left out."""
+    if not name:
+        return ""
+    makers = {result: (place, node) for place, node in enumerate(model.graph.node) for result in node.output}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes, used, queue = dict[int, onnx.NodeProto](), dict[str, onnx.TensorProto](), [name]
+    for source in queue:
+        if source in constants:
+            used[source] = constants[source]
+        elif source in makers and len(nodes) < _LONGEST_EXPRESSION:
+            place, node = makers[source]
+            nodes[place] = node
+            queue += [before for before in node.input if before and before not in queue]
+        else:
+            return None
+    result = helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)
+    ordered = [nodes[place] for place in sorted(nodes)]
+    graph = helper.make_graph(ordered, "expression", [], [result], initializer=list(used.values()))
+    expression = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    results: Any = ReferenceEvaluator(expression).run(None, {})
+    value = results[0]
+    return float(value.reshape(-1)[0]) if value.size == 1 else None
+
+
+def _iteration(model: onnx.ModelProto, loop: onnx.NodeProto, body: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of the only iteration of a loop (https://onnx.ai/onnx/operators/onnx__Loop.html)."""
+    place = loop.name or next(name for name in loop.output if name)
+    known = [*(value.name for value in body.input), *(tensor.name for tensor in body.initializer)]
+    known += [name for node in body.node for name in node.output if name]
+    names = {name: f"{place}/{name}" for name in known}
+    starts = [value.name for value in body.input]
+    for name, start in zip(starts[:2], (np.array(0), np.array(True)), strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(start, names[name]))
+    names |= dict(zip(starts[2:], loop.input[2:], strict=True))
+    for tensor in body.initializer:
+        model.graph.initializer.add().CopyFrom(tensor)
+        model.graph.initializer[-1].name = names[tensor.name]
+    nodes = list[onnx.NodeProto]()
+    for part in graphs(body):
+        for node in part.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            if part is body:
+                node.output[:] = [names.get(name, name) for name in node.output]
+                node.name = node.name and f"{place}/{node.name}"
+                nodes.append(node)
+        if part is not body:
+            for value in part.output:
+                value.name = names.get(value.name, value.name)
+    ends, carried = [names.get(value.name, value.name) for value in body.output[1:]], len(loop.input) - 2
+    for position, (end, result) in enumerate(zip(ends, loop.output, strict=True)):
+        if not result:
+            continue
+        if position < carried:
+            nodes.append(helper.make_node("Identity", [end], [result], result))
+        else:  # the results of all iterations, one behind the other
+            nodes.append(_axis(model, "Unsqueeze", end, result=result))
+    return nodes
+
+
+def _constants(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """The values of initialisers and Constant nodes with a tensor, by name."""
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    return values | {
+        node.output[0]: numpy_helper.to_array(node.attribute[0].t)
+        for node in model.graph.node
+        if node.op_type == "Constant" and node.attribute[0].type == onnx.AttributeProto.TENSOR
+    }
+
+
 def _to_float(model: onnx.ModelProto) -> str:
     """FP16 weights, inputs and outputs -> float32."""
     parts = list(graphs(model.graph))
@@ -158,15 +268,17 @@ def _whole_pixels(model: onnx.ModelProto) -> str:
     image.type.tensor_type.elem_type = _FLOAT
     names, nodes = {image.name}, list[onnx.NodeProto]()
     for node in model.graph.node:
-        moved = [position for position, name in enumerate(node.input) if name in names]
-        if moved and node.op_type in _ANY_TYPE and moved[0] == 0:
+        moved = [name for name in node.input if name in names]
+        if moved and node.op_type in _ANY_TYPE and node.input[0] in names:
             names.update(node.output)
-        elif moved and node.op_type != "Cast":
-            for position in moved:
-                cast = f"{node.input[position]}/whole"
-                if not any(cast in other.output for other in nodes):
-                    nodes.append(helper.make_node("Cast", [node.input[position]], [cast], cast, to=element))
-                node.input[position] = cast
+        elif node.op_type != "Cast":
+            inner = [other for graph in subgraphs(node) for part in graphs(graph) for other in part.node]
+            for reader in (node, *inner):
+                for position, name in enumerate(reader.input):
+                    if name in names:
+                        cast = reader.input[position] = f"{name}/whole"
+                        if not any(cast in other.output for other in nodes):
+                            nodes.append(helper.make_node("Cast", [name], [cast], cast, to=element))
         nodes.append(node)
     _replace(model, nodes)
     return WHOLE_PIXELS
@@ -205,7 +317,7 @@ def _channels_first(model: onnx.ModelProto) -> str:
     if not batched:
         nodes.append(_axis(model, "Squeeze", inner, result=f"{image.name}/image"))
         inner = f"{image.name}/image"
-    for node in model.graph.node:
+    for node in (node for part in graphs(model.graph) for node in part.node):
         for position, name in enumerate(node.input):
             if name == image.name:
                 node.input[position] = inner
@@ -240,12 +352,7 @@ def _with_batch(model: onnx.ModelProto, output: onnx.ValueInfoProto) -> None:
     """Puts a batch of 1 before an output: in the Reshape that makes it, so that other batches are possible, or with an
     Unsqueeze."""
     makers = {name: node for node in model.graph.node for name in node.output}
-    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    values |= {
-        node.output[0]: numpy_helper.to_array(node.attribute[0].t)
-        for node in model.graph.node
-        if node.op_type == "Constant" and node.attribute[0].type == onnx.AttributeProto.TENSOR
-    }
+    values = _constants(model)
     output.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]
     node = makers.get(output.name)
@@ -295,6 +402,7 @@ def _replace(model: onnx.ModelProto, nodes: list[Any]) -> None:
 
 STEPS: tuple[Callable[[onnx.ModelProto], str], ...] = (
     _fold_sizes,
+    _write_out_loops,
     _to_float,
     _whole_pixels,
     _channels_first,

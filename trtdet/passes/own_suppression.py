@@ -8,6 +8,8 @@ Exporters write it in these ways, which one search finds:
   Paddle2ONNX's ``multiclass_nms3`` (paddle2onnx/mapper/detection/multiclass_nms.cc), YOLO-NAS, TensorFlow;
 - NonMaxSuppression on the best class of each box, the class in an offset of the boxes: Ultralytics with ``nms=True``
   (``NMSModel`` in ultralytics/engine/exporter.py), YOLOv6 and YOLOv7 end to end for onnxruntime;
+- a NonMaxSuppression for each class: TensorFlow's object detection (``multiclass_non_max_suppression`` in
+  object_detection/core/post_processing.py);
 - NonMaxSuppression on rows that were selected class by class, one behind the other: torchvision's SSD
   (``postprocess_detections`` in torchvision/models/detection/ssd.py);
 - NonMaxSuppression on what was decoded of the best of each level: MMDeploy, torchvision's RetinaNet and FCOS
@@ -106,6 +108,9 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
     nodes = suppressions(graph)
     if not nodes:
         return None
+    whole = _split_by_class(nodes)
+    if whole is not None:
+        return _of_onnx(nodes[0], (), whole)
     floors = [_read_all_levels(graph, node) if node.op == ONNX else () for node in nodes]
     found = [
         _of_plugin(node) if node.op in PLUGINS else _of_onnx(node, floor)
@@ -175,8 +180,41 @@ def _read_all_levels(graph: gs.Graph, node: gs.Node) -> Sequence[float]:
     return ()
 
 
-def _of_onnx(node: gs.Node, selected_over: Sequence[float]) -> OwnSuppression:
-    name, scores = node.name or node.op, _followed(node.inputs[1], by_class=True)
+def _split_by_class(nodes: Sequence[gs.Node]) -> gs.Tensor | None:
+    """The scores (N, C) or (B, N, C) of which each node suppresses one class, with the same boxes and thresholds; None
+    if the nodes are others."""
+    if len(nodes) < 2 or any(node.op != ONNX or node.inputs[0] is not nodes[0].inputs[0] for node in nodes):
+        return None
+    columns = [_column(node.inputs[1]) for node in nodes]
+    whole = columns[0][0]
+    same = all(
+        [constant(node, at) for at in (2, 3, 4)] == [constant(nodes[0], at) for at in (2, 3, 4)] for node in nodes
+    )
+    if whole is None or not whole.shape or not same or any(scores is not whole for scores, _ in columns):
+        return None
+    return whole if sorted(index for _, index in columns) == list(range(whole.shape[-1])) else None
+
+
+def _column(tensor: gs.Tensor) -> tuple[gs.Tensor | None, int]:
+    """The tensor of which another is one column of the last axis, and the column; None and -1 if it is none."""
+    while (node := maker(tensor, *_SAME_VALUES)) is not None:
+        tensor = node.inputs[0]
+    node = maker(tensor, "Slice")
+    if node is None or not all(isinstance(bound, gs.Constant) for bound in node.inputs[1:]):
+        return None, -1
+    source, (starts, stops, *rest) = node.inputs[0], [bound.values.tolist() for bound in node.inputs[1:]]
+    rank = len(source.shape or ())
+    axes = [axis % rank for axis in rest[0]] if rest and rank else list(range(len(starts)))
+    if not rank or axes[-1] != rank - 1 or any(starts[:-1]) or stops[-1] != starts[-1] + 1:
+        return None, -1
+    whole = all(stop >= source.shape[axis] for axis, stop in zip(axes[:-1], stops[:-1], strict=True))
+    return (source, starts[-1]) if whole else (None, -1)
+
+
+def _of_onnx(node: gs.Node, selected_over: Sequence[float], whole: gs.Tensor | None = None) -> OwnSuppression:
+    """``whole`` are the scores (N, C) or (B, N, C) of all classes, where the node reads those of one."""
+    name, by_class = node.name or node.op, whole is None
+    scores = _followed(node.inputs[1] if whole is None else whole, by_class=by_class)
     reader, picked = _picked_boxes(node)
     boxes = _followed(node.inputs[0] if picked is None else picked, by_class=False)
     if scores.levels is not None or boxes.levels is not None:
@@ -202,9 +240,10 @@ def _of_onnx(node: gs.Node, selected_over: Sequence[float]) -> OwnSuppression:
     floors = [value for value in (floor, *scores.floors(), *selected_over) if value is not None]
     if floors:
         thresholds["score_threshold"] = max(floors)
-    one_class = scores.reduced or (node.inputs[1].shape is not None and node.inputs[1].shape[1] == 1)
+    one_class = scores.reduced or (by_class and node.inputs[1].shape is not None and node.inputs[1].shape[1] == 1)
     limits = [int(limit) for limit in (constant(node, 2),) if limit is not None and one_class]
-    limits = [limit for limit in (*limits, *_limits(node)) if 0 < limit < _MOST]
+    behind = _limits(node) if whole is None else _counted(node)
+    limits = [limit for limit in (*limits, *behind) if 0 < limit < _MOST]
     if limits:
         thresholds["max_detections"] = min(limits)
     # Of all classes a limit counts boxes, and pre_nms_topk pairs: a tighter one would lose pairs of the best boxes.
@@ -266,6 +305,8 @@ def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
             selects = False  # columns
         if node.op == "Slice":
             selects = constant(node, 3) == 0
+        if node.op == "Split":
+            selects = len(node.outputs) == 1  # the only image of a batch
         if node.op == "ReduceMax":
             axes = node.attrs.get("axes", [number(node.inputs[1]) if len(node.inputs) > 1 else None])
             rank = len(node.inputs[0].shape or (0, 0, 0))
@@ -390,6 +431,21 @@ def _limits(node: gs.Node) -> list[int]:
                 # The first rows of one column of indices, or of a table of detections.
                 limits += [int(stop)] if start == 0 and stop is not None and stop > 3 else []
             queue += reader.outputs
+    return limits
+
+
+def _counted(node: gs.Node) -> list[int]:
+    """The constants that limit how far a Range counts detections behind a suppression."""
+    limits, queue, seen = list[int](), list(node.outputs), set[int]()
+    for tensor in queue:
+        for reader in tensor.outputs:
+            if id(reader) in seen:
+                continue
+            seen.add(id(reader))
+            queue += reader.outputs
+            if reader.op == "Min" and any(last.op == "Range" for last in reader.outputs[0].outputs):
+                known = [number(source) for source in reader.inputs]
+                limits += [int(value) for value in known if value is not None]
     return limits
 
 
