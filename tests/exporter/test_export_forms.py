@@ -299,7 +299,9 @@ def test_a_loop_over_one_image_is_written_out(saved):
 def test_other_loops_stay_and_read_the_image_in_its_own_order(saved, change):
     text = LOOP.replace("int64 count = {1}", change if "{" in change else "int64 third = {0}")
     if "{" not in change:
-        text = text.replace("    go = ", "    sides = Shape<start = 0, end = 1>(image) count = Squeeze(sides)\n    go = ")
+        text = text.replace(
+            "    go = ", "    sides = Shape<start = 0, end = 1>(image) count = Squeeze(sides)\n    go = "
+        )
     model = onnx.parser.parse_model(text)
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "images"
     if change == "int64 count = {2}":  # each iteration reads the only image

@@ -38,7 +38,12 @@ EXPORTS = {
 """What is said of each file."""
 
 
-VARIANCE = {"mmdeploy-retinanet-r18": 1.0, "mmdeploy-rtmdet-tiny-dynamic": 1.0, "tensorflow-ssd": 1.0, "tensorflow-models-ssd": 1.0}
+VARIANCE = {
+    "mmdeploy-retinanet-r18": 1.0,
+    "mmdeploy-rtmdet-tiny-dynamic": 1.0,
+    "tensorflow-ssd": 1.0,
+    "tensorflow-models-ssd": 1.0,
+}
 """Of drawn weights, times the number of inputs, where 1.85 gives scores that are all 1."""
 
 
