@@ -37,6 +37,7 @@ EXPORTS = {
 }
 """What is said of each file."""
 
+LARGE = ("mmdeploy-retinanet-r18", "paddle-yolov3")
 
 VARIANCE = {
     "mmdeploy-retinanet-r18": 1.0,
@@ -63,7 +64,7 @@ def filled(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "paddle-yolov3" else []) for name in EXPORTS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in EXPORTS]
 )
 def test_detections_are_those_of_the_file(name, tmp_path):
     path = filled(name, tmp_path)

@@ -54,6 +54,7 @@ def begun(server, address: str, stack: contextlib.ExitStack) -> socket.socket:
     return stream
 
 
+@pytest.mark.slow
 def test_unfinished_requests_make_room_for_others(serve, case):
     """Headers without their bodies, from three addresses, on more connections than there may be."""
     picture = case.pictures[0]
