@@ -39,10 +39,11 @@ def test_each_command_is_measured_once(scaling, tmp_path, monkeypatch, capsys):
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     images = [{"id": n, "file_name": f"{n}.png", "width": 30, "height": 20} for n in range(6)]
-    box = {"id": 1, "image_id": 0, "category_id": 7, "bbox": [1, 1, 8, 9], "area": 72, "iscrowd": 0}
-    whole = {"images": images, "annotations": [box], "categories": [{"id": 7, "name": "x"}]}
+    box = {"category_id": 7, "bbox": [1, 1, 8, 9], "area": 72, "iscrowd": 0}
+    boxes = [{**box, "id": n + 1, "image_id": n} for n in range(6)]
+    whole = {"images": images, "annotations": boxes, "categories": [{"id": 7, "name": "x"}]}
     (tmp_path / "all.json").write_text(json.dumps(whole))
-    for name, value in {"AXES": {"images": (4, 6)}, "FEW": 4, "CALIBRATED": 3, "CONVS": 5, "SIDE": 64}.items():
+    for name, value in {"AXES": {"images": (4, 6)}, "FEW": 4, "CALIBRATED": 2, "CONVS": 5, "SIDE": 64}.items():
         monkeypatch.setattr(scaling, name, value)
     command = ["scaling", "--images", tmp_path, "--annotations", tmp_path / "all.json", "-o", tmp_path / "out"]
     monkeypatch.setattr(sys, "argv", [*map(str, command), "--only", "images"])
