@@ -40,6 +40,19 @@ def test_commands_options_and_choices_are_completed(bash_script):
     assert "--runtime" in completed(bash_script, "trtdet", "eval", "--")
 
 
+@pytest.mark.parametrize("option", ["", "--config", "--images", "-o"])
+def test_files_are_completed(bash_script, tmp_path, monkeypatch, option):
+    (tmp_path / "model.onnx").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completed(bash_script, "trtdet", "build", *filter(None, [option]), "mod") == {"model.onnx"}
+
+
+def test_files_that_predict_detects_on_are_completed(bash_script, tmp_path, monkeypatch):
+    (tmp_path / "street.jpg").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completed(bash_script, "trtdet", "predict", "bundle", "str") == {"street.jpg"}
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_has_a_script(shell, capsys):
     pytest.importorskip("shtab", reason="completion is written by shtab: pip install shtab")

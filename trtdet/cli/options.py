@@ -37,7 +37,7 @@ def argument(parser: Any, spelling: str, help: str, *, default: Any = None, **fa
         names, metavar = [*names, metavar], ""
         facts = facts if "choices" in facts else {"action": "store_true", **facts}
     if facts.get("type") is Path:
-        facts = {**facts, "type": reading(path_of)}
+        facts = {**facts, "type": read_path}
     if metavar:
         facts = {"metavar": metavar, **facts}
     if default is not None:
@@ -82,7 +82,7 @@ def _add_flag(group: Any, row: Row) -> None:
         group.add_argument(
             row.flag,
             dest=place,
-            type=reading(row.parse),
+            type=read_path if row.kind is Path and row.read is None else reading(row.parse),
             choices=row.values or None,
             nargs="+" if row.many else None,
             default=argparse.SUPPRESS,
@@ -111,6 +111,10 @@ def reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return value
+
+
+read_path = reading(path_of)
+"""Reads a path, which ``trtdet completion`` completes."""
 
 
 class _HelpSettings(argparse.Action):

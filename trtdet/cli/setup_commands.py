@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtdet.cli.command import Command
-from trtdet.cli.options import argument
+from trtdet.cli.options import argument, read_path
 from trtdet.errors import ConfigError
 from trtdet.progress import Console
 from trtdet.tables import Table
@@ -41,6 +41,9 @@ def _demo(options: Namespace, console: Console) -> dict[str, Any]:
 _FOLDER = "the folder of images, bundles, pictures and figures (default: %(default)s)"
 SHELLS = ("bash", "zsh", "fish")
 
+_FILES_TOO = ("config", "sources")
+"""Arguments that take a file or something else, such as a shipped name or a camera; files are completed."""
+
 
 def _completion_options(parser: ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="the shell that the script is for; it is printed")
@@ -56,7 +59,8 @@ def _completion(options: Namespace, console: Console) -> dict[str, Any]:
     top, commands = parsers(*(command.name for command in COMMANDS))
     for parser in (top, *commands.values()):
         for action in parser._actions:  # argparse has no public list of its options.
-            if action.type is Path and action.help != argparse.SUPPRESS:
+            file = action.type is read_path or action.dest in _FILES_TOO
+            if file and action.help != argparse.SUPPRESS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # as shtab documents it
     script = str(shtab.complete(top, options.shell))
     console.say(script)
