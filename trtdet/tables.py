@@ -25,6 +25,11 @@ def counted(number: int, noun: str = "image") -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def listed(names: Sequence[str], most: int = 2) -> str:
+    """The first ``most`` names and the number of the others: ``a, b and 3 more``."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 @dataclass(frozen=True)
 class Column:
     """A column; ``spec`` formats its int and float cells, such as ``.2f``, ``+.2f`` or ``.1%``."""

@@ -1,8 +1,7 @@
 """Finds what makes INT8 slower or less exact, and the options of a build that would make an engine move fewer bytes.
 
-Found are layers, or parts of layers, that only the change of precision needs.
-
-It also finds operators in which transformers lose accuracy or speed:
+Slower: layers, or parts of layers, that only exist because the precision changes there. Operators in which transformers
+lose accuracy or speed are findings too:
 
 - GridSample in FP16: its coordinates are off by a fraction of a pixel.
 - A LayerNormalization made of several operators: its squares overflow in FP16, and float32 needs casts.
@@ -14,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import onnx
 
@@ -25,25 +25,32 @@ from trtdet.passes.plugin_ops import HARD_SWISH, SILU
 from trtdet.passes.provenance import Origin
 from trtdet.quantization.weighted import CONVOLUTIONS
 from trtdet.quantization.written_out import attentions, normalisations
+from trtdet.tables import listed
 
-HALF_COORDINATES, HALF_SQUARES = "half-coordinates", "half-squares"
-INEXACT = (HALF_COORDINATES, HALF_SQUARES)
+# fmt: off
+Kind = Literal[
+    "float", "float-output", "activation", "element-wise", "quantise", "dequantise", "cast", "reformat", "padding",
+    "copy", "suppression", "half-coordinates", "half-squares", "normalisation", "attention",
+]
+# fmt: on
+
+INEXACT: tuple[Kind, ...] = ("half-coordinates", "half-squares")
 """The kinds that cost accuracy; the build warns about them."""
 
 _EXPORT = "export with opset 17 or later, which has LayerNormalization as one operator"
 
 
-def traps(flow: Flow) -> Iterator[tuple[str, tuple[str, ...], str, tuple[Layer, ...]]]:
-    """Kind, nodes and cause of each trap, as in a finding, and its layers."""
+def _of_transformers(flow: Flow) -> Iterator[tuple[Kind, tuple[str, ...], str, tuple[Layer, ...]]]:
+    """Kind, nodes and cause of each finding about GridSample, normalisations and attentions, and its layers."""
     samples = [node.name for node in flow.model.graph.node if node.op_type == "GridSample" and _in_half(flow, node)]
     if samples:
         cause = "GridSample in FP16, whose coordinates are a fraction of a pixel off: export the model in float32"
-        yield HALF_COORDINATES, tuple(samples), cause, _layers(flow, samples)
+        yield "half-coordinates", tuple(samples), cause, _layers(flow, samples)
     for nodes in normalisations(flow.model):
         half = any(_in_half(flow, flow.nodes[name]) for name in nodes)
         why = "in FP16, which holds no squares over 65504" if half else "in float32, as FP16 does not hold its squares"
         cause = f"{len(nodes)} operators of a LayerNormalization {why}: {_EXPORT}"
-        yield HALF_SQUARES if half else "normalisation", nodes, cause, _layers(flow, nodes)
+        yield "half-squares" if half else "normalisation", nodes, cause, _layers(flow, nodes)
     for attention in attentions(flow.model):
         layers = _layers(flow, attention.nodes)
         products = (flow.nodes[name] for name in (attention.scores, attention.values))
@@ -76,7 +83,7 @@ def _layers(flow: Flow, names: Collection[str]) -> tuple[Layer, ...]:
     )
 
 
-KINDS: Mapping[str, str] = {
+KINDS: Mapping[Kind, str] = {
     "float": "convolutions planned in INT8 that run in float",
     "float-output": "convolutions that write float32",
     "activation": "activations in kernels of their own",
@@ -88,8 +95,8 @@ KINDS: Mapping[str, str] = {
     "padding": "convolutions whose input is padded to more channels",
     "copy": "tensors written twice, in two types",
     "suppression": "suppression in the graph",
-    HALF_COORDINATES: "samples at coordinates in FP16",
-    HALF_SQUARES: "normalisations that are written out, in FP16",
+    "half-coordinates": "samples at coordinates in FP16",
+    "half-squares": "normalisations that are written out, in FP16",
     "normalisation": "normalisations that are written out, in float32",
     "attention": "attentions that are several kernels",
 }
@@ -110,7 +117,7 @@ class Finding:
     """A layer, or part of it, that makes INT8 slower or less exact.
 
     Attributes:
-        kind: one of ``KINDS``.
+        kind: titled by ``KINDS``.
         layer: name of the layer; of several layers, the one that moves most bytes.
         nodes: names of the convolutions or other ONNX nodes concerned.
         bytes: estimated bytes moved per run; ``parts`` has them by layer name.
@@ -118,7 +125,7 @@ class Finding:
         ms: measured milliseconds; None if not measured.
     """
 
-    kind: str
+    kind: Kind
     layer: str
     nodes: tuple[str, ...]
     cause: str
@@ -136,7 +143,7 @@ class Finding:
         return replace(self, ms=ms, share=ms / total if total else 0.0)
 
 
-_Part = tuple[str, Sequence[str], str, Mapping[str, int]]
+_Part = tuple[Kind, Sequence[str], str, Mapping[str, int]]
 """Kind, nodes, cause and parts of a finding."""
 
 
@@ -171,7 +178,7 @@ def find(flow: Flow) -> tuple[Finding, ...]:
     suppressing = {layer.name: layer.bytes for layer in flow.layers if layer.bytes and _suppresses(flow, layer)}
     if suppressing:
         add(("suppression", [], f"{len(suppressing)} layers, of which a loop runs some several times", suppressing))
-    for kind, nodes, cause, layers in traps(flow):
+    for kind, nodes, cause, layers in _of_transformers(flow):
         parts = {layer.name: max(layer.bytes - spent.get(layer.name, 0), 0) for layer in layers}
         if parts:
             add((kind, nodes, cause, parts))
@@ -290,7 +297,7 @@ def _suppresses(flow: Flow, layer: Layer) -> bool:
     return 2 * len(suppressing) > len(nodes)
 
 
-def _pointwise(flow: Flow, layer: Layer) -> tuple[str, Sequence[str], str] | None:
+def _pointwise(flow: Flow, layer: Layer) -> tuple[Kind, Sequence[str], str] | None:
     """Kind, nodes and cause of an element-wise kernel; None for all other kernels."""
     operators = flow.work_of(layer)
     quantised = [tensor for tensor in layer.outputs if tensor.type == "Int8"] if layer.input != "Int8" else []
@@ -312,7 +319,7 @@ def _pointwise(flow: Flow, layer: Layer) -> tuple[str, Sequence[str], str] | Non
     return None
 
 
-def _conversion(flow: Flow, layer: Layer) -> tuple[str, Sequence[str], str]:
+def _conversion(flow: Flow, layer: Layer) -> tuple[Kind, Sequence[str], str]:
     source, target = layer.inputs[0], layer.outputs[0]
     writers, readers = flow.writers[source.name], _readers(flow, target)
     origin = f"the output of {listed(_first_names(flow, writers))}" if writers else f"the input '{source.name}'"
@@ -390,11 +397,6 @@ def _first_names(flow: Flow, indices: Sequence[int]) -> tuple[str, ...]:
     names = dict.fromkeys(flow.named(flow.layers[index])[0] for index in indices)
     # Layers that write parts of the tensor may have names that only the builder knows.
     return tuple(name for name in names if name in flow.nodes) or tuple(names)
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first two names and the number of the others."""
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 _WORTH = 0.01

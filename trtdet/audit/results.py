@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from trtdet.audit.findings import KINDS, Advice, Finding
+from trtdet.audit.findings import KINDS, Advice, Finding, Kind
 from trtdet.audit.layers import Layer
-from trtdet.errors import BundleError, ConfigError, one_line
+from trtdet.errors import BundleError, ConfigError
 from trtdet.files.documents import DocumentError, parse_document
 from trtdet.tables import Column, Table, Tables
 
@@ -128,7 +128,7 @@ class Audit:
             cost = (finding.bytes / 1e6 if self.ms is None else finding.ms or 0.0 for finding in findings)
             return sum(cost), sum(finding.share for finding in findings), text
 
-        groups: dict[str, list[Finding]] = {}
+        groups: dict[Kind, list[Finding]] = {}
         for finding in self.findings:
             groups.setdefault(finding.kind, []).append(finding)
         rows = []
@@ -168,9 +168,6 @@ class Audit:
                     f"'{path}' was written by another version of trtdet", "remove the bundle and build it again"
                 )
             loaded: Audit = parse_document(data, _adapter(Audit), strict=True)
-            unknown = sorted({finding.kind for finding in loaded.findings} - KINDS.keys())
-            if unknown:
-                raise DocumentError(f"{one_line(unknown[0])!r} is no kind of finding", "findings.kind", "literal_error")
             return loaded
         except (OSError, DocumentError) as error:
             raise BundleError(f"'{path}' cannot be read ({error})", "build the bundle again") from None

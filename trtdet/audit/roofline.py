@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from trtdet.audit.findings import listed
 from trtdet.audit.fp16 import InFp16, Moved
 from trtdet.audit.gpus import Gpu
 from trtdet.audit.layers import BITS
@@ -33,7 +32,7 @@ from trtdet.bundle import Bundle
 from trtdet.errors import ConfigError
 from trtdet.passes import load_model
 from trtdet.quantization import PrecisionPlan
-from trtdet.tables import Cell, Column, Table, Tables
+from trtdet.tables import Cell, Column, Table, Tables, listed
 
 Bound = Literal["memory", "arithmetic", "launch"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)

@@ -16,7 +16,7 @@ from trtdet.audit import Layer
 from trtdet.errors import ConfigError
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.report.runs import Run
-from trtdet.report.sections.verdicts import listed
+from trtdet.tables import listed
 
 PREFIX = "trtdet."
 """Prefix of every metadata key."""
@@ -120,4 +120,4 @@ def _add_origins(notes: dict[str, dict[str, str]], model: onnx.ModelProto) -> No
         if origin in (Origin.QDQ, Origin.CHANNEL_MAP, Origin.FP16, Origin.REQUANTIZE):
             after = nearest(node, lambda node: [reader for tensor in node.output for reader in readers[tensor]])
             before = nearest(node, lambda node: [makers[tensor] for tensor in node.input if tensor in makers])
-            notes[node.name]["for"] = listed(after or before)
+            notes[node.name]["for"] = listed(after or before, 3)

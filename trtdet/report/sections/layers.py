@@ -11,8 +11,7 @@ from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import PrecisionPlan
 from trtdet.report.charts import PRECISIONS, axes, bars_in_row, markup
 from trtdet.report.document import Chart, Grid, Section, Text
-from trtdet.report.sections.verdicts import listed
-from trtdet.tables import Cell, Column, Table
+from trtdet.tables import Cell, Column, Table, listed
 
 
 def plan_section(plan: PrecisionPlan) -> Section:
@@ -47,7 +46,7 @@ def audit_section(audit: Audit, plan: PrecisionPlan, estimate: Estimate) -> Sect
         name = layer.name if len(layer.name) <= 90 else f"{layer.name[:75]}...{layer.name[-12:]}"
         rows.append(
             (
-                *(place, layer.type, listed(list(planned)), ", ".join(dict.fromkeys(planned.values()))),
+                *(place, layer.type, listed(list(planned), 3), ", ".join(dict.fromkeys(planned.values()))),
                 *(layer.input, layer.output, layer.bytes / 1e6),
                 *((time.ms, time.ms / total, time.bound) if time is not None else (None, None, "")),
                 name,

@@ -14,7 +14,7 @@ from trtdet.calibration.thresholds import percentile
 from trtdet.options import CalibrationOptions
 from trtdet.quantization import PrecisionPlan
 from trtdet.report.document import DrawnHistogram, Histograms, Section, Text
-from trtdet.report.sections.verdicts import listed
+from trtdet.tables import listed
 
 _SHOWN = 10
 _BARS = 128
@@ -51,7 +51,7 @@ def ranges_section(
         tensor_range = None if ranges is None else ranges.tensors.get(tensor)
         top, heights = compact(histogram)
         return DrawnHistogram(
-            listed(readers[tensor]),
+            listed(readers[tensor], 3),
             tensor=tensor,
             top=top,
             heights=heights,

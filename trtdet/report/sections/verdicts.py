@@ -15,10 +15,10 @@ from trtdet.evaluation.parts import NAMES, Of
 from trtdet.quantization import Cause
 from trtdet.report.document import Grid, Section
 from trtdet.report.runs import Run
-from trtdet.tables import Column, Table
+from trtdet.tables import Column, Table, listed
 
 _MOST = 3
-"""How many items a list names: advice of the audit, or convolutions with the same cause."""
+"""Most items that a list names: advice of the audit, or convolutions with the same cause."""
 
 _CAUSES: Mapping[Cause, str] = {
     Cause.UNSPECIFIED: "the plan gives no cause",
@@ -187,14 +187,9 @@ def figures_section(run: Run) -> Section:
             not_int8.setdefault((entry.precision, entry.cause), []).append(name)
     if not_int8:
         causes = [
-            (precision.upper(), len(names), _CAUSES.get(cause, cause.value), listed(names))
+            (precision.upper(), len(names), _CAUSES.get(cause, cause.value), listed(names, _MOST))
             for (precision, cause), names in sorted(not_int8.items(), key=lambda item: -len(item[1]))
         ]
         why = ("runs in", "convolutions", Column("why", align="left"), Column("which", align="left"))
         parts.append(Grid(Table(why, causes, "What is not in INT8, and why")))
     return Section("Figures, and what is not in INT8", tuple(parts), brief=True)
-
-
-def listed(names: list[str]) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
