@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from corrections import MODELS
+from coco_models import MODELS, published_config, val2017
 
 import trtdet
 from trtdet.backends import OnnxRunner, choose
@@ -130,7 +130,7 @@ def scored_images(data: Path, config: trtdet.Config, count: int | None) -> trtde
     images, annotations = data / "coco" / "val2017", data / "coco" / "annotations" / "instances_val2017.json"
     known = {category["name"] for category in json.loads(annotations.read_text())["categories"]}
     if known.issuperset(config.classes):
-        annotated = trtdet.CocoDataset.load(annotations, images, config.classes)
+        annotated = val2017(data / "coco", config.classes)
         return annotated.first(count or len(annotated.images))
     found = trtdet.CocoDataset.unannotated(images, config.classes)
     return replace(found, images=evenly(found.images, count or len(found.images)))
@@ -141,8 +141,7 @@ def config_of(model: Path, name: str | None) -> trtdet.Config:
     beside = model.with_suffix(".yaml")
     if name is not None or model.stem not in MODELS:
         return trtdet.load_config(name or str(beside))
-    family, candidates = MODELS[model.stem]
-    return trtdet.load_config(family).with_nms(candidates=candidates)
+    return published_config(model.stem)
 
 
 def rows_of(model: Path, options: argparse.Namespace) -> tuple[str, list[Row]]:

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from corrections import MODELS, scored
+from coco_models import MODELS, points, published_config, scored
 
 import trtdet
 from trtdet.audit import audit, layers_of
@@ -37,8 +37,7 @@ def main() -> None:
     print("| model | SiLU | nodes | read INT8 | write INT8 | mAP | difference, 90 % interval | convs INT8 | s |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for name in options.models:
-        family, candidates = MODELS[name]
-        config = trtdet.load_config(family).with_nms(candidates=candidates)
+        config = published_config(name)
         path = options.data / "models" / f"{name}.onnx"
         keep = host_graph(path, config).model
         reference = scored(Detector.running(keep, config, "host"), coco)
@@ -67,8 +66,7 @@ def main() -> None:
                 found = trtdet.compare(got, reference)
                 print(
                     f"| {name} | {title} | {rewrites or ''} | {made.read or ''} | {made.written or ''} | "
-                    f"{100 * got.result.map:.2f} | {100 * found.difference:+.2f} ({100 * found.low:+.2f} .. "
-                    f"{100 * found.high:+.2f}) | {convs} | {seconds:.0f} |",
+                    f"{100 * got.result.map:.2f} | {points(found)} | {convs} | {seconds:.0f} |",
                     flush=True,
                 )
 

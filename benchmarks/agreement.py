@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from coco_models import MODELS, published_config, val2017
 from numpy.typing import NDArray
 
 import trtdet
@@ -23,11 +24,6 @@ from trtdet.evaluation.matching import pooled
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.resampling import mean_average_precision
 
-MODELS = {
-    "yolox_nano": ("yolox", "best-class"),
-    "yolov5n": ("yolov5", "all-classes"),
-    "picodet_s": ("dfl", "all-classes"),
-}
 FORMS = {"default": False, "all in INT8": True}
 """Every convolution in INT8, or those alone that it makes faster."""
 
@@ -56,8 +52,7 @@ class Draws:
 
 def detections(target: Path, config: trtdet.Config, coco: Path, kept: Path) -> CocoMetric:
     """Those of a bundle or a model on the annotated images, from ``kept`` where they are there."""
-    annotations = coco / "annotations" / "instances_val2017.json"
-    dataset = trtdet.CocoDataset.load(annotations, coco / "val2017", config.classes)
+    dataset = val2017(coco, config.classes)
     if not kept.exists():
         bundle = target.is_dir()
         detector = trtdet.Detector.open(target, None if bundle else config, runtime="onnxruntime" if bundle else "auto")
@@ -111,8 +106,7 @@ def main() -> None:
     rankings: list[str] = []
     whole: list[str] = []
     for name in options.models:
-        family, candidates = MODELS[name]
-        config = trtdet.load_config(family).with_nms(candidates=candidates)
+        config = published_config(name)
         model = options.data / "models" / f"{name}.onnx"
         reference = detections(model, config, coco, options.output / f"{name}-fp32.npz")
         drawn: dict[tuple[str, int], tuple[Draws, Draws]] = {}

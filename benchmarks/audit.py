@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from coco_models import MODELS
+
 import trtdet
 from trtdet.audit import Audit
 from trtdet.options import PlanOptions
 
-MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 PARTS = ("suppression", "activation", "padding", "quantise", "cast", "copy", "reformat")
 
 
@@ -32,7 +33,7 @@ def main() -> None:
 
     def audited(name: str, variant: str, changes: Sequence[str]) -> Audit:
         """Builds one variant by the options that the audit gives its advice in."""
-        config, keep, precision, every = trtdet.load_config(MODELS[name]), PlanOptions(), "int8", False
+        config, keep, precision, every = trtdet.load_config(MODELS[name][0]), PlanOptions(), "int8", False
         for option, value in itertools.zip_longest(changes, changes[1:], fillvalue=""):
             if option == "--fp16":
                 precision = "fp16"

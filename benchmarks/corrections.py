@@ -13,21 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+from coco_models import MODELS, points, published_config, scored
+
 import trtdet
-from trtdet.evaluation.scoring import Evaluation
 from trtdet.runtime.detector import Detector
-
-MODELS = {
-    "yolox_nano": ("yolox", "best-class"),
-    "yolov5n": ("yolov5", "all-classes"),
-    "picodet_s": ("dfl", "all-classes"),
-}
-
-
-def scored(detector: Detector, coco: Path) -> Evaluation:
-    """On the annotated images of ``coco``."""
-    annotations = coco / "annotations" / "instances_val2017.json"
-    return trtdet.evaluate(detector, trtdet.CocoDataset.load(annotations, coco / "val2017", detector.classes))
 
 
 def main() -> None:
@@ -44,8 +33,7 @@ def main() -> None:
     print("| model | rule | FP32 | INT8 | difference, 90 % interval | convs INT8 / float as built | build s |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in options.models:
-        family, candidates = MODELS[name]
-        config = trtdet.load_config(family).with_nms(candidates=candidates)
+        config = published_config(name)
         model = options.data / "models" / f"{name}.onnx"
         reference = scored(Detector.open(model, config), coco)
         for rule in options.rules:
@@ -63,8 +51,7 @@ def main() -> None:
             assert audit is not None
             print(
                 f"| {name} | {rule} | {100 * reference.result.map:.2f} | {100 * got.result.map:.2f} | "
-                f"{100 * found.difference:+.2f} ({100 * found.low:+.2f} .. {100 * found.high:+.2f}) | "
-                f"{audit.int8} / {audit.fp16 + audit.fp32} | {seconds:.0f} |",
+                f"{points(found)} | {audit.int8} / {audit.fp16 + audit.fp32} | {seconds:.0f} |",
                 flush=True,
             )
             print(f"{name} {rule}: {'; '.join(built.manifest.quantization.corrections)}", file=sys.stderr, flush=True)

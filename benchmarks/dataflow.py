@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from corrections import MODELS, scored
+from coco_models import MODELS, points, published_config, scored
 
 import trtdet
 from trtdet.audit import Audit
@@ -45,8 +45,7 @@ FORMS: dict[str, tuple[DataFlow, bool]] = {
 
 def built(options: argparse.Namespace, name: str, variant: str, changes: dict[str, Any]) -> Bundle:
     """A bundle, whose folder is named after the variant."""
-    family, candidates = MODELS[name]
-    config = trtdet.load_config(family).with_nms(candidates=candidates)
+    config = published_config(name)
     asked = trtdet.BuildOptions(
         backend="tensorrt-rtx",
         nms=trtdet.NmsOptions(mode="host"),
@@ -87,8 +86,7 @@ def main() -> None:
     print("| model | engine | convs INT8 / float | kernels | MB | of FP16 | engine MB | mAP | against FP32 (90 %) |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for name in options.models:
-        family, candidates = MODELS[name]
-        config = trtdet.load_config(family).with_nms(candidates=candidates)
+        config = published_config(name)
         reference = scored(Detector.open(options.data / "models" / f"{name}.onnx", config), options.data / "coco")
         print(f"| {name} | FP32 |  |  |  |  |  | {100 * reference.result.map:.2f} |  |", flush=True)
         half = None
@@ -96,12 +94,7 @@ def main() -> None:
             bundle = built(options, name, variant, changes)
             got = scored(Detector.open(bundle.path), options.data / "coco")
             found = trtdet.compare(got, reference)
-            difference, low, high = (100 * share for share in (found.difference, found.low, found.high))
-            row = [
-                *figures(bundle, half),
-                f"{100 * got.result.map:.2f}",
-                f"{difference:+.2f} ({low:+.2f} .. {high:+.2f})",
-            ]
+            row = [*figures(bundle, half), f"{100 * got.result.map:.2f}", points(found)]
             print(f"| {name} | {variant} | {' | '.join(row)} |", flush=True)
             half = half or Audit.load(bundle.file("audit.json")).bytes
 

@@ -14,6 +14,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from coco_models import MODELS
+
 from trtdet.backends import choose
 from trtdet.building.default_plan import decided_by_time, fastest_plan
 from trtdet.building.graph import build_graph, host_graph
@@ -22,7 +24,6 @@ from trtdet.options import BuildOptions, changed
 from trtdet.quantization import Cause, DataFlow
 from trtdet.quantization.macs import multiply_adds
 
-CONFIGS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 CAUSES = (Cause.DEPTHWISE, Cause.FEW_CHANNELS, Cause.HEAD_OUTPUT, Cause.NO_TIME_GAINED)
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     print(f"| model | convolutions | in INT8 | {causes} | FP16 ms | with INT8 ms |")
     print("|---" * (5 + len(CAUSES)) + "|", flush=True)
     for path in arguments.models:
-        config = load_config(arguments.config or CONFIGS[path.stem])
+        config = load_config(arguments.config or MODELS[path.stem][0])
         graph, times = replace(host_graph(path, config), flow=DataFlow(fused=True)), " | "
         plan = graph.plan
         if arguments.backend:

@@ -49,7 +49,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-from corrections import MODELS
+from coco_models import MODELS, published_config
 
 import trtdet
 from trtdet.audit import Audit, audit, layers_of
@@ -867,7 +867,7 @@ def asked_models(options: argparse.Namespace) -> list[Model]:
         Model(
             name,
             options.data / "models" / f"{name}.onnx",
-            trtdet.load_config(MODELS[name][0]).with_nms(candidates=MODELS[name][1]),
+            published_config(name),
             coco / "train2017",
             coco / "val2017",
             annotations,

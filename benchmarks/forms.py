@@ -14,6 +14,8 @@ import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from coco_models import MODELS
+
 from trtdet.audit.gpus import gpu_named
 from trtdet.audit.roofline import estimate
 from trtdet.audit.traffic import Flow
@@ -27,7 +29,6 @@ from trtdet.errors import TrtdetWarning
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.quantization import DEFAULT_CORRECTIONS
 
-CONFIGS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 FORMS = {
     "textbook": (),
     "corrected without channel maps": tuple(name for name in DEFAULT_CORRECTIONS if name != "smooth"),
@@ -70,7 +71,7 @@ def built(path: Path, correct: tuple[str, ...], options: argparse.Namespace) -> 
         plan=PlanOptions(int8_all=True),
     )
     backend = choose(asked.backend)
-    graph = build_graph(path, load_config(CONFIGS[path.stem]), asked, backend)
+    graph = build_graph(path, load_config(MODELS[path.stem][0]), asked, backend)
     ready = prepared(calibrated(graph, calibration, select_images(calibration)), calibration, correct)
     networks = explicit_networks(ready, ready.plan, backend.capabilities)
     with TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corrections import MODELS, scored
+from coco_models import MODELS, published_config, scored
 
 import trtdet
 from trtdet.data import find_images
@@ -94,8 +94,8 @@ def models(data: Path, folder: Path | None) -> Iterator[tuple[str, Path, trtdet.
             if file.with_suffix(".yaml").is_file():
                 yield file.stem, file, trtdet.load_config(str(file.with_suffix(".yaml")))
         return
-    for name, (family, candidates) in MODELS.items():
-        yield name, data / "models" / f"{name}.onnx", trtdet.load_config(family).with_nms(candidates=candidates)
+    for name in MODELS:
+        yield name, data / "models" / f"{name}.onnx", published_config(name)
 
 
 def main() -> None:

@@ -40,12 +40,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from coco_models import scored
 from numpy.typing import NDArray
 
 import trtdet
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import RULES, Collection, CollectionRequest, Ranges, collect, collection_key, expose
-from trtdet.data import ImageStream, content_hash, find_images
+from trtdet.data import ImageStream, content_hash, evenly, find_images
 from trtdet.errors import ModelError
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.passes import Options, load_model, rewrite, save_model
@@ -170,12 +171,6 @@ def sensitivities(
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def evenly_spaced(paths: Sequence[Path], count: int) -> tuple[Path, ...]:
-    """So many of the paths, all of them where there are no more."""
-    count = min(count, len(paths))
-    return tuple(paths[index * len(paths) // count] for index in range(count))
-
-
 @dataclass(frozen=True)
 class Job:
     """One model, its images and where what is made of it goes."""
@@ -195,7 +190,7 @@ class Job:
 
     def images(self) -> tuple[Path, ...]:
         """Calibration images, chosen as ``trtdet.build`` chooses them."""
-        return evenly_spaced(find_images(self.data / "coco" / "train2017"), self.num_images)
+        return evenly(find_images(self.data / "coco" / "train2017"), self.num_images)
 
     def float_model(self) -> onnx.ModelProto:
         return rewrite(load_model(self.file), Options(self.config, batch=1)).model
@@ -225,11 +220,9 @@ class Job:
         return self.evaluate(Detector.running(runner, config, "host", file))
 
     def evaluate(self, detector: Detector) -> Evaluation:
-        coco = self.data / "coco"
-        dataset = trtdet.CocoDataset.load(
-            coco / "annotations" / "instances_val2017.json", coco / "val2017", detector.classes
+        return scored(
+            detector, self.data / "coco", lambda done, total: progress(f"scored {detector.file}", done, total)
         )
-        return trtdet.evaluate(detector, dataset, lambda done, total: progress(f"scored {detector.file}", done, total))
 
     def build(self) -> Evaluation:
         """trtdet's own row."""
@@ -263,7 +256,7 @@ def run(job: Job, rules: Sequence[str]) -> list[str]:
     row("FP32", "", reference)
     two_layers = layer_by_layer(model, silu_only=True), layer_by_layer(model, silu_only=False)
     collection = job.collection(model, two_layers[1].activations)
-    few = [batch.images for batch in ImageStream(evenly_spaced(job.images(), SENSITIVITY_IMAGES), job.config.input)]
+    few = [batch.images for batch in ImageStream(evenly(job.images(), SENSITIVITY_IMAGES), job.config.input)]
     kept: list[str] = []
     for rule in rules:
         ranges = Ranges.choose(collection, rule)

@@ -38,9 +38,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.forked import become  # noqa: E402
+
 PATIENCE = 300
 """Seconds after which a run is taken for one that hangs."""
 
@@ -70,7 +75,8 @@ def serve() -> None:
             os.setpgid(0, 0)
             requests.close()
             answers.close()
-            _become(request)
+            log = request["log"]
+            become(partial(_run_command, request), Path(f"{log}.out"), Path(f"{log}.err"))
         with contextlib.suppress(OSError):  # the child was faster
             os.setpgid(child, child)
         answers.write(f"{child}\n")
@@ -78,34 +84,20 @@ def serve() -> None:
         answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
 
 
-def _become(request: Mapping[str, object]) -> None:
-    """Runs a command of trtdet as a process of its own would, and ends."""
-    for stream, name in enumerate((os.devnull, f"{request['log']}.out", f"{request['log']}.err")):
-        file = os.open(name, os.O_RDONLY if stream == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(file, stream)
-        os.close(file)
+def _run_command(request: Mapping[str, object]) -> int:
+    """Runs a command of trtdet as a process of its own would; returns its exit status."""
     os.environ["TMPDIR"] = str(request["temporary"])
     tempfile.tempdir = None
     ahead = float(str(request["clock"]))
     if ahead:
         now = time.time
         time.time = lambda: now() + ahead
-    status = 1
+    from trtdet.cli import main
+
     try:
-        from trtdet.cli import main
-
-        status = main([str(argument) for argument in request["arguments"]])  # type: ignore[attr-defined]
+        return main([str(argument) for argument in request["arguments"]])  # type: ignore[attr-defined]
     except SystemExit as stop:
-        status = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Libraries are not taken apart: onnxruntime would wait for a thread that was not forked.
-        os._exit(status)
+        return stop.code if isinstance(stop.code, int) else 1
 
 
 @dataclass(frozen=True)

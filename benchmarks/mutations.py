@@ -31,7 +31,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from typing import Any
 
 import coverage
 import pytest
+from forked import become
 from mutation_sites import Site, sites, works
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,7 +165,7 @@ class Bench:
         started.write_text("", encoding="utf-8")
         child = os.fork()
         if child == 0:
-            self._become(work, log)
+            become(lambda: self._prepared(work), log)
         end, status = time.monotonic() + seconds, None
         while status is None and time.monotonic() < end:
             ended, code = os.waitpid(child, os.WNOHANG)
@@ -192,28 +192,15 @@ class Bench:
     def log(self) -> str:
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
-    def _become(self, work: Callable[[], int], log: Path) -> None:
-        status = 99
-        try:
-            os.setsid()
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for stream in (1, 2):
-                os.dup2(output, stream)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.chdir(self.tree)
-            # The tree's own benchmarks are read through pytest's settings, not through this script's folder.
-            sys.path[:] = [
-                str(self.tree),
-                *(path for path in sys.path if path not in (str(ROOT), str(ROOT / "benchmarks"))),
-            ]
-            status = int(work())
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+    def _prepared(self, work: Callable[[], int]) -> int:
+        """Does the work in a session of its own, in the copy's folder, with limited memory."""
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        os.chdir(self.tree)
+        # The tree's own benchmarks are read through pytest's settings, not through this script's folder.
+        others = [path for path in sys.path if path not in (str(ROOT), str(ROOT / "benchmarks"))]
+        sys.path[:] = [str(self.tree), *others]
+        return work()
 
 
 def arguments(paths: Iterable[str], seconds: float) -> list[str]:

@@ -18,6 +18,7 @@ import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from coco_models import MODELS
 from scipy.stats import spearmanr
 
 from trtdet.audit.gpus import gpu_named
@@ -38,7 +39,6 @@ from trtdet.quantization import Cause
 from trtdet.quantization.macs import multiply_adds
 
 GPUS = ("T4", "L4", "A10", "L40S", "A100", "H200", "RTX 3090", "RTX 4090", "RTX 5090", "Jetson AGX Orin")
-CONFIGS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 
 
 def sets(ready: Prepared, default: list[str]) -> dict[str, list[str]]:
@@ -88,10 +88,10 @@ def main() -> None:
             calibration=calibration,
             plan=PlanOptions(int8_all=True),
         )
-        graph = build_graph(path, load_config(CONFIGS[path.stem]), asked, backend)
+        graph = build_graph(path, load_config(MODELS[path.stem][0]), asked, backend)
         ready = prepared(calibrated(graph, calibration, select_images(calibration)), calibration, ())
         bases[path.stem] = base = built(ready, [], asked, backend)
-        by_default = build_graph(path, load_config(CONFIGS[path.stem]), changed(asked, int8_all=False), backend).plan
+        by_default = build_graph(path, load_config(MODELS[path.stem][0]), changed(asked, int8_all=False), backend).plan
         default = [name for name in ready.plan.names("int8") if by_default.entries[name].precision == "fp16"]
         pairs = []
         for plan, names in sets(ready, default).items():

@@ -15,11 +15,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from coco_models import MODELS, scored
+
 import trtdet
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.runtime.detector import Detector
-
-MODELS = {"yolox_nano": "yolox", "yolov5n": "yolov5", "picodet_s": "dfl"}
 
 
 def progress(stage: str, done: int, total: int) -> None:
@@ -38,16 +38,12 @@ def main() -> None:
 
     def score(target: Path, config: trtdet.Config | None, nms: str = "auto") -> Evaluation:
         detector = Detector.open(target, config, nms)
-        coco = options.data / "coco"
-        dataset = trtdet.CocoDataset.load(
-            coco / "annotations" / "instances_val2017.json", coco / "val2017", detector.classes
-        )
-        return trtdet.evaluate(detector, dataset, lambda done, total: progress(f"scored {target}", done, total))
+        return scored(detector, options.data / "coco", lambda done, total: progress(f"scored {target}", done, total))
 
     print("| model | NMS | candidates | mAP | AP50 | small | medium | large |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for name in options.models:
-        config = trtdet.load_config(MODELS[name])
+        config = trtdet.load_config(MODELS[name][0])
         for nms, candidates in (("host", "all-classes"), ("host", "best-class"), ("native", "all-classes")):
             chosen = config.with_nms(candidates=candidates)
             got = score(options.data / "models" / f"{name}.onnx", chosen, nms).result
@@ -60,7 +56,7 @@ def main() -> None:
     print("\n| model | rule | mAP | AP50 | convs INT8 / float as built | engine MB | same bytes twice |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in options.models:
-        config = trtdet.load_config(MODELS[name])
+        config = trtdet.load_config(MODELS[name][0])
         model = options.data / "models" / f"{name}.onnx"
         histograms = None
         for rule in options.rules:

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from corrections import MODELS
+from coco_models import MODELS
 
 import trtdet
 from trtdet.audit import Tensor

@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-import numpy as np
+from scipy.stats import spearmanr
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import CollectionRequest, Ranges, collect, expose
@@ -22,12 +22,6 @@ from trtdet.plans.measuring import Method, RankingSubject
 from trtdet.plans.ranking import rank
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import Corrections, place
-
-
-def spearman(first: list[float], other: list[float]) -> float:
-    """The rank correlation of two lists without ties."""
-    ranks = [np.argsort(np.argsort(values)) for values in (first, other)]
-    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def main() -> None:
@@ -60,7 +54,7 @@ def main() -> None:
     shared = len({layer.name for layer in fast[:10]} & {layer.name for layer in reference[:10]})
     scores = {layer.name: layer.score for layer in fast}
     first = reference[:30]
-    order = spearman([layer.score for layer in first], [scores[layer.name] for layer in first])
+    order = float(spearmanr([layer.score for layer in first], [scores[layer.name] for layer in first]).statistic)
     total = sum(layer.score for layer in reference)
     print(f"{options.model.name}, {len(reference)} convolutions, {len(images)} images, base {options.base}")
     print(f"reference {seconds['reference']:.1f} s, fast {seconds['fast']:.1f} s", end=": ")

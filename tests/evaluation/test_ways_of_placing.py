@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from trtdet.config import load_config
-from trtdet.evaluation.judging import Float, Found
+from trtdet.detection.parts import Float
+from trtdet.evaluation.judging import Found
 from trtdet.evaluation.placement import FEWEST_IMAGES, Detect, Placement, _looks
 from trtdet.evaluation.readings import RESIZE, Reading, input_readings
 

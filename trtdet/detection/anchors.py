@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trtdet.config import Config
-from trtdet.detection.suppression import Float
+from trtdet.detection.parts import Float
 
 
 def grid_shapes(config: Config) -> list[tuple[int, int]]:

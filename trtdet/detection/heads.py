@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from trtdet.config import Config, HeadConfig
 from trtdet.detection.anchors import anchor_points, grid_shapes
 from trtdet.detection.expressions import computed
-from trtdet.detection.parts import ANGLES, KEYPOINTS, MASK_COEFFICIENTS, PROTOTYPES, Parts
+from trtdet.detection.parts import ANGLES, KEYPOINTS, MASK_COEFFICIENTS, PROTOTYPES, Float, Parts
 from trtdet.detection.rotated import hulls
-from trtdet.detection.suppression import Float, corners_of, sigmoid, softmax
+from trtdet.detection.suppression import corners_of, sigmoid, softmax
 from trtdet.errors import ModelError
 
 Shape = tuple[int | None, ...]

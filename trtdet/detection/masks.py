@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.detection.suppression import Float
+from trtdet.detection.parts import Float
 
 THRESHOLD = 0.5
 """Probability above which a pixel belongs to the object."""

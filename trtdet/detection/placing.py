@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from trtdet.data.images import ImageTransform, Overlay
 from trtdet.detection.masks import THRESHOLD, paste
-from trtdet.detection.parts import Parts
+from trtdet.detection.parts import Float, Parts
 from trtdet.detection.rotated import corners
-
-Float = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trtdet.detection.suppression import Detections, Float, checked, corners_of, greedy, packed, sigmoid
+from trtdet.detection.parts import Float
+from trtdet.detection.suppression import Detections, checked, corners_of, greedy, packed, sigmoid
 
 
 @dataclass(frozen=True)

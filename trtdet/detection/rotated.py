@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-Float = NDArray[np.float32]
+from trtdet.detection.parts import Float
 
 EPSILON = 1e-7
 

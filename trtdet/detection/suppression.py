@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import NmsConfig
-from trtdet.detection.parts import Parts
+from trtdet.detection.parts import Float, Parts
 from trtdet.detection.rotated import probabilistic_iou
 from trtdet.errors import ModelError
-
-Float = NDArray[np.float32]
 
 _BLOCK = 128  # candidates compared in one array operation; changes the speed, never the result
 

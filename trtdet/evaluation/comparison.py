@@ -7,15 +7,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from typing_extensions import TypedDict
 
 from trtdet.bundle import Bundle
-from trtdet.config import Config, NmsMode
+from trtdet.config import Config, Finite, NmsMode
 from trtdet.errors import ConfigError, DataError, TrtdetWarning
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.parts import NAMES, Of
@@ -102,9 +101,6 @@ class Comparison:
             "images": self.images,
             "verdict": self.verdict,
         }
-
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class PartScore(TypedDict):

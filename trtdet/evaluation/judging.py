@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import Config, InputConfig, NmsConfig
+from trtdet.detection.parts import Float
 from trtdet.detection.suppression import Detections
 from trtdet.evaluation.matching import iou, xywh
 from trtdet.tables import counted
-
-Float = NDArray[np.float32]
 
 FEWEST_IMAGES = 4
 
@@ -231,6 +230,20 @@ def _symptoms(tallies: Sequence[Tally], config: Config) -> Iterator[str]:
     classes = frozenset().union(*(tally.classes for tally in tallies))
     if len(classes) == 1 and len(config.classes) > 1 and total > 20 * images:
         yield f"every box is '{config.classes[next(iter(classes))]}'"
+
+
+def student_t(differences: NDArray[np.float64]) -> float:
+    """Student's t of paired differences (N,); 0 for fewer than two."""
+    if len(differences) < 2:
+        return 0.0
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    return float(differences.mean()) / (error + 1e-9)
+
+
+def normal_of(t: float, degrees: int) -> float:
+    """The standard normal value of about the same probability as Student's t of 0 or more (Wallace 1959, Annals of
+    Mathematical Statistics 30); ``degrees`` of freedom are 1 or more."""
+    return t * (1 - 1 / (4 * degrees)) / math.sqrt(1 + t**2 / (2 * degrees))
 
 
 def moved_share(tallies: Sequence[Tally]) -> tuple[float, float]:

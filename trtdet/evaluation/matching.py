@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 IOU_THRESHOLDS: Floats = np.linspace(0.5, 0.95, 10)
-"""Bit-identical to COCO's."""
+"""COCO's IoU thresholds, to the bit; Ultralytics' validator has the same."""
 
 _BEST = 100
 """Only this many detections of a class and image count."""

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.detection.rotated import corners, polygon_iou, probabilistic_iou
-
-Floats = NDArray[np.float64]
+from trtdet.evaluation.matching import IOU_THRESHOLDS, Floats
 
 Of = Literal["boxes", "masks", "keypoints", "rotated_boxes"]
 """What a score is of."""
@@ -30,9 +29,6 @@ BEST_OF_KEYPOINTS = 20
 
 _ELEVEN = np.arange(0.0, 1.1, 0.1)
 """The recall points of PASCAL VOC 2007, to the bit of DOTA's evaluation."""
-
-_THRESHOLDS = np.linspace(0.5, 0.95, 10)
-"""Of the IoU, as Ultralytics' validator has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +220,7 @@ def ultralytics_average_precision(images: Sequence[ImageOverlaps]) -> float:
     precision = hits / np.arange(1, len(hits) + 1)[:, None]
     points = np.linspace(0, 1, 101)
     areas = []
-    for column in range(len(_THRESHOLDS)) if len(hits) else ():
+    for column in range(len(IOU_THRESHOLDS)) if len(hits) else ():
         recall = np.concatenate([[0.0], hits[:, column] / (total + 1e-16)])
         recall = np.concatenate([recall, [recall[-1], 1.0]])
         envelope = np.concatenate([[1.0], precision[:, column], [0.0, 0.0]])[::-1]
@@ -235,13 +231,13 @@ def ultralytics_average_precision(images: Sequence[ImageOverlaps]) -> float:
 
 def _taken(image: ImageOverlaps) -> NDArray[np.bool_]:
     """Whether each detection is right at each threshold, bool (D, 10)."""
-    right = np.zeros((len(image.scores), len(_THRESHOLDS)), bool)
+    right = np.zeros((len(image.scores), len(IOU_THRESHOLDS)), bool)
     if not image.overlaps.shape[1]:
         return right
-    used = np.zeros((image.overlaps.shape[1], len(_THRESHOLDS)), bool)
+    used = np.zeros((image.overlaps.shape[1], len(IOU_THRESHOLDS)), bool)
     for row in np.argsort(-image.scores, kind="stable"):
         free = np.where(used, 0.0, image.overlaps[row][:, None])
         best = free.argmax(axis=0)
-        right[row] = free.max(axis=0) >= _THRESHOLDS
-        used[best, range(len(_THRESHOLDS))] |= right[row]
+        right[row] = free.max(axis=0) >= IOU_THRESHOLDS
+        used[best, range(len(IOU_THRESHOLDS))] |= right[row]
     return right

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from trtdet.config import InputConfig
 from trtdet.data.images import ImageTransform, preprocess, read_image
+from trtdet.detection.parts import Float
 from trtdet.errors import DataError
-from trtdet.evaluation.judging import Float, Found, figure_of
+from trtdet.evaluation.judging import Found, figure_of, normal_of, student_t
 from trtdet.evaluation.readings import Reading
 
 FEWEST_IMAGES = 32
@@ -95,13 +96,13 @@ class Placement:
 
     def sure(self, other: Reading) -> float:
         """Probability, -1..1, that a reading is better than the given one, and not by chance; below 0 that it is worse,
-        turned round. Student's t is made normal as by Wallace (1959)."""
+        negated."""
         theirs = self._figures.get(id(other), [])
         degrees, t = len(theirs) - 1, self._t(other)
         if degrees < 1:
             return 0.0
-        normal = abs(t) * (1 - 1 / (4 * degrees)) / math.sqrt(1 + t**2 / (2 * degrees))
-        return math.copysign(NormalDist().cdf(normal * math.sqrt(len(theirs) / self._total)), t)
+        normal = normal_of(abs(t), degrees) * math.sqrt(len(theirs) / self._total)
+        return math.copysign(NormalDist().cdf(normal), t)
 
     def compared(self, other: Reading) -> int:
         """Number of images on which a reading was compared."""
@@ -118,12 +119,8 @@ class Placement:
 
     def _t(self, other: Reading) -> float:
         theirs = np.array(self._figures.get(id(other), []))
-        if len(theirs) < 2:
-            return 0.0
         ours = np.array(self._figures[id(self.given)])[: len(theirs)]
-        differences = (theirs - ours) / np.sqrt(1 + np.abs(theirs) + np.abs(ours))
-        error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-        return float(differences.mean()) / (error + 1e-9)
+        return student_t((theirs - ours) / np.sqrt(1 + np.abs(theirs) + np.abs(ours)))
 
     def _look_at(self, path: Path, readings: Sequence[Reading]) -> None:
         keys = [(reading.config.input.model_dump_json(), path) for reading in readings]

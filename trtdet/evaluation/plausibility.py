@@ -26,19 +26,21 @@ from trtdet.config import Config
 from trtdet.data import evenly
 from trtdet.data.images import preprocess, read_image
 from trtdet.detection.heads import decode
+from trtdet.detection.parts import Float
 from trtdet.detection.suppression import Detections, non_max_suppression, sigmoid
 from trtdet.errors import DataError, ImplausibleDetections, ModelError, TrtdetWarning, one_line
 from trtdet.evaluation.judging import (
     FEWEST_IMAGES,
     SUPPRESSION,
-    Float,
     Found,
     Tally,
     agreement_share,
     found_in,
     judged,
     moved_share,
+    normal_of,
     other_look,
+    student_t,
     tally_of,
 )
 from trtdet.evaluation.placement import FEWEST_IMAGES as FEWEST_PLACED
@@ -423,13 +425,12 @@ class _Contest:
         return math.inf if theirs.sum() > 1e-9 else float(theirs.sum() >= ours.sum() - 1e-9)
 
     def _sure(self, other: Reading, sign: int) -> float:
-        """Probability, 0..1, that a reading is better (1) or worse (-1) than the given one, and not by chance, given
-        how often one looks. Student's t is made normal as by Wallace (1959)."""
+        """Probability, 0..1, that a reading is better (1) or worse (-1) than the given one, and not by chance; it is
+        corrected for repeated looks."""
         t, degrees = sign * self._t(other), len(self.tallies[id(other)]) - 1
         if degrees < 1 or t <= 0:
             return 0.0
-        normal = t * (1 - 1 / (4 * degrees)) / math.sqrt(1 + t**2 / (2 * degrees))
-        return max(0.0, 1 - _CHANCES * (1 - NormalDist().cdf(normal)))
+        return max(0.0, 1 - _CHANCES * (1 - NormalDist().cdf(normal_of(t, degrees))))
 
     def answer(self, question: str) -> Answer | None:
         """What was found on a question; None if nothing was tried."""
@@ -511,11 +512,7 @@ class _Contest:
     def _t(self, other: Reading) -> float:
         """Student's t of the paired differences."""
         theirs = self.figures(other)
-        differences = theirs - self.figures(self.given)[: len(theirs)]
-        if len(differences) < 2:
-            return 0.0
-        error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-        return float(differences.mean()) / (error + 1e-9)
+        return student_t(theirs - self.figures(self.given)[: len(theirs)])
 
 
 def _settled(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trtdet.evaluation.agreement import against_detections
 from trtdet.evaluation.comparison import check_pair
-from trtdet.evaluation.matching import ClassMatches, pooled
+from trtdet.evaluation.matching import ClassMatches, Floats, pooled
 from trtdet.evaluation.resampling import Bootstrap, draws
 from trtdet.evaluation.scoring import Evaluation
 from trtdet.tables import Column, Table
@@ -32,7 +32,6 @@ Basis = Literal["precision", "detections"]
 """What two equal thresholds have in common: precision or, without annotations, the number of detections."""
 
 Weights = NDArray[np.int32]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

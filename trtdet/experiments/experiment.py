@@ -14,7 +14,8 @@ from typing_extensions import TypedDict
 
 from trtdet.audit.roofline import TIME_WITHIN
 from trtdet.building.variants import EXPERIMENT, Overrides
-from trtdet.evaluation.comparison import Finite, PartScore, each_score, least_difference, spread_text
+from trtdet.config import Finite
+from trtdet.evaluation.comparison import PartScore, each_score, least_difference, spread_text
 from trtdet.evaluation.parts import NAMES, Of
 from trtdet.files import finish_replacing, write_together
 from trtdet.files.documents import read_result

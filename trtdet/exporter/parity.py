@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from trtdet.config import Config, NmsConfig
 from trtdet.detection.heads import decode
+from trtdet.detection.parts import Float
 from trtdet.detection.suppression import non_max_suppression, sigmoid
 from trtdet.errors import ConfigError, ModelError
 
-Float = NDArray[np.float32]
 Outputs = Mapping[str, NDArray[Any]]
 
 _NEAR_IOU = 0.01

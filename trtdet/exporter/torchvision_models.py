@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trtdet.config import COCO_CLASSES, Config, NmsConfig
+from trtdet.detection.parts import Float
 from trtdet.errors import ConfigError, ModelError
 from trtdet.exporter import UNDETECTED, ExportOptions, ParityComparison, checkpoints, parity
-from trtdet.exporter.parity import Float, Outputs
+from trtdet.exporter.parity import Outputs
 from trtdet.exporter.trials import SourceModel, first_line, resized
 
 _ONE_STAGE = {

@@ -20,9 +20,10 @@ from onnx.external_data_helper import load_external_data_for_model
 from trtdet.config import Config, InputConfig
 from trtdet.data.folders import evenly, find_images
 from trtdet.data.images import preprocess, read_image
+from trtdet.detection.parts import Float
 from trtdet.errors import ConfigError, ModelError, one_line
 from trtdet.exporter import UNDETECTED, ExportOptions, ParityComparison, parity
-from trtdet.exporter.parity import Float, Outputs
+from trtdet.exporter.parity import Outputs
 from trtdet.files import scratch_folder, writing
 
 if TYPE_CHECKING:
