@@ -157,6 +157,7 @@ print(agreement.compare_layers(Bundle(Path(sys.argv[1])), Path(sys.argv[2]), 2))
     [
         (["--compare"], "--compare and --images belong together"),
         (["--images", "x"], "--compare and --images belong together"),
+        (["--limit", "20"], "--limit is of the layer-by-layer comparison; give --compare and --images as well"),
         (["--measure", "--times", "x.json"], "--measure and --times both give"),
     ],
 )

@@ -35,7 +35,8 @@ PORTABLE = "portable.onnx"
 """Model for onnxruntime, in bundles whose engine is built from another model."""
 
 FLOAT = "float.onnx"
-"""Model before INT8 and FP16, in bundles for a CPU, which runs it faster; the only one where INT8 is in the engine."""
+"""The network in float32, without Q/DQ nodes: an extra model in bundles for onnxruntime, where CPUs run it faster, and
+the only model with implicit quantisation."""
 
 SCHEMAS = (1, 2)
 """Schemas of a manifest: 2 if it has the key ``parts``, which an older reader would overlook, else 1."""
@@ -54,7 +55,7 @@ FileName = Annotated[str, AfterValidator(_in_the_folder)]
 
 
 class _Part(BaseModel):
-    # Some keys of the file are unclear or are Python keywords; an alias gives those a better name here.
+    # An alias gives unclear keys of the file, and keys that are Python keywords, a better name here.
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
@@ -416,7 +417,7 @@ class Bundle:
         file = self.path / MANIFEST
         try:
             content = file.read_bytes()
-            if public_key is not None:  # before anything of it is believed
+            if public_key is not None:  # before the content is trusted
                 check_signature(self.path, content, Path(public_key))
             self.manifest = parse_document(content, TypeAdapter(Manifest))
         except (FileNotFoundError, NotADirectoryError):

@@ -87,10 +87,10 @@ def _eval(options: Namespace, console: Console) -> dict[str, Any]:
 
 
 _MOST_DIGITS = 10
-"""Fewer digits than these have the numbers of cameras."""
+"""Numbers of cameras have fewer digits than this."""
 
 _NOTHING = 0.01
-"""mAP, as a fraction, of a detector that does not work on the images."""
+"""mAP, as a fraction, below which a detector counts as not working on the images."""
 
 
 def _of_low_score(score: float, check: dict[str, Any] | None) -> str:
@@ -247,7 +247,7 @@ def _predict(options: Namespace, console: Console) -> None:
 
 
 def _look_at(options: Namespace, detector: Detector, sources: Sequence[Path | str | int]) -> None:
-    """Warns if the detector of image files looks wrongly configured."""
+    """Warns if the detections on image files show a wrong configuration."""
     from trtdet.data import evenly
     from trtdet.evaluation.judging import FEWEST_IMAGES
     from trtdet.evaluation.plausibility import examine_target

@@ -49,6 +49,8 @@ def _audit(options: Namespace, console: Console) -> dict[str, Any]:
 
     if options.compare != (options.images is not None):
         raise ConfigError("--compare and --images belong together: give both")
+    if options.limit is not None and not options.compare:
+        raise ConfigError("--limit is of the layer-by-layer comparison", "give --compare and --images as well")
     if options.measure and options.times is not None:
         raise ConfigError("--measure and --times both give the times of layers: choose one of them")
     if options.batch is not None and options.gpu is None:

@@ -1,6 +1,6 @@
-"""What a set of images shows to a detector: classes, sizes of objects, light, and images that nearly repeat another.
+"""Describes a set of images by a detector's detections: classes, object sizes, brightness and near-duplicates.
 
-Nothing is annotated: the float model's own detections count, so a class that the model misses counts as absent.
+No annotations are needed: the float model's own detections count, so a class that the model misses counts as absent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Coverage:
 
     @property
     def thin(self) -> tuple[str, ...]:
-        """What the images show little of, a sentence each."""
+        """Gaps of the image set, a sentence each, such as rare classes or many near-duplicates."""
         found = []
         never = [name for name, images in self.shown.items() if not images]
         seldom = [name for name, images in self.shown.items() if 0 < images < _SEEN]

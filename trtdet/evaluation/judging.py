@@ -1,8 +1,8 @@
 """Judges from detections alone whether a detector works on images.
 
-Each image is also looked at mirrored and shifted by 20 pixels, which is no multiple of a stride. What a working
-detector finds goes with the image; a network that is fed wrong values finds boxes on a grid, along the border or
-everywhere, and these stay where they are, however confident.
+The detector also runs on each image mirrored and shifted by 20 pixels, which is no multiple of a stride (the "other
+look"). A working detector's boxes move with the image. A network that is fed wrong values gives boxes on a grid, along
+the border or everywhere, and these stay in place, however confident they are.
 
 The figure of an image is a sum over pairs of overlapping detections of a class, one from each look: the cube of the
 smaller score times ``2 * IoU - 1``, less a quarter of the cubed scores of detections without a partner. The thresholds
@@ -25,6 +25,7 @@ from trtdet.evaluation.matching import iou, xywh
 from trtdet.tables import counted
 
 FEWEST_IMAGES = 4
+"""Fewer images give no verdict."""
 
 SUPPRESSION = NmsConfig(score_threshold=0.1, iou_threshold=0.5, max_detections=100, pre_nms_topk=1000)
 _CONFIDENT = 0.3
@@ -167,6 +168,7 @@ def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def found_in(detections: Detections, row: int) -> Found:
+    """The detections of image ``row`` that take part in the figure; coordinates that are not finite become numbers."""
     boxes, scores, classes = detections.image(row)
     rows = np.flatnonzero(scores > SUPPRESSION.score_threshold)[: SUPPRESSION.max_detections]
     finite = np.nan_to_num(boxes[rows].astype(np.float64), nan=0.0, posinf=1e9, neginf=-1e9)
@@ -174,7 +176,7 @@ def found_in(detections: Detections, row: int) -> Found:
 
 
 def judged(tallies: Sequence[Tally], config: Config) -> tuple[tuple[str, ...], str]:
-    """Signs of a detector that does not work, and why nothing can be told; both empty for one that works."""
+    """Signs of a detector that does not work, and why there is no verdict; both empty for a working detector."""
     images, total = len(tallies), sum(tally.confident for tally in tallies)
     if images < FEWEST_IMAGES:
         return (), f"{counted(images)} {'is' if images == 1 else 'are'} too few, give {FEWEST_IMAGES} or more"
@@ -247,17 +249,19 @@ def normal_of(t: float, degrees: int) -> float:
 
 
 def moved_share(tallies: Sequence[Tally]) -> tuple[float, float]:
+    """Share of the confident boxes that move with the image, 0..1, and its upper bound; see :func:`_share`."""
     return _share([(tally.moved, tally.moved + tally.stayed) for tally in tallies])
 
 
 def agreement_share(tallies: Sequence[Tally]) -> tuple[float, float]:
+    """Share of the confident scores that is found again in the other look, 0..1, and its upper bound."""
     return _share([(tally.agreed, tally.score) for tally in tallies])
 
 
 def _share(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Mean of the images' shares, 0..1, and the most that it may be with other such images.
+    """Mean of the images' shares, 0..1, and its upper bound for other such images.
 
-    Images count equally, as a crowd of small objects says no more than another image.
+    Images count equally: a crowd of small objects is no more evidence than another image.
     """
     shares = [part / whole for part, whole in parts if whole > 0]
     if not shares:

@@ -1,8 +1,8 @@
-"""Compares ways of placing an image in the network's input, of a detector that works with each.
+"""Compares ways of placing an image in the network's input (letterbox or stretch), for a detector that works with each.
 
-They change little of what is found, so that many images are needed, and each must see the same. The other looks are
-therefore made from the image itself, before it is resized: its mirror image, and the image shifted right and down by
-half a stride of 8 of a letterboxed input. What comes in repeats the edge.
+They change the detections little, so that many images are needed, and every way must get the same image. The images to
+compare with are therefore made from the image before it is resized: its mirror image, and the image shifted right and
+down by half a stride of 8 of a letterboxed input, with its edge repeated.
 
 The figure of an image (:mod:`trtdet.evaluation.judging`) is the mean over both looks. Differences of two readings are
 divided by the square root of their magnitude, as a sum over n detections varies by the square root of n. One reading is
@@ -35,7 +35,9 @@ _LOOKS = (32, 64, 128, 256)
 _HOPELESS = {32: -0.5, 64: 0.0, 128: 0.7, 256: 1.5}
 """A check drops alternatives under this Student's t after this many images."""
 _SHIFT = 4
+"""Pixels of the network's input by which the image is shifted."""
 SURE = 0.99
+"""Least probability at which a reading counts as better than another."""
 _LIKELY = 0.9
 """Least probability at which a thorough contest takes an alternative once all images are looked at."""
 
@@ -45,7 +47,7 @@ Detect = Callable[[Sequence[Float], Reading], Sequence[Found]]
 
 @dataclass
 class Placement:
-    """A contest of a reading with others that place images otherwise.
+    """Compares a reading with others that place images in another way.
 
     Attributes:
         given: the reading that the others are compared with.

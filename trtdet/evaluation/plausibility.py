@@ -59,14 +59,17 @@ _LOOKS = (4, 8, 16, 32, 64, 128, 256, 512)
 _BEHIND = {8: 0.0, 16: 0.8, 32: 1.8}
 """A check drops alternatives under this Student's t after this many images."""
 _LIKELY = 0.75
+"""Least probability at which a working alternative replaces a reading that detects next to nothing."""
 _FAR_MORE = 20
+"""Ratio of figures from which on a detector counts as not working in comparison, and fewer images suffice."""
 _CHANCES = 5
-"""Looks that may each decide by chance, before one of them is believed."""
+"""Factor on the probability of an error, because readings are compared several times."""
 _CLEARLY = 1.04
 """Lowest ratio of two figures that is reported; closer readings are the same for all that images show."""
 _AT_ONCE = 1.3
 """Ratio of figures at which an alternative is taken before all images have been looked at."""
 _ROUNDS = 6
+"""Most keys that are changed one after the other."""
 
 Verdict = Literal["working", "not working", "another is better", "cannot tell", "not done"]
 
@@ -76,17 +79,18 @@ class Plausibility:
     """Result of a check of some images.
 
     Attributes:
-        placed: number of images on which ways of placing the image in the input were compared; 0 if that was not apart.
+        placed: number of images on which ways of placing the image in the input were compared; 0 without such a
+            comparison.
         empty: number of images without a confident detection.
         boxes: mean number of confident detections per image.
         agreement: share of the confident scores that is found again in the mirrored and shifted image, 0..1.
         moved: share of the confident detections that go with the image, rather than stay, when it is mirrored and
             shifted, 0..1.
         symptoms: signs of a detector that does not work, each a clause.
-        unknown: why nothing can be told, and what to do; empty if something can.
+        unknown: why there is no verdict, and what to do; empty if there is one.
         better: keys and values that give clearly better detections; ``better_text`` has them as in a configuration.
         gain: figure with ``better`` divided by that of the given configuration; infinite if that is 0 or less.
-        obstacle: error that prevented the check; empty if none did.
+        obstacle: error that prevented the check; empty without one.
     """
 
     images: int = 0
@@ -161,7 +165,7 @@ class Plausibility:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the images say of one of :data:`~trtdet.evaluation.readings.QUESTIONS`.
+    """The answer of the images to one of :data:`~trtdet.evaluation.readings.QUESTIONS`.
 
     Attributes:
         sure: probability that the chosen value is better than each other that was tried, 0..1.
@@ -192,7 +196,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Settled:
-    """The configuration that the images speak for.
+    """The configuration that fits the images best.
 
     Attributes:
         config: the given one, with the values of ``first.better``.

@@ -1,4 +1,4 @@
-"""Configurations that may be meant instead of a given one: the usual mistakes in pixels and head, one at a time.
+"""Alternatives to a configuration: the usual mistakes in its pixel and head keys, one at a time.
 
 :mod:`trtdet.evaluation.plausibility` compares them on images.
 """
@@ -48,7 +48,7 @@ QUESTIONS = {
     UNITS: ("head.units",),
     SCORES: ("head.scores",),
 }
-"""What can be asked of a configuration, with the keys that answer it."""
+"""Questions about a configuration, each with the keys that answer it."""
 
 MEANINGS = {
     "input.color": {
@@ -73,9 +73,9 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """A configuration, and the ``given`` one that it is an alternative to.
+    """A configuration that is an alternative to ``given``.
 
-    ``question`` is the one of :data:`QUESTIONS` that it answers otherwise; empty for the given configuration.
+    ``question`` is that of :data:`QUESTIONS` in which the two differ; empty for the given configuration.
     """
 
     config: Config

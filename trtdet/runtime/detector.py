@@ -202,7 +202,7 @@ class Detector:
 
     def _predicted(self, images: Iterator[Frame], score_threshold: float) -> Generator[Prediction, None, None]:
         """Images are decoded in threads before the engine, NMS and results follow in a thread behind it."""
-        arrays: queue.SimpleQueue[NDArray[np.float32]] = queue.SimpleQueue()  # to be filled again
+        arrays: queue.SimpleQueue[NDArray[np.float32]] = queue.SimpleQueue()  # free for reuse
         swapped = self.input.model_copy(update={"color": "bgr" if self.input.color == "rgb" else "rgb"})
         inputs = {"rgb": self.input, "bgr": swapped}
 
@@ -239,7 +239,7 @@ class Detector:
     def _results(
         self, batch: list[_Prepared], outputs: Mapping[str, NDArray[Any]], score_threshold: float
     ) -> list[Prediction]:
-        # Lower scores suppress nothing, so that NMS on the host need not look at them. over() draws the exact line.
+        # Boxes below the threshold suppress none above it: NMS on the host skips them. over() applies the exact bound.
         bound = max(self.nms.score_threshold, score_threshold * (1 - 1e-5))
         nms = self.nms.model_copy(update={"score_threshold": bound})
         detections = self.suppressed(outputs, nms).over(score_threshold)
@@ -286,7 +286,7 @@ class _Prepared:
 
 
 def _array_of(arrays: queue.SimpleQueue[NDArray[np.float32]], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """One that is there already, else a new one."""
+    """A used array if one is free, else a new one."""
     try:
         return arrays.get_nowait()
     except queue.Empty:

@@ -1,4 +1,4 @@
-"""What was found in one image, to look at, to save, and to hand over to other libraries."""
+"""The detections of one image: drawn, saved, as plain values, and in the types of other libraries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _WRITTEN = {".jpg": [cv2.IMWRITE_JPEG_QUALITY, 92], ".jpeg": [cv2.IMWRITE_JPEG_QUALITY, 92], ".png": [], ".webp": []}
 
 _WIDEST = 800
-"""Pixels, of the picture in a notebook."""
+"""Largest width of the picture in a notebook, in pixels."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,11 +44,11 @@ class Prediction:
         scores: float32 (n,), 0..1, falling.
         classes: int32 (n,), indices into ``class_names``.
         class_names: of the detector.
-        path: of the image or video file; None without one.
+        path: of the image or video file; None for arrays, bytes, cameras and streams.
         frame: index of the frame in its video, from 0.
-        seconds: from the beginning of the video to the frame; None of images.
-        rate: frames per second of the video as it states them, 0 where it does not; None of images.
-        skeleton: pairs of keypoints that pictures join.
+        seconds: from the beginning of the video to the frame; None for images.
+        rate: frames per second that the video states, 0 if it states none; None for images.
+        skeleton: pairs of indices of keypoints that pictures join by a line.
     """
 
     pixels: NDArray[np.uint8]
@@ -66,7 +66,7 @@ class Prediction:
 
     @classmethod
     def of(cls, frame: Frame, pixels: NDArray[np.uint8], **found: Any) -> Prediction:
-        """Of a frame's detections."""
+        """The prediction of a frame; ``found`` has the other fields, of its detections."""
         place: dict[str, Any] = {"path": frame.path, "frame": frame.index, "seconds": frame.seconds, "rate": frame.rate}
         return cls(pixels, color=frame.color, **place, **found)
 
@@ -126,7 +126,7 @@ class Prediction:
         return f'<figure><img alt="{text}" src="data:image/jpeg;base64,{jpeg}"><figcaption>{text}</figcaption></figure>'
 
     def plot(self) -> NDArray[np.uint8]:
-        """A copy of the image, uint8 (H, W, 3), RGB, with what was found drawn on it."""
+        """A copy of the image, uint8 (H, W, 3), RGB, with the detections drawn on it."""
         overlays = self.parts.overlays(len(self), self.skeleton)
         return draw(
             self.image, self.boxes, self.scores, classes=self.classes, names=self.class_names, overlays=overlays
@@ -136,7 +136,8 @@ class Prediction:
         """Writes :meth:`plot` as JPEG, PNG or WebP by the name's suffix, and returns the path.
 
         Raises:
-            DataError: another suffix. OutputError: the file cannot be written or the image is too large for it.
+            DataError: another suffix.
+        OutputError: the file cannot be written, or the image is too large for its format.
         """
         path = Path(path)
         if path.suffix.lower() not in _WRITTEN:
@@ -265,7 +266,7 @@ def _supervision(method: str) -> Any:
 
 
 def encoded(picture: NDArray[Any], suffix: str, name: str) -> bytes:
-    """A picture, uint8 (H, W, 3), RGB, as a file of that suffix. Raises OutputError: it is too large for it."""
+    """A picture, uint8 (H, W, 3), RGB, as a file of that suffix. Raises OutputError: it is too large for the format."""
     valid, data = cv2.imencode(suffix, picture[:, :, ::-1], _WRITTEN[suffix])
     if not valid:
         raise OutputError(f"{name} could not be encoded as {suffix[1:]}; is the image over 65500 pixels wide or high?")

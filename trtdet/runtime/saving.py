@@ -1,4 +1,4 @@
-"""Writes predictions as pictures, videos and JSON lines, beside the detector that goes on."""
+"""Writes predictions as pictures, videos and JSON lines while the detector runs on."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def save_predictions(
 
 
 def _keep(new: NewFiles, lines: _Lines, drawing: _Drawing | None) -> None:
-    """Puts what there is at places that say that it is not all."""
+    """Keeps the outputs so far, under names that mark them as partial."""
     if lines.count:
         live = lines.live
         videos = drawing.finish(partial=not live) if drawing is not None else ()
@@ -105,21 +105,17 @@ def _put(new: NewFiles, detections: Path, drawing: _Drawing | None) -> None:
     new.put(place.name for place in places)
 
 
-def _partial(target: Path) -> str:
-    return f"{target.stem}.partial{target.suffix}"
-
-
 @dataclass
 class _Task:
-    """A prediction on its way through the threads that draw it."""
+    """A prediction, and what the threads that draw and encode it make of it."""
 
     prediction: Prediction
     new: NewFiles
     place: Path | None
-    """Of its picture or video; None if nothing is drawn."""
+    """Path of its picture or video; None if nothing is drawn."""
     line: bytes = b""
     frame: NDArray[np.uint8] | None = None
-    """Of a video, uint8 (H, W, 3), BGR, with even sides."""
+    """The drawn frame of a video, uint8 (H, W, 3), BGR, with even sides; None for images."""
 
     def work(self) -> _Task:
         self.line = json.dumps(self.prediction.to_dict()).encode() + b"\n"
@@ -134,7 +130,8 @@ class _Task:
 
 
 def _even(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """With the last row and column repeated where their number is odd, which colour at half the size does not allow."""
+    """The picture with its last row and column repeated where their number is odd: videos store colour at half the
+    resolution."""
     height, width = picture.shape[:2]
     repeated = cv2.copyMakeBorder(picture, 0, height % 2, 0, width % 2, cv2.BORDER_REPLICATE)
     return np.asarray(repeated, np.uint8)
@@ -151,7 +148,7 @@ class _Lines:
             self._stream = stack.enter_context(self._staged.open("wb", buffering=0))
         self.count = self._size = 0
         self.live = True
-        """Whether all lines are of sources without an end."""
+        """Whether all lines are from cameras or live streams."""
 
     def write(self, task: _Task) -> None:
         written = 0
@@ -170,9 +167,9 @@ class _Lines:
 
 
 def _moved(new: NewFiles, staged: Path, target: Path, partial: bool) -> Path:
-    """The place of a complete file; it gets another name if it is a part."""
+    """The target of a finished file; with ``partial``, file and target get ``.partial`` into their names."""
     if partial:
-        target = target.with_name(_partial(target))
+        target = target.with_name(f"{target.stem}.partial{target.suffix}")
         staged.rename(new.place(target.name))
     return target
 
@@ -259,7 +256,7 @@ class _VideoWriter:
             )
 
     def write(self, frame: NDArray[np.uint8], prediction: Prediction) -> None:
-        if (frame.shape[1], frame.shape[0]) != self._size:  # which OpenCV would leave out without a word
+        if (frame.shape[1], frame.shape[0]) != self._size:  # OpenCV silently drops frames of another size
             frame = np.asarray(cv2.resize(frame, self._size, interpolation=cv2.INTER_AREA), np.uint8)
         repeats = 0
         if self._live and prediction.seconds is not None:
@@ -273,7 +270,7 @@ class _VideoWriter:
         self._last = frame
 
     def finish(self, partial: bool) -> Path:
-        """Raises OutputError if OpenCV could not write all of it, of which it says nothing itself."""
+        """Completes the file. Raises OutputError if frames are missing, which OpenCV does not report."""
         self._encoder.release()
         check = cv2.VideoCapture(str(self._staged))
         written = round(check.get(cv2.CAP_PROP_FRAME_COUNT))

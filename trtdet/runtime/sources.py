@@ -1,4 +1,4 @@
-"""What a detector is asked to look at: files, folders, lists, arrays, videos and cameras, as frames of pixels."""
+"""Sources of a detector: files, folders, lists, arrays, videos and cameras, read as frames of pixels."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """An image to detect on, decoded when ``pixels`` is called."""
+    """An image to detect on, decoded when ``read`` is called."""
 
     read: Callable[[], NDArray[np.uint8]]
     """Gives uint8 (H, W, 3), 0..255; raises DataError if the image cannot be read."""
     color: Color = "rgb"
     """The order of the channels that ``read`` gives: converting a video costs more than reading it the other way."""
     path: Path | None = None
-    """Of the image or video file; None without one."""
+    """Path of the image or video file; None for arrays, bytes, cameras and streams."""
     index: int = 0
-    """Of the frame in its video, from 0."""
+    """Index of the frame in its video, from 0."""
     seconds: float | None = None
-    """From the beginning of the video to this frame, by the video's own clock; of cameras and live streams by the
-    clock of this machine; None of images."""
+    """Time from the beginning of the video to this frame, by the video's own clock; for cameras and live streams by the
+    clock of this machine; None for images."""
     rate: float | None = None
-    """Frames per second of the video as it states them, 0 where it does not; None of images."""
+    """Frames per second that the video states, 0 if it states none; None for images."""
 
 
 def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
@@ -140,11 +140,7 @@ def _opened(source: Path | str) -> Iterator[Frame]:
     elif is_video(source):
         yield from _video(str(source), f"video '{source}'", source)
     else:
-        yield _file(source)
-
-
-def _file(path: Path) -> Frame:
-    return Frame(lambda: read_image(path), path=path)
+        yield Frame(partial(read_image, source), path=source)
 
 
 def _of_array(array: NDArray[Any], color: Color | None) -> NDArray[np.uint8]:
@@ -192,12 +188,12 @@ def _as_it_is(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def cores() -> int:
-    """Of this machine, that the process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 class _End:
-    """Behind the last item; ``error`` ended the source, if anything did."""
+    """Marks the end of the items; ``error`` is the exception that ended them, None if there was none."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -206,12 +202,12 @@ class _End:
 def ahead(
     items: Iterator[Input], work: Callable[[Input], Output], workers: int, most: int
 ) -> Generator[Output, None, None]:
-    """``map(work, items)`` with the work done ahead in threads, and the items drawn in one more.
+    """``map(work, items)``, with the work done ahead in threads and the items drawn in one more thread.
 
     Args:
-        items: only one thread draws them.
-        workers: threads for the work.
-        most: results and items in work that are kept at a time.
+        items: drawn by a single thread.
+        workers: number of threads for the work.
+        most: largest number of items that are drawn and whose result was not yielded yet.
 
     Raises:
         What ``items`` or ``work`` raises, at the place of the item.

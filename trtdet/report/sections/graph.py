@@ -19,11 +19,11 @@ import onnx
 from trtdet.audit import Layer
 from trtdet.audit.layers import NO_KERNEL
 from trtdet.audit.roofline import Estimate
+from trtdet.audit.traffic import PRECISIONS as READ_AS
 from trtdet.quantization import PrecisionPlan
 from trtdet.report.charts import PRECISIONS, markup
 from trtdet.report.document import Chart, Section, Text
 
-_READS = {"Int8": "int8", "FP8": "fp8", "Half": "fp16", "BFloat16": "fp16", "Float": "fp32"}
 _PASSED = ("QuantizeLinear", "DequantizeLinear", "Cast", "Constant", "Identity")
 _SWEEPS = 4
 _LEAST, _MOST = 6.0, 18.0
@@ -56,7 +56,7 @@ def engine_nodes(layers: Sequence[Layer], plan: PrecisionPlan, estimate: Estimat
             node = Node(
                 markup(label),
                 "<br>".join(map(markup, filter(None, tip))),
-                _READS.get(layer.input, ""),
+                READ_AS.get(layer.input, ""),
                 before=(),
                 ms=ms,
             )

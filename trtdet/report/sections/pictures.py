@@ -13,7 +13,7 @@ from trtdet.data import ImageStream
 from trtdet.data.folders import evenly, find_images
 from trtdet.data.images import draw, read_image
 from trtdet.evaluation.comparison import open_pair
-from trtdet.evaluation.matching import iou
+from trtdet.evaluation.matching import iou, xywh
 from trtdet.progress import Progress, silent
 from trtdet.report.document import Picture, Section, Text
 from trtdet.runtime.detector import Detector
@@ -65,8 +65,7 @@ def difference(first: Found, second: Found) -> float:
 
     A pair has the same class and an IoU of at least 0.5; matching is greedy, by falling score.
     """
-    corners = [np.asarray(boxes, float) for boxes, *_ in (first, second)]
-    mine, theirs = (np.concatenate([xyxy[:, :2], xyxy[:, 2:] - xyxy[:, :2]], 1) for xyxy in corners)
+    mine, theirs = (xywh(np.asarray(boxes, np.float64)) for boxes, *_ in (first, second))
     overlaps = iou(mine, theirs, np.zeros(len(theirs), bool))
     overlaps[first[2][:, None] != second[2]] = 0.0
     total, free = 0.0, np.ones(len(theirs), bool)
