@@ -15,8 +15,8 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import yaml
 from cards import CLASSES, POINTS, SIZE, drawn, generate
+from ultralytics_training import SETTINGS, write_description, write_network
 
 NETWORKS = {"seg": "11/yolo11-seg", "pose": "v8/yolov8-pose", "obb": "11/yolo11-obb"}
 """Of each task, as the package names its file."""
@@ -52,24 +52,12 @@ def write_data(folder: Path, task: str, images: int) -> Path:
             cv2.imwrite(str(folder / "images" / split / f"{seed}.png"), picture[:, :, ::-1])
             lines = [label(task, *card) for card in zip(classes, corners, strict=True)]
             (folder / "labels" / split / f"{seed}.txt").write_text("\n".join(lines))
-    described = {"path": str(folder.resolve()), "train": "images/train", "val": "images/val"}
-    points = {"kpt_shape": [len(POINTS), 3]} if task == "pose" else {}
-    path = folder / "data.yaml"
-    path.write_text(yaml.safe_dump({**described, **points, "names": dict(enumerate(CLASSES))}))
-    return path
+    return write_description(folder, folder, CLASSES, **points(task))
 
 
-def write_network(folder: Path, task: str) -> Path:
-    import ultralytics
-
-    models = Path(ultralytics.__file__).parent / "cfg/models"
-    network = yaml.safe_load((models / f"{NETWORKS[task]}.yaml").read_text())
-    network |= {"nc": len(CLASSES), "scales": {"t": list(SCALE)}, "scale": "t"}
-    if task == "pose":
-        network["kpt_shape"] = [len(POINTS), 3]
-    path = folder / f"{Path(NETWORKS[task]).name}.yaml"
-    path.write_text(yaml.safe_dump(network))
-    return path
+def points(task: str) -> dict[str, list[int]]:
+    """The key that says how many keypoints there are, with their number of values."""
+    return {"kpt_shape": [len(POINTS), 3]} if task == "pose" else {}
 
 
 def train(folder: Path, task: str) -> None:
@@ -83,38 +71,23 @@ def train(folder: Path, task: str) -> None:
     place = folder / task
     place.mkdir(parents=True, exist_ok=True)
     images, epochs = STEPS[task]
-    data, network = write_data(place, task, images), write_network(place, task)
+    data = write_data(place, task, images)
+    network = write_network(place, NETWORKS[task], SCALE, CLASSES, **points(task))
     YOLO(network).train(
+        **SETTINGS,
         data=data,
         imgsz=max(SIZE),
         epochs=epochs,
-        batch=16,
-        workers=0,
-        device="cpu",
-        optimizer="AdamW",
         lr0=0.004,
         lrf=0.02,
-        warmup_epochs=1,
-        nbs=16,
-        mosaic=0.0,
         fliplr=0.0,
-        hsv_h=0.0,
-        hsv_s=0.2,
-        hsv_v=0.2,
         scale=0.15,
-        translate=0.1,
         erasing=0.0,
         overlap_mask=False,
         mask_ratio=2,
         pose=60.0,
-        seed=1,
-        plots=False,
-        amp=False,
-        val=False,
-        pretrained=False,
         project=str(place.resolve()),
         name="run",
-        exist_ok=True,
     )
     exported = YOLO(place / "run" / "weights" / "last.pt").export(format="onnx", imgsz=list(SIZE), opset=17)
     Path(exported).replace(folder / f"cards-{task}.onnx")

@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-import yaml
+from ultralytics_training import SETTINGS, write_description, write_network
 
 from trtdet.demo.shapes import CLASSES, generate
 
@@ -45,21 +45,7 @@ def write_data(folder: Path, images: int) -> Path:
             link.symlink_to((made.images / image["file_name"]).resolve())
             label = folder / "yolo" / "labels" / split / f"{Path(image['file_name']).stem}.txt"
             label.write_text("\n".join(lines[image["id"]]))
-    described = {"path": str((folder / "yolo").resolve()), "train": "images/train", "val": "images/val"}
-    path = folder / "data.yaml"
-    path.write_text(yaml.safe_dump({**described, "names": dict(enumerate(CLASSES))}))
-    return path
-
-
-def write_network(folder: Path, name: str) -> Path:
-    import ultralytics
-
-    models = Path(ultralytics.__file__).parent / "cfg/models"
-    network = yaml.safe_load((models / name.removeprefix("yolo") / f"{name}.yaml").read_text())
-    network |= {"nc": len(CLASSES), "scales": {"t": list(SCALES[name])}, "scale": "t"}
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(network))
-    return path
+    return write_description(folder, folder / "yolo", CLASSES)
 
 
 def main() -> None:
@@ -71,34 +57,19 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     data = write_data(arguments.folder, arguments.images)
-    network = write_network(arguments.folder, arguments.network)
+    source = f"{arguments.network.removeprefix('yolo')}/{arguments.network}"
+    network = write_network(arguments.folder, source, SCALES[arguments.network], CLASSES)
     from ultralytics import YOLO
 
     YOLO(network).train(
+        **SETTINGS,
         data=data,
         imgsz=SIDES[arguments.network],
         epochs=arguments.epochs,
-        batch=16,
-        workers=0,
-        device="cpu",
-        optimizer="AdamW",
         lr0=0.003,
-        warmup_epochs=1,
-        nbs=16,
-        mosaic=0.0,
-        hsv_h=0,
-        hsv_s=0.2,
-        hsv_v=0.2,
         scale=0.2,
-        translate=0.1,
-        seed=1,
-        plots=False,
-        amp=False,
-        val=False,
-        pretrained=False,
         project=str((arguments.folder / "runs").resolve()),
         name=arguments.network,
-        exist_ok=True,
     )
 
 

@@ -17,6 +17,7 @@ from trtdet.options import BuildOptions, PlanOptions
 from trtdet.passes import EmbeddedNms, Options, Rewritten, embedded_nms, load_model, rewrite
 from trtdet.passes.exported import images
 from trtdet.passes.input_size import with_input_size
+from trtdet.passes.model import opset_of
 from trtdet.passes.nms import refused_parts
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS, plugin_nodes
@@ -85,7 +86,7 @@ class PlacedGraph:
     def with_own_activations(self) -> onnx.ModelProto:
         """The model with its original SiLU, HardSwish and opset: every form and backend can use its histograms."""
         passes = self.passes
-        if passes.silu == "keep" and (passes.min_opset is None or _opset(self.source) >= passes.min_opset):
+        if passes.silu == "keep" and (passes.min_opset is None or opset_of(self.source) >= passes.min_opset):
             return self.model
         return rewrite(self.source, replace(passes, silu="keep", min_opset=None)).model
 
@@ -110,7 +111,7 @@ def rewritten(
     placement = place(result.model, plan.int8_attention, plan.fp8)
     if not placement.plan.entries:
         raise ModelError("the model has no convolutions, so there is nothing to quantise; is it a detector?")
-    if placement.plan.fp8 and (opset := _opset(result.model)) < HALF_SCALES:
+    if placement.plan.fp8 and (opset := opset_of(result.model)) < HALF_SCALES:
         reasons = "; ".join(result.results["opset"].skipped)
         raise ModelError(
             f"plan.fp8 needs opset {HALF_SCALES}, and the model has opset {opset}{f': {reasons}' * bool(reasons)}",
@@ -294,10 +295,6 @@ def _batch(model: onnx.ModelProto, name: str | None, batch: tuple[int, int, int]
     return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
 
 
-def _opset(model: onnx.ModelProto) -> int:
-    return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-
-
 def flow_for(graph: PlacedGraph, caps: Capabilities) -> DataFlow:
     """Input and output types of INT8 kernels, as far as the graph's opset can express them.
 
@@ -305,7 +302,7 @@ def flow_for(graph: PlacedGraph, caps: Capabilities) -> DataFlow:
     """
     if next(plugin_nodes(graph.model.graph), None) is not None:
         return DataFlow()
-    flow, min_opset, opset = caps.data_flow, graph.passes.min_opset, _opset(graph.model)
+    flow, min_opset, opset = caps.data_flow, graph.passes.min_opset, opset_of(graph.model)
     if min_opset is None or (caps.max_opset is not None and caps.max_opset < min_opset):
         return replace(flow, half=False)
     if opset >= min_opset:

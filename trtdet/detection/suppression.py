@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -49,6 +49,19 @@ class Detections:
     def image_parts(self, i: int) -> Parts:
         """Parts of the n detections of image ``i``, without the batch axis."""
         return self.parts.image(i, slice(int(self.num_dets[i, 0])))
+
+
+def detections_of(outputs: Mapping[str, NDArray[Any]], nms: NmsConfig | None, *, logits: bool = False) -> Detections:
+    """Detections of a network's outputs, which are by name, batch first.
+
+    With ``nms`` it runs on the outputs ``boxes`` and ``scores``, see :func:`non_max_suppression`; None means that the
+    network contains NMS and gives the fields of Detections.
+    """
+    parts = Parts.of(outputs)
+    if nms is not None:
+        return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=logits, parts=parts)
+    num_dets, boxes, scores, classes = (outputs[name] for name in ("num_dets", "boxes", "scores", "classes"))
+    return Detections(num_dets, boxes=boxes, scores=scores, classes=classes, parts=parts)
 
 
 def non_max_suppression(

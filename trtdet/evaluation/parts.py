@@ -173,11 +173,11 @@ class ImageOverlaps(NamedTuple):
     """(G,), objects that need not be found; matching one is neither right nor wrong."""
 
 
-def dota_average_precision(images: Sequence[ImageOverlaps], threshold: float = 0.5) -> float:
+def dota_average_precision(images: Sequence[ImageOverlaps]) -> float:
     """Average precision of one class as DOTA's evaluation defines it, 0..1; -1 without objects to find.
 
     All detections are taken by falling score, those of equal score in the order of the images. Each belongs to the
-    object that it overlaps most; it is right if the IoU exceeds the threshold and no better detection belongs to that
+    object that it overlaps most; it is right if the IoU exceeds 0.5 and no better detection belongs to that
     object.
     """
     total = sum(int(np.count_nonzero(~image.difficult)) for image in images)
@@ -191,7 +191,7 @@ def dota_average_precision(images: Sequence[ImageOverlaps], threshold: float = 0
         image, row = places[index]
         overlaps, difficult = images[image].overlaps[row], images[image].difficult
         best = int(overlaps.argmax()) if len(overlaps) else -1
-        if best < 0 or overlaps[best] <= threshold:
+        if best < 0 or overlaps[best] <= 0.5:
             wrong[rank] = 1
         elif not difficult[best]:
             (wrong if used[image][best] else right)[rank] = 1

@@ -200,6 +200,7 @@ def export(
     import onnxruntime
 
     from trtdet.exporter import trials
+    from trtdet.passes.model import opset_of
 
     versions = {"trtdet": __version__, "onnxruntime": str(onnxruntime.__version__)}
     if "torch" in sys.modules:
@@ -209,7 +210,7 @@ def export(
         report = ExportReport(
             **vars(comparison),
             path=output,
-            opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
+            opset=opset_of(model),
             sha256=sha256_file(written) if isinstance(written, Path) else hashlib.sha256(written).hexdigest(),
             config=written_config,
             parity=parity,

@@ -31,7 +31,7 @@ from trtdet.exporter import (
 )
 from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
 from trtdet.files import scratch_folder
-from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.model import IR_VERSION, opset_of, to_graph, to_model
 from trtdet.passes.provenance import graphs
 
 
@@ -139,7 +139,7 @@ def _written(
                 origin = origin.__cause__  # type: ignore[assignment]
             failures.append(f"{exporter}: {first_line(origin)}")
             continue
-        opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+        opset = opset_of(model)
         notes = [f"written by torch's exporter {exporter}, as {failure}" for failure in failures]
         if opset != options.opset:
             notes.append(f"opset {opset} in place of {options.opset}, which {exporter} does not write")
@@ -188,7 +188,7 @@ def _in_single(model: onnx.ModelProto) -> onnx.ModelProto:
             if value.type.tensor_type.elem_type == double:
                 value.type.tensor_type.elem_type = single
     # Old readers such as TensorRT 8.6's refuse newer file formats, and nothing here needs them.
-    model.ir_version = min(model.ir_version, 10)
+    model.ir_version = min(model.ir_version, IR_VERSION)
     return model
 
 

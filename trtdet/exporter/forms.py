@@ -1,7 +1,7 @@
-"""The forms in which frameworks export detectors, and what is no detector of boxes.
+"""Recognises the framework that exported a detector, and exports that do not detect boxes.
 
-A form says how a model was trained to read images, where its head does not, and gives its name. Inputs and suppressions
-are recognised and rewritten by :mod:`trtdet.passes.exported` and :mod:`trtdet.passes.own_suppression`.
+The framework decides how images are read where the head of the model leaves that open. Inputs and suppressions in the
+graph are recognised and rewritten by :mod:`trtdet.passes.exported` and :mod:`trtdet.passes.own_suppression`.
 """
 
 from __future__ import annotations

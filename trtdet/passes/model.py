@@ -15,6 +15,11 @@ from trtdet.passes.provenance import origin_of, put, registry
 IR_VERSION = 10  # IR version of every written file; graph-surgeon's default is too new for released runtimes
 
 
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that a model uses."""
+    return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+
+
 def to_graph(model: onnx.ModelProto) -> gs.Graph:
     """The graph-surgeon graph of a model, with trtdet's IR version."""
     graph = gs.import_onnx(model)

@@ -99,7 +99,7 @@ def summary_of(run: Run, flow: Flow | None, estimate: Estimate | None) -> Summar
         reason=reason,
         tone=tone,
         tiles=(
-            *(_score_tile(score) for score in scores),
+            *(Tile(one.name, f"{100 * one.value:.2f}", one.spread, basis=one.basis, tone=one.tone) for one in scores),
             *([] if scores else [Tile("mAP", "-", basis="not measured", tone="open")]),
             *_cost_tiles(run, speed, estimate),
             _int8_tile(network, built=flow is not None),
@@ -324,10 +324,6 @@ def time_bars(run: Run, precisions: Mapping[str, str], estimate: Estimate | None
         for place, (name, kind, precision, ms) in enumerate(layers, 1)
     )
     return LayerBars("Time by layer, in the order of execution", tuple(bars), "ms", note=note, columns=True)
-
-
-def _score_tile(score: MeasuredScore) -> Tile:
-    return Tile(score.name, f"{100 * score.value:.2f}", score.spread, basis=score.basis, tone=score.tone)
 
 
 def _cost_tiles(run: Run, speed: Speed | None, estimate: Estimate | None) -> list[Tile]:

@@ -20,9 +20,9 @@ from trtdet.bundle import Bundle, Manifest
 from trtdet.config import Config, InputConfig, KeypointsConfig, NmsConfig, NmsMode
 from trtdet.data.images import ImageTransform, prepare
 from trtdet.detection.masks import THRESHOLD
-from trtdet.detection.parts import PROTOTYPES, ROTATED_BOXES, Parts
+from trtdet.detection.parts import PROTOTYPES, ROTATED_BOXES
 from trtdet.detection.placing import Placed, place
-from trtdet.detection.suppression import Detections, non_max_suppression
+from trtdet.detection.suppression import Detections, detections_of
 from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
 from trtdet.runtime.prediction import Prediction
@@ -263,16 +263,7 @@ class Detector:
 
     def suppressed(self, outputs: Mapping[str, NDArray[Any]], nms: NmsConfig) -> Detections:
         """Detections of the model's outputs; ``nms`` applies to ``host`` only, because a graph has its own."""
-        parts = Parts.of(outputs)
-        if self.nms_mode == "host":
-            return non_max_suppression(outputs["boxes"], outputs["scores"], nms, logits=self.logits, parts=parts)
-        return Detections(
-            outputs["num_dets"],
-            boxes=outputs["boxes"],
-            scores=outputs["scores"],
-            classes=outputs["classes"],
-            parts=parts,
-        )
+        return detections_of(outputs, nms if self.nms_mode == "host" else None, logits=self.logits)
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,17 +174,14 @@ def _video(source: str | int, name: str, path: Path | None) -> Iterator[Frame]:
                 break
             now = time.monotonic() if live else capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # of the frame that was read
             begun = now if live and index == 0 else begun
-            pixels = np.asarray(picture, np.uint8)
-            yield Frame(partial(_as_it_is, pixels), "bgr", path=path, index=index, seconds=now - begun, rate=rate)
+            yield Frame(
+                partial(np.asarray, picture, np.uint8), "bgr", path=path, index=index, seconds=now - begun, rate=rate
+            )
             index += 1
         if index == 0:
             raise DataError(f"{name} has no frame that can be decoded; try to play it, or write it anew")
     finally:
         capture.release()
-
-
-def _as_it_is(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return pixels
 
 
 def cores() -> int:

@@ -26,6 +26,7 @@ from trtdet.deploy.triton.model_configs import Batch, ModelConfigs, TritonOption
 from trtdet.deploy.triton.readme import readme
 from trtdet.errors import BundleError
 from trtdet.passes import load_model
+from trtdet.passes.model import opset_of
 
 __all__ = ["TritonOptions", "repository"]
 
@@ -91,9 +92,8 @@ def _warnings(bundle: Bundle) -> list[str]:
                 f"bundle '{bundle.path}' has no engine, and Triton's onnxruntime has no operator {', '.join(plugins)}",
                 "build it with --backend tensorrt, or with --silu keep and --nms native",
             )
-        opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
         warnings.append(
-            f"the bundle has no engine: Triton's onnxruntime backend runs the model on the CPU; it has opset {opset}, "
-            "which the server's ONNX Runtime must read"
+            "the bundle has no engine: Triton's onnxruntime backend runs the model on the CPU; it has opset "
+            f"{opset_of(model)}, which the server's ONNX Runtime must read"
         )
     return warnings

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from trtdet.bundle import Bundle
 from trtdet.data.images import ImageTransform
-from trtdet.detection.parts import KEYPOINTS, MASK_GRIDS, PROTOTYPES, ROTATED_BOXES, Parts
+from trtdet.detection.parts import KEYPOINTS, MASK_GRIDS, PROTOTYPES, ROTATED_BOXES
 from trtdet.detection.placing import place_keypoints, place_rotated
 from trtdet.detection.plugin_nms import EfficientNms
-from trtdet.detection.suppression import Detections, non_max_suppression
+from trtdet.detection.suppression import Detections, detections_of
 from trtdet.errors import ModelError
 
 _PLACED = {KEYPOINTS: place_keypoints, ROTATED_BOXES: place_rotated}
@@ -35,9 +35,8 @@ class TritonPythonModel:
         """Reads the manifest beside this file; Triton calls it once per process."""
         manifest = Bundle(Path(args["model_repository"]) / args["model_version"], verify=False).manifest
         self._names = [part.name for part in manifest.outputs]
-        self._host = manifest.nms.mode == "host"
+        self._nms = manifest.nms.thresholds if manifest.nms.mode == "host" else None
         self._logits = manifest.nms.scores == "logits"
-        self._nms = manifest.nms.thresholds
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
@@ -48,16 +47,8 @@ class TritonPythonModel:
             name: pb_utils.get_input_tensor_by_name(request, f"network_{name}").as_numpy()[: len(placements)]
             for name in self._names
         }
-        parts = Parts.of(raw)
         try:
-            if self._host:
-                detections = non_max_suppression(
-                    raw["boxes"], raw["scores"], self._nms, logits=self._logits, parts=parts
-                )
-            else:
-                detections = Detections(
-                    raw["num_dets"], boxes=raw["boxes"], scores=raw["scores"], classes=raw["classes"], parts=parts
-                )
+            detections = detections_of(raw, self._nms, logits=self._logits)
         except ModelError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
         tensors = _in_images(detections, placements)
