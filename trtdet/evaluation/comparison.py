@@ -228,7 +228,9 @@ def compare(
             "same annotations for both"
         )
     if not pair[0]:
-        raise DataError(f"'{first.dataset.annotations}' has no box to find in the images that were scored")
+        raise DataError(
+            f"'{first.dataset.annotations}' has no box to find in the images that were scored; score images with boxes"
+        )
     images = len(first.image_ids)
     whole = np.ones((1, images), np.int32)
     for scored, matches in zip((evaluation, reference), pair, strict=True):

@@ -48,7 +48,7 @@ class Evaluation:
         results = (self.result, self.masks, self.keypoints, self.rotated_boxes)
         result = dict(zip(NAMES, results, strict=True))[of]
         if result is None:
-            raise DataError(f"'{self.file}' was scored without {of.replace('_', ' ')}")
+            raise DataError(f"'{self.file}' was scored without {of.replace('_', ' ')}; give annotations that have them")
         return result
 
     @property

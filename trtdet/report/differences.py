@@ -224,7 +224,7 @@ def _sweeps(names: tuple[str, str], runs: Sequence[Run]) -> RunDifference:
     first, second = ({row.name: row for row in run.experiment.variants} for run in runs if run.experiment is not None)
     common = [name for name in first if name in second]
     if not common:
-        raise ConfigError(f"'{names[0]}' and '{names[1]}' have no variant in common: {len(first)} and {len(second)}")
+        raise ConfigError(f"'{names[0]}' and '{names[1]}' have no variant in common; compare sweeps of equal options")
     rows, significant, parts = [], 0, list(dict.fromkeys(of for name in common for of in first[name].parts))
     for name in common:
         pair = first[name], second[name]
