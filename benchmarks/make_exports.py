@@ -465,7 +465,8 @@ class Outputs(torch.nn.Module):  # without the pyramid's maps, which it gives fi
         return self.model(image)[1:]
 model = Outputs()
 last = [model.model.classifier.header.pointwise_conv.conv, model.model.regressor.header.pointwise_conv.conv]
-lively(model, size=512, last=last, gain=0.05)
+lively(model, size=512, last=last, gain=0.3)
+last[1].weight.data *= 0.03  # sides are exponents, which else overflow on other pictures
 model.model.anchors.last_shape = None  # else anchors are kept, not a part of the trace
 torch.onnx.export(model, torch.rand(1, 3, 512, 512), OUT, opset_version=12, dynamo=False, input_names=['input'],
                   output_names=['regression', 'classification', 'anchors'])
