@@ -22,7 +22,7 @@ the suppression, the image of a batch) to the tensors with all boxes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ import onnx_graphsurgeon as gs
 
 from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.errors import ModelError
+from trtdet.passes.kept_rows import read_all_keypoints
 from trtdet.passes.levels import read_all_pairs, read_all_rows
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.walk import constant, depends, maker, number, upstream
@@ -83,6 +84,7 @@ class OwnSuppression:
     background: int  # the column of no object; -1 for none
     thresholds: dict[str, Any]  # keys of NmsConfig
     stretch: tuple[float, ...] = ()  # what x1 y1 x2 y2 are multiplied with behind it; empty for nothing
+    keypoints: gs.Tensor | None = None  # (B, N, P, 3), of models that give the keypoints of the kept rows
 
     @property
     def background_column(self) -> Literal["none", "first", "last"]:
@@ -111,6 +113,7 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
     whole = _split_by_class(nodes)
     if whole is not None:
         return _of_onnx(nodes[0], (), whole)
+    keypoints = read_all_keypoints(graph, nodes[0]) if len(nodes) == 1 else None
     floors = [_read_all_levels(graph, node) if node.op == ONNX else () for node in nodes]
     found = [
         _of_plugin(node) if node.op in PLUGINS else _of_onnx(node, floor)
@@ -122,7 +125,7 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
             f"the model embeds several NMS nodes: {', '.join(node.name or node.op for node in nodes)}; name the "
             "tensors before the last node with head.outputs and use head.decode boxes"
         )
-    return first
+    return replace(first, keypoints=keypoints)
 
 
 def refused(name: str, obstacle: str) -> ModelError:
@@ -247,7 +250,7 @@ def _of_onnx(node: gs.Node, selected_over: Sequence[float], whole: gs.Tensor | N
     if limits:
         thresholds["max_detections"] = min(limits)
     # Of all classes a limit counts boxes, and pre_nms_topk pairs: a tighter one would lose pairs of the best boxes.
-    if scores.reduced and (before := scores.limits()):
+    if one_class and (before := scores.limits()):
         thresholds["pre_nms_topk"] = max(min(before), thresholds.get("max_detections", 1))
     return OwnSuppression(
         name=name,
