@@ -30,7 +30,7 @@ from trtdet.options import BuildOptions, changed
 from trtdet.runtime.detector import Detector
 
 Rows = NDArray[np.float64]
-"""(n, 6): x1 y1 x2 y2 in pixels of the network's input, score, class."""
+"""(n, 6 + 3 P): x1 y1 x2 y2 in pixels of the network's input, score, class, and x, y, score of each keypoint."""
 
 OPEN_SIZE = (320, 320)
 PLUGINS = ("EfficientNMS_TRT", "TRTBatchedNMS")
@@ -52,6 +52,11 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
         best = np.argsort(-scores, axis=None, kind="stable")[: config.nms.max_detections]
         rows, classes = np.unravel_index(best, scores.shape)
         table = np.concatenate([boxes[rows], scores[rows, classes][:, None], classes[:, None]], axis=1)
+    elif {"dets", "keypoints"} <= arrays.keys():  # MMDeploy's poses, of one class
+        boxes, points = arrays["dets"][0], arrays["keypoints"][0]
+        # Where fewer rows are kept, the last cell follows them, whatever its score is.
+        count = next((at for at in range(1, len(boxes)) if boxes[at, 4] > boxes[at - 1, 4]), len(boxes))
+        table = np.concatenate([boxes, np.zeros((len(boxes), 1)), points.reshape(len(boxes), -1)], axis=1)[:count]
     elif {"dets", "labels"} <= arrays.keys():  # MMDeploy
         table = np.concatenate([arrays["dets"][0], arrays["labels"][0][:, None]], axis=1)
     elif "detection_boxes" in arrays:  # TensorFlow: y1 x1 y2 x2 as shares, classes from 1
@@ -161,8 +166,12 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
     for seed in range(pictures):
         image = picture(config.input, seed)[None]
         image = np.round(image) if image.max() > 100 else image  # whole pixels
-        boxes, scores, classes = detector(np.repeat(image, detector.batch, axis=0)).image(0)
+        found = detector(np.repeat(image, detector.batch, axis=0))
+        boxes, scores, classes = found.image(0)
         mine = np.concatenate([boxes, scores[:, None], classes[:, None]], axis=1).astype(np.float64)
+        if found.parts.keypoints is not None:
+            points = found.parts.keypoints[0, : len(mine)].reshape(len(mine), -1)
+            mine = np.concatenate([mine, points], axis=1)
         outputs = original(path, image)
         if "raw_detection_boxes" in outputs:  # TensorFlow cuts boxes at the image's border behind its suppression
             mine[:, :4] = np.clip(mine[:, :4], 0, np.tile(config.input.size[::-1], 2))
@@ -177,7 +186,7 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
                 wrong += 1
                 continue
             best = int(fits.argmin())
-            wrong += bool(gaps[best, :4].max() > 0.01 or gaps[best, 4] > 1e-4)
+            wrong += bool(gaps[best, :4].max() > 0.01 or gaps[best, 4] > 1e-4 or gaps[best, 6:].max(initial=0) > 0.01)
             box, score = max(box, gaps[best, :4].max()), max(score, gaps[best, 4])
             mine = np.delete(mine, best, axis=0)
     return total, wrong, box, score

@@ -22,6 +22,8 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "exports"
 EXPORTS = {
     "mmdeploy-retinanet-r18": "an export of MMDeploy, 80 classes: its suppression is cut off",
     "mmdeploy-rtmdet-tiny-dynamic": "an export of MMDeploy, 80 classes: its suppression is cut off",
+    "mmpose-rtmo-t": "an export of MMDeploy, 1 classes: its suppression is cut off",
+    "mmpose-yolox-pose-tiny": "an export of MMDeploy, 1 classes: its suppression is cut off",
     "tensorflow-ssd": "an export of TensorFlow's object detection, 20 classes: its suppression is cut off",
     "tensorflow-models-ssd": "an export of TensorFlow's object detection, 6 classes: its suppression is cut off",
     "deim-dfine-n": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
@@ -42,6 +44,8 @@ LARGE = ("mmdeploy-retinanet-r18", "paddle-yolov3")
 VARIANCE = {
     "mmdeploy-retinanet-r18": 1.0,
     "mmdeploy-rtmdet-tiny-dynamic": 1.0,
+    "mmpose-rtmo-t": 1.0,
+    "mmpose-yolox-pose-tiny": 1.0,
     "tensorflow-ssd": 1.0,
     "tensorflow-models-ssd": 1.0,
 }

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from trtdet.passes.base import Writer
 from trtdet.passes.provenance import Origin
-from trtdet.passes.walk import depends, maker, redirect, upstream
+from trtdet.passes.walk import depends, downstream, maker, redirect, upstream
 
 DETECTIONS, KEYPOINTS = "dets", "keypoints"
 """Names of the outputs (B, K, 5), boxes with scores, and (B, K, P, 3), keypoints with scores."""
@@ -43,6 +43,10 @@ def read_all_keypoints(graph: gs.Graph, suppression: gs.Node) -> gs.Tensor | Non
     tensors = [*suppression.inputs[:2], *(whole for _, whole in pairs)]
     for node in [node for tensor in tensors for node in _paddings(tensor)]:
         redirect(graph, node.outputs[0], node.inputs[0])
+        tensors.append(node.inputs[0])
+    for node in downstream([reader for tensor in tensors for reader in tensor.outputs]):
+        for tensor in node.outputs:
+            tensor.shape = None  # of the kept or padded rows
     return next(tensor for tensor in graph.outputs if tensor.name == KEYPOINTS)
 
 

@@ -12,6 +12,7 @@ Exporters write it in these ways, which one search finds:
   object_detection/core/post_processing.py);
 - NonMaxSuppression on rows that were selected class by class, one behind the other: torchvision's SSD
   (``postprocess_detections`` in torchvision/models/detection/ssd.py);
+- either, with keypoints of the kept rows: MMDeploy (:mod:`trtdet.passes.kept_rows`);
 - NonMaxSuppression on what was decoded of the best of each level: MMDeploy, torchvision's RetinaNet and FCOS
   (:mod:`trtdet.passes.levels`).
 
@@ -28,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from trtdet.config import NmsConfig
 from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.errors import ModelError
 from trtdet.passes.kept_rows import read_all_keypoints
@@ -125,7 +127,12 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
             f"the model embeds several NMS nodes: {', '.join(node.name or node.op for node in nodes)}; name the "
             "tensors before the last node with head.outputs and use head.decode boxes"
         )
-    return replace(first, keypoints=keypoints)
+    if keypoints is None:
+        return first
+    thresholds = dict(first.thresholds)
+    if "pre_nms_topk" in thresholds:  # a plugin takes more than the TopK of another kind of suppression
+        thresholds["pre_nms_topk"] = min(thresholds["pre_nms_topk"], NmsConfig().pre_nms_topk)
+    return replace(first, keypoints=keypoints, thresholds=thresholds)
 
 
 def refused(name: str, obstacle: str) -> ModelError:
@@ -250,7 +257,7 @@ def _of_onnx(node: gs.Node, selected_over: Sequence[float], whole: gs.Tensor | N
     if limits:
         thresholds["max_detections"] = min(limits)
     # Of all classes a limit counts boxes, and pre_nms_topk pairs: a tighter one would lose pairs of the best boxes.
-    if one_class and (before := scores.limits()):
+    if scores.reduced and (before := scores.limits()):
         thresholds["pre_nms_topk"] = max(min(before), thresholds.get("max_detections", 1))
     return OwnSuppression(
         name=name,
