@@ -52,7 +52,8 @@ def read_all_keypoints(graph: gs.Graph, suppression: gs.Node) -> gs.Tensor | Non
 
 def _data(node: gs.Node) -> Iterable[gs.Tensor]:
     """What a node computes with, without indices and shapes."""
-    return node.inputs[:1] if node.op in ("Gather", "Reshape", "Expand") else node.inputs
+    inputs: list[gs.Tensor] = list(node.inputs)
+    return inputs[:1] if node.op in ("Gather", "Reshape", "Expand") else inputs
 
 
 def _picks_kept(node: gs.Node, suppression: gs.Node) -> bool:
