@@ -83,6 +83,11 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
     elif len(values) == 1 and values[0].ndim == 3 and values[0].shape[1] < values[0].shape[2]:  # YOLOv8: no objectness
         rows = values[0][0].T
         return _suppressed(_corners(rows[:, :4]), rows[:, 4:], config)
+    elif len(values) == 1 and config.head.keypoints is not None:  # YOLOv5-face: landmarks before the classes
+        rows, first = values[0][0], 5 + 2 * len(config.head.keypoints.names)
+        points = rows[:, 5:first].reshape(len(rows), -1, 2)
+        points = np.pad(points, ((0, 0), (0, 0), (0, 1)), constant_values=1).reshape(len(rows), -1)
+        return _suppressed(_corners(rows[:, :4]), rows[:, 4:5] * rows[:, first:], config, points)
     elif len(values) == 1 and values[0].ndim == 3:  # YOLOv5, YOLOv6, YOLOv7: centre, size, objectness, classes
         rows = values[0][0]
         return _suppressed(_corners(rows[:, :4]), rows[:, 4:5] * rows[:, 5:], config)
@@ -100,13 +105,14 @@ def _corners(boxes: Rows) -> Rows:
     return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=1)
 
 
-def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
-    """Rows by falling score that no better row of their class overlaps by more than the threshold."""
+def _suppressed(boxes: Rows, scores: Rows, config: Config, points: Rows | None = None) -> Rows:
+    """Rows by falling score, with ``points`` behind them, that no better row of their class overlaps by more than the
+    threshold."""
     rows, classes = np.nonzero(scores > config.nms.score_threshold)
     order = np.argsort(-scores[rows, classes], kind="stable")[: config.nms.pre_nms_topk]
-    table = np.concatenate([boxes[rows], scores[rows, classes][:, None], classes[:, None].astype(np.float64)], axis=1)[
-        order
-    ]
+    columns = [boxes[rows], scores[rows, classes][:, None], classes[:, None].astype(np.float64)]
+    table = np.concatenate([*columns, *([] if points is None else [points[rows]])], axis=1)[order]
+    width = table.shape[1]
     kept: list[Rows] = []
     while len(table) and len(kept) < config.nms.max_detections:
         best, table = table[0], table[1:]
@@ -115,7 +121,7 @@ def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
         shared = np.maximum(sides, 0).prod(axis=1)
         areas = np.maximum(table[:, 2:4] - table[:, :2], 0).prod(axis=1) + np.maximum(best[2:4] - best[:2], 0).prod()
         table = table[(shared <= config.nms.iou_threshold * (areas - shared)) | (table[:, 5] != best[5])]
-    return np.array(kept).reshape(-1, 6)
+    return np.array(kept).reshape(-1, width)
 
 
 def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:

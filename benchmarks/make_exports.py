@@ -363,6 +363,22 @@ torch2onnx(OUT.replace('.onnx', '.png'), os.path.dirname(OUT), os.path.basename(
     )
 
 
+def _yolov5_face(source: str, classes: int) -> Recipe:
+    """YOLOv5-face and its fork for licence plates: rows with five or four landmarks behind the objectness."""
+    return Recipe(
+        source,
+        f"""
+sys.path.insert(0, '.')
+from models.yolo import Model
+model = Model('models/yolov5n-0.5.yaml', ch=3, nc={classes})
+model.names = [str(i) for i in range({classes})]
+lively(model, last=model.model[-1].m, gain=2.0).requires_grad_(False)
+torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
+run('export.py', '--weights', OUT.replace('.onnx', '.pt'), '--img_size', '320', '320')
+""",
+    )
+
+
 _TENSORFLOW = """
 import numpy as np
 import tensorflow as tf
@@ -584,6 +600,8 @@ run('main.py', *'''--batch_size 1 --encoder vit_tiny --vit_encoder_num_layers 6 
     ),
     "tensorflow-ssd": Recipe(".", _TENSORFLOW, torch=False),
     "tensorflow-models-ssd": Recipe("tf_models_research_object_detection", _TENSORFLOW_MODELS, torch=False),
+    "yolov5-face": _yolov5_face("deepcam-cn+yolov5-face", classes=1),
+    "yolov5-plate": _yolov5_face("we0091234+Chinese_license_plate_detection_recognition", classes=2),
     "yolo-nas-s-flat": _yolo_nas("FLAT_FORMAT"),
     "yolo-nas-s-batch": _yolo_nas("BATCH_FORMAT"),
 }

@@ -32,6 +32,8 @@ EXPORTS = {
     "torchvision-fcos-small": "an export of torchvision, 6 classes: its suppression is cut off",
     "torchvision-retinanet-small": "an export of torchvision, 6 classes: its suppression is cut off",
     "torchvision-ssdlite320": "an export of torchvision, 20 classes: its suppression is cut off",
+    "yolov5-face": "decode boxes, 1 classes",
+    "yolov5-plate": "decode boxes, 2 classes",
     "yolov6n-end2end-ort": "an export of YOLO end to end, 80 classes: its suppression is cut off",
     "yolov6n-end2end-trt": "an export of YOLO end to end, 80 classes: its suppression is cut off",
     "yolov7-end2end-ort": "80 classes: its suppression is cut off",

@@ -421,8 +421,11 @@ def guessed(
 def _heads(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> Heads:
     arrays = list(outputs.values())
     computed = list(_computed(outputs, size, class_count))
-    # A shipped head with its own number of classes comes first: the match is no accident.
-    yield from (head for head in computed if head[2] == len(load_config(head[0]).classes))
+    # A shipped head with its own number of classes, or with keypoints, comes first: the match is no accident.
+    for head in computed:
+        shipped_config = load_config(head[0])
+        if head[2] == len(shipped_config.classes) or shipped_config.head.keypoints is not None:
+            yield head
     yield from _with_masks(arrays, size, class_count)
     if all(array.ndim == 3 for array in arrays):
         if len(arrays) == 1:
@@ -459,7 +462,10 @@ def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -
         # Expressions with cell points fit only outputs of their head; without them, the number of boxes must match.
         pointed = any("points(" in expression for expression in config.head.compute.values())
         cells = sum(_cells(size, config.head.strides))
-        if not pointed and boxes.shape[1] not in (cells, _ANCHORS * cells):
+        if not pointed and boxes.shape[1] not in (cells, 3 * cells, _ANCHORS * cells):
+            continue
+        # Columns of keypoints in pixels could be classes otherwise.
+        if "keypoints" in tensors and not float(np.abs(tensors["keypoints"]).max()) > 2:
             continue
         if config.head.scores == "probabilities" and not (scores.min() >= 0 and scores.max() <= 1 + 1e-5):
             continue
