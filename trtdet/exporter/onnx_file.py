@@ -462,10 +462,10 @@ def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -
         # Expressions with cell points fit only outputs of their head; without them, the number of boxes must match.
         pointed = any("points(" in expression for expression in config.head.compute.values())
         cells = sum(_cells(size, config.head.strides))
-        if not pointed and boxes.shape[1] not in (cells, 3 * cells, _ANCHORS * cells):
-            continue
-        # Columns of keypoints in pixels could be classes otherwise.
-        if "keypoints" in tensors and not float(np.abs(tensors["keypoints"]).max()) > 2:
+        rows: tuple[int, ...] = (cells, _ANCHORS * cells)
+        if "keypoints" in tensors:  # three boxes a cell are YOLOv5's with classes instead, unless they are in pixels
+            rows = (3 * cells,) if float(np.abs(tensors["keypoints"]).max()) > 2 else ()
+        if not pointed and boxes.shape[1] not in rows:
             continue
         if config.head.scores == "probabilities" and not (scores.min() >= 0 and scores.max() <= 1 + 1e-5):
             continue
