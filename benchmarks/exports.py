@@ -30,7 +30,7 @@ from trtdet.options import BuildOptions, changed
 from trtdet.runtime.detector import Detector
 
 Rows = NDArray[np.float64]
-"""(n, 6): x1 y1 x2 y2 in pixels of the network's input, score, class."""
+"""(n, 6 + 3 P): x1 y1 x2 y2 in pixels of the network's input, score, class, and x, y, score of each keypoint."""
 
 OPEN_SIZE = (320, 320)
 PLUGINS = ("EfficientNMS_TRT", "TRTBatchedNMS")
@@ -52,6 +52,11 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
         best = np.argsort(-scores, axis=None, kind="stable")[: config.nms.max_detections]
         rows, classes = np.unravel_index(best, scores.shape)
         table = np.concatenate([boxes[rows], scores[rows, classes][:, None], classes[:, None]], axis=1)
+    elif {"dets", "keypoints"} <= arrays.keys():  # MMDeploy's poses, of one class
+        boxes, points = arrays["dets"][0], arrays["keypoints"][0]
+        # Where fewer rows are kept, the last cell follows them, whatever its score is.
+        count = next((at for at in range(1, len(boxes)) if boxes[at, 4] > boxes[at - 1, 4]), len(boxes))
+        table = np.concatenate([boxes, np.zeros((len(boxes), 1)), points.reshape(len(boxes), -1)], axis=1)[:count]
     elif {"dets", "labels"} <= arrays.keys():  # MMDeploy
         table = np.concatenate([arrays["dets"][0], arrays["labels"][0][:, None]], axis=1)
     elif "detection_boxes" in arrays:  # TensorFlow: y1 x1 y2 x2 as shares, classes from 1
@@ -78,6 +83,11 @@ def rows_of(outputs: Mapping[str, NDArray[Any]], config: Config) -> Rows:
     elif len(values) == 1 and values[0].ndim == 3 and values[0].shape[1] < values[0].shape[2]:  # YOLOv8: no objectness
         rows = values[0][0].T
         return _suppressed(_corners(rows[:, :4]), rows[:, 4:], config)
+    elif len(values) == 1 and config.head.keypoints is not None:  # YOLOv5-face: landmarks before the classes
+        rows, first = values[0][0], 5 + 2 * len(config.head.keypoints.names)
+        points = rows[:, 5:first].reshape(len(rows), -1, 2)
+        points = np.pad(points, ((0, 0), (0, 0), (0, 1)), constant_values=1).reshape(len(rows), -1)
+        return _suppressed(_corners(rows[:, :4]), rows[:, 4:5] * rows[:, first:], config, points)
     elif len(values) == 1 and values[0].ndim == 3:  # YOLOv5, YOLOv6, YOLOv7: centre, size, objectness, classes
         rows = values[0][0]
         return _suppressed(_corners(rows[:, :4]), rows[:, 4:5] * rows[:, 5:], config)
@@ -95,13 +105,14 @@ def _corners(boxes: Rows) -> Rows:
     return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=1)
 
 
-def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
-    """Rows by falling score that no better row of their class overlaps by more than the threshold."""
+def _suppressed(boxes: Rows, scores: Rows, config: Config, points: Rows | None = None) -> Rows:
+    """Rows by falling score, with ``points`` behind them, that no better row of their class overlaps by more than the
+    threshold."""
     rows, classes = np.nonzero(scores > config.nms.score_threshold)
     order = np.argsort(-scores[rows, classes], kind="stable")[: config.nms.pre_nms_topk]
-    table = np.concatenate([boxes[rows], scores[rows, classes][:, None], classes[:, None].astype(np.float64)], axis=1)[
-        order
-    ]
+    columns = [boxes[rows], scores[rows, classes][:, None], classes[:, None].astype(np.float64)]
+    table = np.concatenate([*columns, *([] if points is None else [points[rows]])], axis=1)[order]
+    width = table.shape[1]
     kept: list[Rows] = []
     while len(table) and len(kept) < config.nms.max_detections:
         best, table = table[0], table[1:]
@@ -110,7 +121,7 @@ def _suppressed(boxes: Rows, scores: Rows, config: Config) -> Rows:
         shared = np.maximum(sides, 0).prod(axis=1)
         areas = np.maximum(table[:, 2:4] - table[:, :2], 0).prod(axis=1) + np.maximum(best[2:4] - best[:2], 0).prod()
         table = table[(shared <= config.nms.iou_threshold * (areas - shared)) | (table[:, 5] != best[5])]
-    return np.array(kept).reshape(-1, 6)
+    return np.array(kept).reshape(-1, width)
 
 
 def original(path: Path, image: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
@@ -161,8 +172,12 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
     for seed in range(pictures):
         image = picture(config.input, seed)[None]
         image = np.round(image) if image.max() > 100 else image  # whole pixels
-        boxes, scores, classes = detector(np.repeat(image, detector.batch, axis=0)).image(0)
+        found = detector(np.repeat(image, detector.batch, axis=0))
+        boxes, scores, classes = found.image(0)
         mine = np.concatenate([boxes, scores[:, None], classes[:, None]], axis=1).astype(np.float64)
+        if found.parts.keypoints is not None:
+            points = found.parts.keypoints[0, : len(mine)].reshape(len(mine), -1)
+            mine = np.concatenate([mine, points], axis=1)
         outputs = original(path, image)
         if "raw_detection_boxes" in outputs:  # TensorFlow cuts boxes at the image's border behind its suppression
             mine[:, :4] = np.clip(mine[:, :4], 0, np.tile(config.input.size[::-1], 2))
@@ -177,7 +192,7 @@ def differing(path: Path, config: Config, pictures: int = 3) -> tuple[int, int, 
                 wrong += 1
                 continue
             best = int(fits.argmin())
-            wrong += bool(gaps[best, :4].max() > 0.01 or gaps[best, 4] > 1e-4)
+            wrong += bool(gaps[best, :4].max() > 0.01 or gaps[best, 4] > 1e-4 or gaps[best, 6:].max(initial=0) > 0.01)
             box, score = max(box, gaps[best, :4].max()), max(score, gaps[best, 4])
             mine = np.delete(mine, best, axis=0)
     return total, wrong, box, score

@@ -418,7 +418,7 @@ def make_material(output: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=100_000, help="of all kinds together")
+    parser.add_argument("--count", type=int, default=102_000, help="of all kinds together")
     parser.add_argument("--kinds", nargs="+", choices=[kind.name for kind in KINDS], default=[])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="KIND:NUMBER", help="one input, with the traceback of a fault")

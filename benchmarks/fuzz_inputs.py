@@ -54,6 +54,16 @@ from trtdet.quantization import PrecisionPlan  # noqa: E402
 
 Change = Callable[[bytes, random.Random], bytes]
 
+TASKS = {
+    "masks": {"outputs": ["boxes", "scores", "coefficients", "prototypes"], "masks": True},
+    "keypoints": {
+        "outputs": ["boxes", "scores", "points"],
+        "keypoints": {"names": ["a", "b"], "sigmas": [0.1, 0.2], "skeleton": [[0, 1]]},
+    },
+    "rotated": {"outputs": ["boxes", "scores", "angles"], "rotated": True},
+}
+"""Keys of the head of :func:`parts_detector`, by what it gives beside boxes."""
+
 # fmt: off
 ODD_NUMBERS = (
     0, -1, 1, 2**31, -(2**31), 2**63, 2**64, 10**40, 1e308, -1e-308, 0.5, float("nan"), float("inf"),
@@ -79,7 +89,7 @@ class Kind:
         seeds: sound inputs, from the folder of the material.
         change: makes another input of one.
         read: reads an input, given as bytes, in an empty folder; ``material`` has what it needs beside.
-        count: how many of 100,000 inputs.
+        count: how many of 102,000 inputs.
     """
 
     name: str
@@ -113,6 +123,34 @@ def command(*words: object) -> None:
             raise AssertionError(f"standard output has control characters: {ascii(line)[:300]}")
     if code:
         raise Refused(err.getvalue())
+
+
+def parts_detector() -> onnx.ModelProto:
+    """The tiny detector with mask coefficients and prototypes, two keypoints and an angle for each of its 64 boxes."""
+    model = tiny_detector()
+    rng = np.random.default_rng(3)
+    arrays = {"w_rows": rng.normal(0, 0.3, (11, 8, 1, 1)), "w_maps": rng.normal(0, 0.3, (4, 8, 1, 1))}
+    arrays |= {"rows_shape": np.array([1, 11, 64]), "rows_parts": np.array([4, 6, 1])}
+    for name, array in arrays.items():
+        typed = array.astype(np.float32) if array.dtype == np.float64 else array
+        model.graph.initializer.append(onnx.numpy_helper.from_array(typed, name))
+    for op, sources, results, attributes in (
+        ("Conv", ["depthwise_1", "w_maps"], ["prototypes"], {}),
+        ("Conv", ["depthwise_1", "w_rows"], ["row_maps"], {}),
+        ("Reshape", ["row_maps", "rows_shape"], ["row_lines"], {}),
+        ("Transpose", ["row_lines"], ["rows"], {"perm": [0, 2, 1]}),
+        ("Split", ["rows", "rows_parts"], ["coefficients", "points", "angles"], {"axis": 2}),
+    ):
+        model.graph.node.append(onnx.helper.make_node(op, sources, results, results[0], **attributes))
+    for name, shape in (
+        ("coefficients", [1, 64, 4]),
+        ("prototypes", [1, 4, 8, 8]),
+        ("points", [1, 64, 6]),
+        ("angles", [1, 64, 1]),
+    ):
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+    onnx.checker.check_model(model)
+    return model
 
 
 # Changes
@@ -635,6 +673,61 @@ def read_annotations(data: bytes, folder: Path, material: Path) -> None:
                 metric.class_matches(of)  # type: ignore[arg-type]
 
 
+def changed_task(data: bytes, draw: random.Random) -> bytes:
+    """Mostly corners, keypoints and areas."""
+    if draw.random() < 0.4:
+        return changed_annotations(data, draw)
+    try:
+        document = json.loads(data)
+        annotation = draw.choice(document["annotations"])
+        how = draw.randrange(4)
+        if how == 0:
+            (polygon,) = annotation["segmentation"]
+            polygon[draw.randrange(len(polygon))] = draw.choice([*ODD_NUMBERS, 1e9, "3", None])
+        elif how == 1:
+            corner = draw.choice([[0, 0], [5, 5], [1e9, -1e9], [3]])
+            annotation["segmentation"] = [corner * draw.choice([4, 4, 4, 3, 5, 0])] * draw.choice([1, 1, 2])
+        elif how == 2:
+            points = annotation["keypoints"]
+            points[draw.randrange(len(points))] = draw.choice([*ODD_NUMBERS, 3, 1.5, "2", None])
+        else:
+            annotation[draw.choice(["area", "num_keypoints", "iscrowd", "keypoints"])] = draw.choice(
+                [0, -1, 1e308, 2, None, [], [0] * 6, [1] * 5, [[1, 2, 2]]]
+            )
+        return json.dumps(document).encode()
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):  # it is no such document any more
+        return changed_json(data, draw)
+
+
+def read_task(data: bytes, folder: Path, material: Path) -> None:
+    """Annotations of all parts, scored for one of them."""
+    path = folder / "annotations.json"
+    path.write_bytes(data)
+    task = list(TASKS)[choice(data, len(TASKS))]
+    words = ["--images", material / "images", "--annotations", path]
+    if choice(data, 20):
+        command("eval", material / "parts.onnx", "--config", material / f"{task}.yaml", *words)
+    else:
+        command("eval", material / task, "--against", material / "parts.onnx", *words)
+
+
+def read_task_configuration(data: bytes, folder: Path, material: Path) -> None:
+    path = folder / "fuzzed.yaml"
+    path.write_bytes(data)
+    config = load_config(str(path))
+    if config.input.height * config.input.width > 1 << 20:
+        return
+    model, how = material / "parts.onnx", choice(data, 10)
+    if how < 6:
+        command("predict", model, "--config", path, material / "two", "-o", folder / "p")
+    elif how < 9:
+        annotated = ["--images", material / "images", "--annotations", material / "annotations.json"]
+        command("eval", model, "--config", path, *annotated)
+    else:
+        words = ["--images", material / "two", "--backend", "onnxruntime", "--int8-all", "--effort", "none"]
+        command("build", model, "--config", path, *words, "-o", folder / "b")
+
+
 def read_prepared(data: bytes, folder: Path, material: Path) -> None:
     place = _bundle(folder, material, "prepared")
     _put(place, "prepared.json", data)
@@ -770,6 +863,15 @@ def configurations(material: Path) -> list[bytes]:
     return [CONFIG.encode(), ODD_CONFIG.encode(), *(path.read_bytes() for path in shipped)]
 
 
+def task_annotations(material: Path) -> list[bytes]:
+    """Every annotation has a polygon of four corners and keypoints."""
+    document = json.loads((material / "annotations.json").read_bytes())
+    for number, annotation in enumerate(document["annotations"]):
+        annotation["segmentation"] = [[2, 2, 10, 3, 9, 10 + number, 1, 9]]
+        annotation["num_keypoints"] = 2
+    return [json.dumps(document).encode()]
+
+
 def pictures(material: Path) -> list[bytes]:
     rng = np.random.default_rng(2)
     picture = Image.fromarray(rng.integers(0, 256, (40, 30, 3), dtype=np.uint8))
@@ -835,6 +937,8 @@ KINDS = (
     Kind("experiment", files("sweep/experiment.json", "sweep/provenance.json"), changed_json, read_experiment, 300),
     Kind("journal", files("sweep/rows.jsonl"), changed_rows, read_journal, 100),
     Kind("annotations", annotations, changed_annotations, read_annotations, 10_000),
+    Kind("task annotations", task_annotations, changed_task, read_task, 1_000),
+    Kind("task yaml", files(*(f"{task}.yaml" for task in TASKS)), changed_yaml, read_task_configuration, 1_000),
     Kind("candidates", files("prepared/prepared.json"), changed_json, read_prepared, 1_500),
     Kind("npz", files("bundle/histograms.npz"), changed_archive, read_histograms, 500),
     Kind("lists", lambda _: [b"00.png\n01.png\n# note\n02.png\n"], changed_text, read_list, 8_000),
@@ -846,7 +950,7 @@ KINDS = (
     Kind("keys", files("signed/manifest.sig", "key.pem", "key-public.pem"), changed_bytes, read_signature, 1_000),
     Kind("onnx", models, changed_model, read_model, 10_000),
 )
-"""All kinds; their counts are 100,000."""
+"""All kinds; their counts are 102,000."""
 
 EXPECTED = (TrtdetError, Refused)
 __all__ = ["CLASSES", "EXPECTED", "KINDS", "ConfigError", "Kind", "Refused", "made_material"]
@@ -886,6 +990,16 @@ def made_material(folder: Path) -> None:
     command("bench", folder / "bundle", folder / "tiny.onnx", *model[1:], *quick, "-o", folder / "bench.json")
     command("profile", folder / "bundle", "--runs", 5, "-o", folder / "profile.json")
     command("eval", folder / "bundle", *annotated, "--against", folder / "tiny.onnx", "-o", folder / "eval.json")
+    onnx.save(parts_detector(), folder / "parts.onnx")
+    for task, head in TASKS.items():
+        config = yaml.safe_load(CONFIG)
+        config["head"] |= head
+        (folder / f"{task}.yaml").write_text(yaml.safe_dump(config))
+        parts = [folder / "parts.onnx", "--config", folder / f"{task}.yaml"]
+        command("build", *parts, *images, *onnxruntime, "--int8-all", "-o", folder / task)
+        (folder / "corners.json").write_bytes(task_annotations(folder)[0])
+        scored = ["--images", folder / "images", "--annotations", folder / "corners.json"]
+        command("eval", folder / task, *scored, "--against", folder / "parts.onnx", "-o", folder / f"eval-{task}.json")
     shutil.copy(folder / "bundle" / "plan.json", folder / "plan.json")
     prepare = ["--val-images", folder / "scored", "--for", "tensorrt-10.3", "-o", folder / "prepared"]
     command("prepare", *model, *images, *prepare)

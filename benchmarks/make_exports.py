@@ -311,6 +311,74 @@ torch2onnx(OUT.replace('.onnx', '.png'), os.path.dirname(OUT), os.path.basename(
     )
 
 
+def _mmpose(config: str, deploy: str) -> Recipe:
+    """MMPose by MMDeploy, packages as for :func:`_mmdeploy`; MMPose is a check-out beside MMDeploy's, and needs
+    pycocotools, json_tricks and munkres."""
+    return Recipe(
+        "open-mmlab+mmdeploy",
+        f"""
+import cv2, mmcv, torchvision
+mmcv.__version__ = '2.1.0'  # of 2.2, which MMPose refuses, all that is used is the same
+def compiled(name):
+    if name.startswith('__'):
+        raise AttributeError(name)
+    return lambda boxes, scores, iou_threshold, offset: torchvision.ops.nms(boxes, scores, iou_threshold)
+sys.modules['mmcv._ext'] = types.ModuleType('mmcv._ext')
+sys.modules['mmcv._ext'].__spec__ = importlib.machinery.ModuleSpec('mmcv._ext', None)
+sys.modules['mmcv._ext'].__getattr__ = compiled
+import pycocotools.coco, pycocotools.cocoeval, pycocotools.mask
+for name in ('', '.coco', '.cocoeval', '.mask'):  # its fork, which NumPy 2 does not load, scores data sets
+    sys.modules['xtcocotools' + name] = sys.modules['pycocotools' + name]
+sys.modules['chumpy'] = types.ModuleType('chumpy')  # of body models, which these are not
+sys.path[:0] = ['.', '../open-mmlab+mmpose']
+import mmdeploy.apis.utils.utils
+import mmengine
+import mmpose
+from mmpose.registry import MODELS
+from mmpose.utils import register_all_modules
+from mmdeploy.apis import torch2onnx
+register_all_modules(init_default_scope=True)
+os.chdir('../open-mmlab+mmpose')  # for the descriptions of data sets
+config = mmengine.Config.fromfile('configs/body_2d_keypoint/{config}')
+config.model.backbone.init_cfg = None
+model = MODELS.build(config.model)
+def forward(pictures):
+    model.head.head_module(model.extract_feat(255 * pictures))
+lively(model, size=config.input_size[0], call=forward)
+for name, layer in model.head.named_modules():
+    kind = name.split('.')[-2] if name.endswith(('.0', '.1', '.2')) else ''
+    if isinstance(layer, torch.nn.Conv2d) and kind in ('out_cls', 'out_obj'):
+        torch.nn.init.normal_(layer.weight, std=2 / layer.weight[0].numel() ** 0.5)
+        torch.nn.init.normal_(layer.bias, -1.0, 0.5)
+    if isinstance(layer, torch.nn.Conv2d) and kind == 'out_bbox':
+        torch.nn.init.normal_(layer.weight, std=0.5 / layer.weight[0].numel() ** 0.5)
+        torch.nn.init.constant_(layer.bias, 1.0)
+torch.save({{'state_dict': model.state_dict(), 'meta': {{'dataset_meta': {{}}}}}}, OUT.replace('.onnx', '.pth'))
+cv2.imwrite(OUT.replace('.onnx', '.png'), np.random.randint(0, 255, (320, 320, 3), np.uint8))
+deploy = mmengine.Config.fromfile('../open-mmlab+mmdeploy/configs/mmpose/{deploy}')
+mmdeploy.apis.utils.utils.check_backend_device = lambda deploy_cfg, device: None  # files for TensorRT need no GPU
+torch2onnx(OUT.replace('.onnx', '.png'), os.path.dirname(OUT), os.path.basename(OUT), deploy_cfg=deploy,
+           model_cfg=config, model_checkpoint=OUT.replace('.onnx', '.pth'), device='cpu')
+""",
+    )
+
+
+def _yolov5_face(source: str, classes: int) -> Recipe:
+    """YOLOv5-face and its fork for licence plates: rows with five or four landmarks behind the objectness."""
+    return Recipe(
+        source,
+        f"""
+sys.path.insert(0, '.')
+from models.yolo import Model
+model = Model('models/yolov5n-0.5.yaml', ch=3, nc={classes})
+model.names = [str(i) for i in range({classes})]
+lively(model, last=model.model[-1].m, gain=2.0).requires_grad_(False)
+torch.save({{'model': model, 'ema': None}}, OUT.replace('.onnx', '.pt'))
+run('export.py', '--weights', OUT.replace('.onnx', '.pt'), '--img_size', '320', '320')
+""",
+    )
+
+
 _TENSORFLOW = """
 import numpy as np
 import tensorflow as tf
@@ -519,8 +587,22 @@ run('main.py', *'''--batch_size 1 --encoder vit_tiny --vit_encoder_num_layers 6 
     "mmdeploy-yolov3": _mmdeploy(
         "yolo/yolov3_mobilenetv2_8xb24-320-300e_coco.py", "detection_onnxruntime_static.py", "convs_pred"
     ),
+    "mmpose-rtmo-t": _mmpose(
+        "rtmo/body7/rtmo-t_8xb32-600e_body7-416x416.py", "pose-detection_rtmo_onnxruntime_dynamic.py"
+    ),
+    "mmpose-rtmo-t-trt": _mmpose(
+        "rtmo/body7/rtmo-t_8xb32-600e_body7-416x416.py", "pose-detection_rtmo_tensorrt-fp16_dynamic-640x640.py"
+    ),
+    "mmpose-yolox-pose-tiny": _mmpose(
+        "yoloxpose/coco/yoloxpose_tiny_4xb64-300e_coco-416.py", "pose-detection_yolox-pose_onnxruntime_dynamic.py"
+    ),
+    "mmpose-yolox-pose-tiny-trt": _mmpose(
+        "yoloxpose/coco/yoloxpose_tiny_4xb64-300e_coco-416.py", "pose-detection_yolox-pose_tensorrt_dynamic-640x640.py"
+    ),
     "tensorflow-ssd": Recipe(".", _TENSORFLOW, torch=False),
     "tensorflow-models-ssd": Recipe("tf_models_research_object_detection", _TENSORFLOW_MODELS, torch=False),
+    "yolov5-face": _yolov5_face("deepcam-cn+yolov5-face", classes=1),
+    "yolov5-plate": _yolov5_face("we0091234+Chinese_license_plate_detection_recognition", classes=2),
     "yolo-nas-s-flat": _yolo_nas("FLAT_FORMAT"),
     "yolo-nas-s-batch": _yolo_nas("BATCH_FORMAT"),
 }

@@ -53,7 +53,7 @@ def test_every_shipped_configuration_loads_by_name_and_by_path(name):
     by_name = load_config(name)
     assert by_name == load_config(shipped("configs")[name])
     assert by_name.name == name
-    assert len(by_name.classes) in (1, 10, 15, 80)
+    assert len(by_name.classes) in (1, 2, 10, 15, 80)
 
 
 def test_the_coco_classes_are_80_distinct_names():
@@ -242,7 +242,7 @@ def test_a_message_names_the_place_and_what_is_wrong(write, text, words):
     """Text with a lone surrogate could not be read again from a manifest."""
     problem = message(write(text))
     assert words in problem
-    assert len(problem) < 500
+    assert len(problem) < 600
 
 
 def test_every_character_is_taken_in_a_name(write):

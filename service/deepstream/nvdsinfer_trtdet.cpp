@@ -1,4 +1,5 @@
-// Bounding-box parser for DeepStream's Gst-nvinfer: trtdet's outputs to NvDsInferObjectDetectionInfo.
+// Parsers for DeepStream's Gst-nvinfer: trtdet's outputs to NvDsInferObjectDetectionInfo or, with masks, to
+// NvDsInferInstanceMaskInfo.
 //
 // A network that suppresses gives, per frame, num_dets INT32 (1), boxes FLOAT (K, 4), scores FLOAT (K) and classes
 // INT32 (K). One that leaves suppression to its reader gives boxes FLOAT (N, 4), scores FLOAT (N, C) and, where those
@@ -9,8 +10,11 @@
 // The plugin itself drops what is under pre-cluster-threshold; raising that never changes which of the others are kept,
 // as no box is suppressed by one with a lower score.
 //
-// NvDsInferParseTrtdet has no state and may be called from any thread. It throws nothing: what it cannot read is said
-// on standard error and answered with false, at which nvinfer stops.
+// Masks are computed of mask_coefficients FLOAT (K or N, M), a row for each box, and prototypes FLOAT (M, h, w), cells
+// over the whole input.
+//
+// The parsers have no state and may be called from any thread. They throw nothing: what they cannot read is said on
+// standard error and answered with false, at which nvinfer stops.
 
 #include <algorithm>
 #include <cmath>
@@ -28,6 +32,10 @@
 extern "C" bool NvDsInferParseTrtdet(
     const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferNetworkInfo& network,
     const NvDsInferParseDetectionParams& params, std::vector<NvDsInferObjectDetectionInfo>& objects);
+
+extern "C" bool NvDsInferParseTrtdetMasks(
+    const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferNetworkInfo& network,
+    const NvDsInferParseDetectionParams& params, std::vector<NvDsInferInstanceMaskInfo>& objects);
 
 namespace trtdet::deepstream {
 namespace {
@@ -86,31 +94,29 @@ Box box_at(const float* boxes, std::size_t index) {
     return {corners[0], corners[1], corners[2], corners[3]};
 }
 
-// Adds an object. What nvinfer cannot place is left out: boxes that are not finite or, within the network's input, have
-// no area. Value-initialised, as later releases of DeepStream have more fields.
-void add(
-    const Box& box, std::size_t label, float score, const NvDsInferNetworkInfo& network,
-    std::vector<NvDsInferObjectDetectionInfo>& objects) {
+// What nvinfer can place of a detection: clipped to the network's input; false for boxes that are not finite or have no
+// area there. Value-initialised, as later releases of DeepStream have more fields.
+template <typename Object>
+bool placed(const Detection& one, const NvDsInferNetworkInfo& network, Object& object) {
+    const Box& box = one.box;
     if (!std::isfinite(box.x1) || !std::isfinite(box.y1) || !std::isfinite(box.x2) || !std::isfinite(box.y2)) {
-        return;
+        return false;
     }
     const float width = static_cast<float>(network.width);
     const float height = static_cast<float>(network.height);
-    NvDsInferObjectDetectionInfo object{};
-    object.classId = static_cast<unsigned int>(label);
+    object = Object{};
+    object.classId = static_cast<unsigned int>(one.class_index);
     object.left = std::clamp(box.x1, 0.0F, width);
     object.top = std::clamp(box.y1, 0.0F, height);
     object.width = std::clamp(box.x2, 0.0F, width) - object.left;
     object.height = std::clamp(box.y2, 0.0F, height) - object.top;
-    object.detectionConfidence = score;
-    if (object.width > 0.0F && object.height > 0.0F) {
-        objects.push_back(object);
-    }
+    object.detectionConfidence = one.score;
+    return object.width > 0.0F && object.height > 0.0F;
 }
 
 bool parse_raw(
-    const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferNetworkInfo& network,
-    const NvDsInferParseDetectionParams& params, std::vector<NvDsInferObjectDetectionInfo>& objects) {
+    const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferParseDetectionParams& params,
+    std::vector<Detection>& found) {
     Tensor boxes{};
     Tensor scores{};
     if (!take(layers, "boxes", FLOAT, 2, boxes) || !take(layers, "scores", FLOAT, 2, scores)) {
@@ -131,18 +137,15 @@ bool parse_raw(
     if (is_rotated && (rotated.size(0) != count || rotated.size(1) != 5)) {
         return said("rotated_boxes " + shape_of(rotated) + " with boxes " + shape_of(boxes) + ", expected (N, 5)");
     }
-    const std::vector<Detection> found = non_max_suppression(
+    found = non_max_suppression(
         boxes.data<float>(), scores.data<float>(), count, classes, rules(),
         is_rotated ? rotated.data<float>() : nullptr);
-    for (const Detection& one : found) {
-        add(one.box, static_cast<std::size_t>(one.class_index), one.score, network, objects);
-    }
     return true;
 }
 
 bool parse_suppressed(
-    const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferNetworkInfo& network,
-    const NvDsInferParseDetectionParams& params, std::vector<NvDsInferObjectDetectionInfo>& objects) {
+    const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferParseDetectionParams& params,
+    std::vector<Detection>& found) {
     Tensor num_dets{};
     Tensor boxes{};
     Tensor scores{};
@@ -171,11 +174,108 @@ bool parse_suppressed(
         }
         // EfficientNMS_TRT counts pairs under its threshold as well where that is under 0.007; their score is -32768.
         if (score >= 0.0F) {
-            add(box_at(boxes.data<float>(), i), static_cast<std::size_t>(label), score, network, objects);
+            found.push_back({box_at(boxes.data<float>(), i), score, label, i});
         }
     }
     return true;
 }
+
+// The detections of a frame, best first.
+bool parse(
+    const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferParseDetectionParams& params,
+    std::vector<Detection>& found) {
+    return find(layers, "num_dets") != nullptr ? parse_suppressed(layers, params, found)
+                                               : parse_raw(layers, params, found);
+}
+
+// A place on one axis between two cells.
+struct Place {
+    std::size_t first;
+    std::size_t second;
+    float share;  // of the second, 0 to 1
+};
+
+// Where the centre of a part of a side lies.
+//
+//   from, length  the side in pixels of the network's input
+//   index, parts  which of how many equal parts
+//   cells         of the axis, over `input` pixels
+Place place_of(float from, float length, std::size_t index, std::size_t parts, std::size_t cells, float input) {
+    const float pixel = from + (static_cast<float>(index) + 0.5F) * length / static_cast<float>(parts);
+    const float most = static_cast<float>(cells - 1);
+    const float at = std::clamp(pixel * static_cast<float>(cells) / input - 0.5F, 0.0F, most);
+    const auto first = static_cast<std::size_t>(at);
+    return {first, std::min(first + 1, cells - 1), at - static_cast<float>(first)};
+}
+
+// The cells that a side covers, at least 1.
+std::size_t parts_of(float length, std::size_t cells, float input) {
+    const float covered = std::ceil(length * static_cast<float>(cells) / input);
+    return std::clamp<std::size_t>(static_cast<std::size_t>(covered), 1, cells);
+}
+
+struct Masks {
+    Tensor coefficients;
+    Tensor prototypes;
+
+    bool take_from(const std::vector<NvDsInferLayerInfo>& layers) {
+        if (!take(layers, "mask_coefficients", FLOAT, 2, coefficients) ||
+            !take(layers, "prototypes", FLOAT, 3, prototypes)) {
+            return false;
+        }
+        if (coefficients.size(1) != prototypes.size(0) || prototypes.size(1) == 0 || prototypes.size(2) == 0) {
+            return said(
+                "mask_coefficients " + shape_of(coefficients) + " and prototypes " + shape_of(prototypes) +
+                ", expected (K, M) and (M, h, w)");
+        }
+        return true;
+    }
+
+    // Gives an object, whose box is set, its mask: probabilities on a grid over the box, about a value for each cell,
+    // bilinear between the logits of the cells. nvinfer stretches it over the box, compares it with
+    // segmentation-threshold and frees it.
+    void give(std::size_t row, const NvDsInferNetworkInfo& network, NvDsInferInstanceMaskInfo& object) const {
+        const std::size_t lines = prototypes.size(1);
+        const std::size_t columns = prototypes.size(2);
+        const auto input_width = static_cast<float>(network.width);
+        const auto input_height = static_cast<float>(network.height);
+        const std::vector<float> logits = logits_of(row);
+        const std::size_t width = parts_of(object.width, columns, input_width);
+        const std::size_t height = parts_of(object.height, lines, input_height);
+        object.mask = new float[width * height];
+        object.mask_width = static_cast<unsigned int>(width);
+        object.mask_height = static_cast<unsigned int>(height);
+        object.mask_size = static_cast<unsigned int>(sizeof(float) * width * height);
+        for (std::size_t y = 0; y < height; ++y) {
+            const Place down = place_of(object.top, object.height, y, height, lines, input_height);
+            const float* const upper = logits.data() + down.first * columns;
+            const float* const lower = logits.data() + down.second * columns;
+            for (std::size_t x = 0; x < width; ++x) {
+                const Place across = place_of(object.left, object.width, x, width, columns, input_width);
+                const auto between = [&across](const float* line) {
+                    return line[across.first] * (1 - across.share) + line[across.second] * across.share;
+                };
+                const float logit = between(upper) * (1 - down.share) + between(lower) * down.share;
+                object.mask[y * width + x] = 1 / (1 + std::exp(-logit));
+            }
+        }
+    }
+
+private:
+    std::vector<float> logits_of(std::size_t row) const {
+        const std::size_t cells = prototypes.size(1) * prototypes.size(2);
+        const std::size_t count = prototypes.size(0);
+        std::vector<float> logits(cells);
+        for (std::size_t one = 0; one < count; ++one) {
+            const float weight = coefficients.data<float>()[row * count + one];
+            const float* const prototype = prototypes.data<float>() + one * cells;
+            for (std::size_t cell = 0; cell < cells; ++cell) {
+                logits[cell] += weight * prototype[cell];
+            }
+        }
+        return logits;
+    }
+};
 
 }  // namespace
 }  // namespace trtdet::deepstream
@@ -194,11 +294,50 @@ extern "C" bool NvDsInferParseTrtdet(
     const NvDsInferParseDetectionParams& params, std::vector<NvDsInferObjectDetectionInfo>& objects) {
     using namespace trtdet::deepstream;
     try {
-        return find(layers, "num_dets") != nullptr ? parse_suppressed(layers, network, params, objects)
-                                                   : parse_raw(layers, network, params, objects);
+        std::vector<trtdet::Detection> found;
+        if (!parse(layers, params, found)) {
+            return false;
+        }
+        NvDsInferObjectDetectionInfo object;
+        for (const trtdet::Detection& one : found) {
+            if (placed(one, network, object)) {
+                objects.push_back(object);
+            }
+        }
+        return true;
+    } catch (const std::exception& error) {
+        return said(error.what());
+    }
+}
+
+// As NvDsInferParseTrtdet, each object with its mask.
+extern "C" bool NvDsInferParseTrtdetMasks(
+    const std::vector<NvDsInferLayerInfo>& layers, const NvDsInferNetworkInfo& network,
+    const NvDsInferParseDetectionParams& params, std::vector<NvDsInferInstanceMaskInfo>& objects) {
+    using namespace trtdet::deepstream;
+    try {
+        std::vector<trtdet::Detection> found;
+        Masks masks{};
+        if (!parse(layers, params, found) || !masks.take_from(layers)) {
+            return false;
+        }
+        objects.reserve(objects.size() + found.size());  // so that nothing throws while a mask has no owner
+        NvDsInferInstanceMaskInfo object;
+        for (const trtdet::Detection& one : found) {
+            if (one.row >= masks.coefficients.size(0)) {
+                return said(
+                    "mask_coefficients " + shape_of(masks.coefficients) + " has no row " + std::to_string(one.row));
+            }
+            if (placed(one, network, object)) {
+                masks.give(one.row, network, object);
+                objects.push_back(object);
+            }
+        }
+        return true;
     } catch (const std::exception& error) {
         return said(error.what());
     }
 }
 
 CHECK_CUSTOM_PARSE_FUNC_PROTOTYPE(NvDsInferParseTrtdet)
+CHECK_CUSTOM_INSTANCE_MASK_PARSE_FUNC_PROTOTYPE(NvDsInferParseTrtdetMasks)

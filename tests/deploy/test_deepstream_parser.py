@@ -27,6 +27,7 @@ STANDIN = Path(__file__).resolve().parents[1] / "standin" / "deepstream"
 SOURCE = Path(__file__).resolve().parents[2] / "service" / "deepstream"
 TYPES = {np.dtype(np.float32): 0, np.dtype(np.int32): 3}
 SIZE = 256
+OBJECT = np.dtype([("class", np.uint32), ("values", np.float32, 5)])
 
 
 def run(*command: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -56,6 +57,8 @@ class Parsed:
     """float32 (n, 4), left, top, width, height."""
     scores: NDArray[np.float32]
     said: str
+    masks: tuple[NDArray[np.float32], ...] = ()
+    """Probabilities on a grid over each box, of the parser of masks."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +68,37 @@ class Parser:
     library: Path
     program: Path
 
-    def __call__(self, layers: Mapping[str, NDArray[Any]], classes: int) -> Parsed:
+    def _run(self, layers: Mapping[str, NDArray[Any]], classes: int, *names: str) -> tuple[bytes, str]:
         parts = [struct.pack("=4I", classes, SIZE, SIZE, len(layers))]
         for name, array in layers.items():
             parts += [struct.pack("=I", len(name)), name.encode(), struct.pack("=2I", TYPES[array.dtype], array.ndim)]
             parts += [struct.pack(f"={array.ndim}I", *array.shape), np.ascontiguousarray(array).tobytes()]
-        done = run(self.program, self.library, "NvDsInferParseTrtdet", stdin=b"".join(parts))
+        done = run(self.program, self.library, *names, stdin=b"".join(parts))
         assert done.returncode == 0, done.stderr.decode()
-        ok, count = struct.unpack_from("=2I", done.stdout)
-        rows = np.frombuffer(done.stdout[8:], np.dtype([("class", np.uint32), ("values", np.float32, 5)]))
+        return done.stdout, done.stderr.decode()
+
+    def __call__(self, layers: Mapping[str, NDArray[Any]], classes: int) -> Parsed:
+        answer, said = self._run(layers, classes, "NvDsInferParseTrtdet")
+        ok, count = struct.unpack_from("=2I", answer)
+        rows = np.frombuffer(answer[8:], OBJECT)
         assert len(rows) == count
         values = rows["values"]
-        return Parsed(bool(ok), rows["class"], values[:, :4], values[:, 4], done.stderr.decode())
+        return Parsed(bool(ok), rows["class"], values[:, :4], values[:, 4], said)
+
+    def with_masks(self, layers: Mapping[str, NDArray[Any]], classes: int) -> Parsed:
+        answer, said = self._run(layers, classes, "NvDsInferParseTrtdetMasks", "masks")
+        ok, count = struct.unpack_from("=2I", answer)
+        at, rows, masks = 8, [], []
+        for _ in range(count):
+            rows.append(np.frombuffer(answer, OBJECT, 1, at))
+            width, height = struct.unpack_from("=2I", answer, at + OBJECT.itemsize)
+            at += OBJECT.itemsize + 8
+            masks.append(np.frombuffer(answer, np.float32, width * height, at).reshape(height, width))
+            at += 4 * width * height
+        assert at == len(answer)
+        table = np.concatenate([np.zeros(0, OBJECT), *rows])
+        values = table["values"]
+        return Parsed(bool(ok), table["class"], values[:, :4], values[:, 4], said, tuple(masks))
 
 
 def built(folder: Path, release: int) -> Parser:
@@ -241,6 +263,62 @@ def test_what_is_not_trtdets_is_refused_in_one_line(parser, change, said):
     assert parsed.said.startswith("NvDsInferParseTrtdet: ")
     assert said in parsed.said
     assert parsed.said.count("\n") == 1
+
+
+def mask_over(box: NDArray[Any], logits: NDArray[Any]) -> NDArray[Any]:
+    """Probabilities on a grid over a box, a value for each cell of ``logits`` (h, w) that it covers, bilinear."""
+    places = []
+    for axis, cells in ((1, logits.shape[0]), (0, logits.shape[1])):
+        count = max(1, min(cells, int(np.ceil(box[2 + axis] * cells / SIZE))))
+        pixels = box[axis] + (np.arange(count) + 0.5) * box[2 + axis] / count
+        place = np.clip(pixels * cells / SIZE - 0.5, 0, cells - 1)
+        first = place.astype(int)
+        places.append((first, np.minimum(first + 1, cells - 1), place - first))
+    (y0, y1, down), (x0, x1, across) = places
+    lines = logits[:, x0] * (1 - across) + logits[:, x1] * across
+    return 1 / (1 + np.exp(-(lines[y0] * (1 - down[:, None]) + lines[y1] * down[:, None])))
+
+
+@pytest.mark.parametrize("where", ["network", "host"])
+def test_masks_lie_over_the_boxes(parser, where):
+    rng = np.random.default_rng(4)
+    prototypes = rng.normal(0, 1, (6, 32, 48)).astype(np.float32)
+    if where == "network":
+        layers, classes = suppressed(11, 20), 5
+        rows = np.arange(20)
+    else:
+        boxes, scores = crowd(11, classes=10)
+        layers, classes = {"boxes": boxes, "scores": scores}, 10
+        rows = np.arange(len(boxes))
+    coefficients = rng.normal(0, 1, (len(layers["boxes"]), 6)).astype(np.float32)
+    layers |= {"mask_coefficients": coefficients, "prototypes": prototypes}
+    plain, parsed = parser(layers, classes), parser.with_masks(layers, classes)
+    assert parsed.ok and len(parsed.masks) == len(plain.boxes) > 10
+    for name in ("classes", "boxes", "scores"):
+        np.testing.assert_array_equal(getattr(parsed, name), getattr(plain, name))
+    ends = np.clip(np.nan_to_num(layers["boxes"], nan=-1e6, posinf=1e6, neginf=-1e6), 0, SIZE)
+    ends[:, 2:] -= ends[:, :2]
+    for box, mask in zip(parsed.boxes, parsed.masks, strict=True):
+        same = [row for row in rows if np.array_equal(ends[row], box)]
+        logits = [np.tensordot(coefficients[row], prototypes, axes=1) for row in same]
+        gaps = [np.abs(mask - mask_over(box, one)).max() for one in logits if mask_over(box, one).shape == mask.shape]
+        assert min(gaps) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prototypes": None}, "no output 'prototypes'; output-blob-names must list"),
+        ({"mask_coefficients": np.zeros((30, 5), np.float32)}, "mask_coefficients (30, 5) and prototypes (6, 8, 8)"),
+        ({"mask_coefficients": np.zeros((4, 6), np.float32)}, "mask_coefficients (4, 6) has no row 4"),
+    ],
+)
+def test_masks_that_do_not_belong_together_are_refused_in_one_line(parser, change, said):
+    given = {"mask_coefficients": np.zeros((30, 6), np.float32), "prototypes": np.zeros((6, 8, 8), np.float32)}
+    layers = {name: value for name, value in {**OUTPUTS, **given, **change}.items() if value is not None}
+    parsed = parser.with_masks(layers, 5)
+    assert not parsed.ok
+    assert said in parsed.said and parsed.said.count("\n") == 1
 
 
 def test_without_the_sdk_the_build_says_what_to_give(tmp_path):

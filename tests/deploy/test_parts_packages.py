@@ -70,13 +70,19 @@ def test_deepstreams_parser_compares_rotated_boxes(bundle, tmp_path):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool} to build the parser, which is not on PATH")
     done = package(bundle.path, tmp_path / "ds", PackageOptions("deepstream"))
-    assert any(warning.startswith("masks and keypoints and rotated boxes are left out") for warning in done.warnings)
+    assert any(warning.startswith("keypoints and rotated boxes are left out") for warning in done.warnings)
+    written = (done.folder / "config_infer_primary.txt").read_text()
+    assert "network-type=3\n" in written and "parse-bbox-instance-mask-func-name=NvDsInferParseTrtdetMasks\n" in written
+    assert "segmentation-threshold=0.5\n" in written and "mask_coefficients;prototypes" in written
     parser, detector = built(done.folder, 6), Detector.open(bundle.path, runtime="onnxruntime")
     for seed in range(3):
         outputs = detector.runner(preprocess(picture(seed, *SIZE[::-1]), detector.input)[0][None])
         _, scores, classes = detector.suppressed(outputs, detector.nms).image(0)
         parsed = parser({name: array[0] for name, array in outputs.items()}, 3)
         assert parsed.ok, parsed.said
+        assert len(parser.with_masks({name: array[0] for name, array in outputs.items()}, 3).masks) == len(
+            parsed.scores
+        )
         # Hulls that lie outside of the input are left out.
         assert len(parsed.scores) > 0
         assert set(parsed.classes) <= set(classes)

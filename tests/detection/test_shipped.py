@@ -19,6 +19,8 @@ OUTPUTS: dict[str, Shapes] = {
     "yolox": ((1, sum(grids(416, 8, 16, 32)), 85),),
     "shapes": ((1, sum(grids(256, 8, 16, 32)), 15),),
     **dict.fromkeys(("yolov5", "yolov7"), ((1, 25200, 85),)),
+    "yolov5-face": ((1, 25200, 16),),
+    "yolov5-plate": ((1, 25200, 15),),
     "yolov6": ((1, ANCHORS, 85),),
     "damo-yolo": ((1, ANCHORS, 80), (1, ANCHORS, 4)),
     **dict.fromkeys(("yolov8", "yolov9", "yolo11", "yolo12"), ((1, 84, ANCHORS),)),
@@ -31,6 +33,8 @@ OUTPUTS: dict[str, Shapes] = {
     "yolo26-obb": ((1, 300, 6 + 1),),
     "yolov5-seg": ((1, 25200, 85 + 32), (1, 32, 160, 160)),
     **dict.fromkeys(("dfl", "picodet", "nanodet"), ((1, FOUR, 112),)),
+    "rtmo": tuple((1, sum(grids(640, 16, 32)), columns) for columns in (4, 1, 51)),
+    "yolox-pose": tuple((1, ANCHORS, columns) for columns in (4, 1, 51)),
     "ppyoloe": ((1, ANCHORS, 84),),
     "rtmdet": tuple((1, channels, 640 // stride, 640 // stride) for channels in (80, 4) for stride in (8, 16, 32)),
     **dict.fromkeys(("rtdetr", "dfine"), ((1, 300, 80), (1, 300, 4))),
@@ -52,7 +56,7 @@ WITHOUT_NMS = {"yolov10", "yolo26", "yolo26-seg", "yolo26-pose", "yolo26-obb", "
 PARTS = {
     "seg": ("mask_coefficients", "prototypes"),
     "pose": ("keypoints",),
-    "kps": ("keypoints",),
+    **dict.fromkeys(("kps", "face", "plate", "rtmo"), ("keypoints",)),
     "obb": ("rotated_boxes",),
 }
 
@@ -69,7 +73,7 @@ def test_it_reads_the_outputs_of_its_family(name):
     if config.head.decode == "detections":
         outputs["o0"][..., 5] = len(config.classes) - 1
     boxes, scores, parts = decode_all(outputs, config)
-    assert tuple(parts.items()) == PARTS.get(name.partition("-")[2], ())
+    assert tuple(parts.items()) == PARTS.get(name.partition("-")[2] or name, ())
     assert boxes.shape[:2] == scores.shape[:2]
     assert (boxes.shape[2], scores.shape[2]) == (4, len(config.classes))
     assert config.nms.suppresses == (name not in WITHOUT_NMS)

@@ -196,6 +196,72 @@ def test_a_plugin_of_tensorrt_is_taken_with_its_thresholds(saved, operator):
     assert wanted.num_dets.min() > 5
 
 
+POSES = """c_one, c_points = Split<axis = 2>(c, pose_parts) one_score = Sigmoid(c_one)
+    points = Reshape(c_points, pose_shape) padded_boxes = Concat<axis = 1>(all_boxes, empty_box)
+    padded_scores = Concat<axis = 1>(one_score, empty_score) wide_boxes = Unsqueeze(padded_boxes, twos)
+    a_few, labels, kept = TRTBatchedNMS<num_classes = 1, background_label_id = -1, iou_threshold = 0.5,
+        score_threshold = 0.3, topk = 2000, keep_topk = 30, is_normalized = 0, clip_boxes = 0, return_index = 1>
+        (wide_boxes, padded_scores)
+    table = Concat<axis = 2>(padded_boxes, padded_scores) flat_table = Flatten<axis = 2>(table)
+    dets_rows = Gather(flat_table, kept) dets_flat = Reshape(dets_rows, five) dets = Reshape(dets_flat, dets_shape)
+    flat_points = Flatten<axis = 2>(points) points_rows = Gather(flat_points, kept)
+    points_flat = Reshape(points_rows, two_twos) points_kept = Reshape(points_flat, points_shape)
+    grid_rows = Gather(grid, kept) grid_wide = Unsqueeze(grid_rows, twos) keypoints_at = Add(points_kept, grid_wide)
+    corner = Slice(dets, zeros, twos, twos) corner_wide = Unsqueeze(corner, twos)
+    keypoints_two = Add(keypoints_at, corner_wide) points_score = Sigmoid(points_kept)
+    one_column = Slice(points_score, zeros, ones, threes) keypoints = Concat<axis = 3>(keypoints_two, one_column)"""
+POSE_CONSTANTS = {
+    "pose_parts": np.array([1, CLASSES - 1]),
+    "pose_shape": np.array([0, CELLS, 2, 2]),
+    "empty_box": np.zeros((1, 1, 4), np.float32),
+    "empty_score": np.zeros((1, 1, 1), np.float32),
+    "five": np.array([-1, 5]),
+    "dets_shape": np.array([1, 30, 5]),
+    "two_twos": np.array([-1, 2, 2]),
+    "points_shape": np.array([1, 30, 2, 2]),
+    "grid": np.stack([np.arange(CELLS), np.arange(CELLS)[::-1]], axis=1).astype(np.float32),
+    "threes": np.array([3]),
+}
+
+
+def test_poses_of_the_plugin_that_gives_indices_are_those_of_its_rows(saved):
+    """As MMDeploy writes RTMO for TensorRT: a row of zeros, keypoints decoded from the kept boxes and grid points."""
+    model = exported(POSES, "float[1,30,5] dets, float[1,30,2,3] keypoints", **POSE_CONSTANTS)
+    path = saved(model)
+    guess = guess_config(path)
+    assert "recognised as an export of MMDeploy" in guess.note
+    assert guess.config.head.keypoints.names == ("keypoint 0", "keypoint 1")
+    assert guess.config.nms.max_detections == 30
+    image = np.random.default_rng(0).uniform(0, 1, (1, 3, 32, 32)).astype(np.float32)
+    raw = exported(
+        POSES.split("padded_boxes")[0],
+        "float[1,225,4] all_boxes, float[1,225,1] one_score, float[1,225,2,2] points",
+        **POSE_CONSTANTS,
+    )
+    boxes, scores, points = _run(raw, image)
+    wanted = non_max_suppression(boxes, scores, guess.config.nms)
+    for mode in ("auto", "host", "native", "onnx"):
+        got = Detector.open(path, guess.config, mode)(image)
+        count = int(got.num_dets[0, 0])
+        assert count == int(wanted.num_dets[0, 0]) > 5
+        for box, keypoints in zip(got.image(0)[0], got.parts.keypoints[0, :count], strict=True):
+            row = np.abs(boxes[0] - box).max(axis=1).argmin()
+            expected = points[0, row] + POSE_CONSTANTS["grid"][row] + box[:2]
+            np.testing.assert_allclose(keypoints[:, :2], expected, atol=1e-4)
+            np.testing.assert_allclose(keypoints[:, 2], 1 / (1 + np.exp(-points[0, row, :, 0])), atol=1e-5)
+
+
+def test_keypoints_that_the_configuration_leaves_out_are_not_read(saved):
+    path = saved(exported(POSES, "float[1,30,5] dets, float[1,30,2,3] keypoints", **POSE_CONSTANTS))
+    config = guess_config(path).config
+    boxes_alone = config.model_copy(update={"head": config.head.model_copy(update={"keypoints": None})})
+    image = np.zeros((1, 3, 32, 32), np.float32)
+    assert Detector.open(path, boxes_alone)(image).parts.keypoints is None
+    rotated = config.model_copy(update={"head": config.head.model_copy(update={"rotated": True, "boxes": "cxcywh"})})
+    with pytest.raises(ModelError, match="it loses the masks, keypoints or rotated boxes"):
+        Detector.open(path, rotated)
+
+
 def plain(**changes):
     return exported("", "float[1,225,4] all_boxes, float[1,225,5] all_scores", **changes)
 

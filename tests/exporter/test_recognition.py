@@ -166,6 +166,17 @@ def test_efficientdets_boxes_are_those_of_its_own_repository():
     np.testing.assert_allclose(expressions.computed(outputs, load_config("efficientdet"))["boxes"], expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("family", "columns"), [("yolov5-face", 16), ("yolov5-plate", 15), ("yolov5-plate", 14)])
+def test_landmarks_in_pixels_are_no_classes(family, columns):
+    rows = _random(1, 3 * TOTAL, columns)
+    rows[..., :4] *= 100
+    assert onnx_file.guessed({"o": rows}, SIZE, "m", "x", None)[0].head.decode == "yolov5"
+    points = 8 if family == "yolov5-plate" else 10
+    rows[..., 5 : 5 + points] *= 100
+    config, _ = onnx_file.guessed({"o": rows}, SIZE, "m", "x", None)
+    assert (config.head, len(config.classes)) == (load_config(family).head, columns - 5 - points)
+
+
 @pytest.mark.parametrize(
     "shape",
     [(1, TOTAL + 1, 12), (1, 84), (1, 3, 24, 24, 85), pytest.param((1, 3 * TOTAL, 13), id="boxes that need anchors")],

@@ -22,6 +22,8 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "exports"
 EXPORTS = {
     "mmdeploy-retinanet-r18": "an export of MMDeploy, 80 classes: its suppression is cut off",
     "mmdeploy-rtmdet-tiny-dynamic": "an export of MMDeploy, 80 classes: its suppression is cut off",
+    "mmpose-rtmo-t": "an export of MMDeploy, 1 classes: its suppression is cut off",
+    "mmpose-yolox-pose-tiny": "an export of MMDeploy, 1 classes: its suppression is cut off",
     "tensorflow-ssd": "an export of TensorFlow's object detection, 20 classes: its suppression is cut off",
     "tensorflow-models-ssd": "an export of TensorFlow's object detection, 6 classes: its suppression is cut off",
     "deim-dfine-n": "an export of RT-DETR, D-FINE or DEIM, 80 classes: its selection of the best is cut off",
@@ -30,6 +32,8 @@ EXPORTS = {
     "torchvision-fcos-small": "an export of torchvision, 6 classes: its suppression is cut off",
     "torchvision-retinanet-small": "an export of torchvision, 6 classes: its suppression is cut off",
     "torchvision-ssdlite320": "an export of torchvision, 20 classes: its suppression is cut off",
+    "yolov5-face": "decode boxes, 1 classes",
+    "yolov5-plate": "decode boxes, 2 classes",
     "yolov6n-end2end-ort": "an export of YOLO end to end, 80 classes: its suppression is cut off",
     "yolov6n-end2end-trt": "an export of YOLO end to end, 80 classes: its suppression is cut off",
     "yolov7-end2end-ort": "80 classes: its suppression is cut off",
@@ -42,6 +46,8 @@ LARGE = ("mmdeploy-retinanet-r18", "paddle-yolov3")
 VARIANCE = {
     "mmdeploy-retinanet-r18": 1.0,
     "mmdeploy-rtmdet-tiny-dynamic": 1.0,
+    "mmpose-rtmo-t": 1.0,
+    "mmpose-yolox-pose-tiny": 1.0,
     "tensorflow-ssd": 1.0,
     "tensorflow-models-ssd": 1.0,
 }

@@ -11,13 +11,13 @@ import pytest
 from trained_cards import HEADS, MODEL, configured
 
 from benchmarks import cards
-from trtdet import build
+from trtdet import TuneOptions, build, tune, variant_options
 from trtdet.bundle import Bundle
 from trtdet.data import CocoDataset
 from trtdet.errors import TrtdetWarning
 from trtdet.evaluation.comparison import part_scores
 from trtdet.evaluation.scoring import Evaluation, evaluate
-from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, changed
 from trtdet.runtime.detector import Detector
 
 TASKS = list(HEADS)
@@ -63,6 +63,27 @@ def test_int8_keeps_boxes_and_parts(task, measured, calibration, tmp_path):
     assert found.result.map > reference.result.map - 0.02
     # The interval of the keypoints' difference reaches 0.02 to each side.
     assert part_scores(found, reference)[task]["difference"] > -0.03
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_tune_scores_what_there_is_beside_boxes(task, measured, calibration, tmp_path):
+    images = measured.images[0].path.parent
+    asked = changed(
+        BuildOptions(effort="none", backend="onnxruntime", calibration=CalibrationOptions(images=calibration)),
+        val_images=images,
+        annotations=images.parent / "annotations.json",
+        rank_images=2,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrtdetWarning)
+        found = tune(MODEL, configured(task), tmp_path / "tuned", TuneOptions(build=asked, points=1))
+        chosen = next(variant for variant in found.variants if "all INT8" in variant.titles)
+        options, config = variant_options(tmp_path / "tuned", chosen.number, configured(task))
+        bundle = build(MODEL, config, tmp_path / "chosen", options).bundle
+    assert len(found.variants) > 2 and bundle.manifest.precision.fp16 == 0
+    for variant in found.variants:
+        assert variant.parts.keys() == {task}
+        assert variant.parts[task]["difference"] > (-0.001 if "all FP16" in variant.titles else -0.03)
 
 
 @pytest.mark.parametrize("task", TASKS)

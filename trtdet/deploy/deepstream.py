@@ -100,7 +100,7 @@ def _config_file(bundle: Bundle, table: bool) -> str:
         "gpu-id": 0,
         "gie-unique-id": 1,
         "process-mode": 1,
-        "network-type": 0,
+        "network-type": 3 if _has_masks(manifest) else 0,
         # nvinfer gives an engine that it builds itself this name.
         "model-engine-file": "model.engine" if bundle.engine else f"model.onnx_b{batch}_gpu0_{precision}.engine",
         "onnx-file": "model.onnx",
@@ -121,7 +121,7 @@ def _config_file(bundle: Bundle, table: bool) -> str:
         "num-detected-classes": len(manifest.model.classes),
         "cluster-mode": 4,
         "output-blob-names": ";".join(part.name for part in manifest.outputs),
-        "parse-bbox-func-name": "NvDsInferParseTrtdet",
+        **_parser_keys(manifest),
         "custom-lib-path": f"lib{_PARSER}.so",
     }
     thresholds = {"pre-cluster-threshold": f"{manifest.nms.score_threshold:.9g}", "topk": manifest.nms.max_detections}
@@ -129,6 +129,21 @@ def _config_file(bundle: Bundle, table: bool) -> str:
     lines += [f"{key}={value}" for key, value in properties.items()]
     lines += ["", "[class-attrs-all]", *(f"{key}={value}" for key, value in thresholds.items())]
     return "\n".join(lines) + "\n"
+
+
+def _has_masks(manifest: Manifest) -> bool:
+    """Whether the parser gives masks: those of one-stage detectors."""
+    return manifest.parts is not None and manifest.parts.masks is not None
+
+
+def _parser_keys(manifest: Manifest) -> dict[str, object]:
+    if manifest.parts is None or manifest.parts.masks is None:
+        return {"parse-bbox-func-name": "NvDsInferParseTrtdet"}
+    return {
+        "output-instance-mask": 1,
+        "segmentation-threshold": f"{manifest.parts.masks.threshold:.9g}",
+        "parse-bbox-instance-mask-func-name": "NvDsInferParseTrtdetMasks",
+    }
 
 
 def _parser_header(manifest: Manifest) -> str:
@@ -187,12 +202,12 @@ def _engine_warnings(bundle: Bundle, table: bool) -> list[str]:
     warnings = []
     beside = ["masks"] if manifest.masks is not None else []
     if manifest.parts is not None:
-        beside += [name.replace("_", " ") for name in manifest.parts.model_dump()]
+        beside += [name.replace("_", " ") for name in manifest.parts.model_dump() if name != "masks"]
     if beside:
         listed = " and ".join(beside)
         warnings.append(
-            f"{listed} are left out: the parser reads boxes, scores and classes alone; trtdet-serve and libtrtdet "
-            f"give the {listed} of this bundle"
+            f"{listed} are left out: nvinfer's objects have no place for them; trtdet-serve and libtrtdet give the "
+            f"{listed} of this bundle"
         )
     if bundle.engine is None:
         warnings.append(

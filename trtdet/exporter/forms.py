@@ -32,6 +32,7 @@ FORMS = (
     Form("PaddleDetection", "ppyoloe", inputs=frozenset(("scale_factor",))),
     Form("RT-DETR, D-FINE or DEIM", "dfine", inputs=frozenset(("orig_target_sizes",))),
     Form("Ultralytics", "yolov8", metadata=("author", "Ultralytics")),
+    Form("MMDeploy", "rtmo", outputs=frozenset(("dets", "keypoints")), suppresses=True),
     Form("MMDeploy", "rtmdet", outputs=frozenset(("dets", "labels")), suppresses=True),
     Form("RF-DETR or LW-DETR", "rfdetr", outputs=frozenset(("dets", "labels")), suppresses=False),
     Form("MMYOLO or YOLO end to end", "yolov8", outputs=frozenset(("num_dets", "boxes", "scores", "labels"))),

@@ -188,17 +188,24 @@ def guessed_task(
         data["head"] |= {"decode": "detections", "boxes": "cxcywh" if family.endswith("obb") else "xyxy"}
         data["nms"] |= {"iou_threshold": 1.0}
     shape = _value(metadata, "kpt_shape")
-    if family.endswith("pose") and shape is not None and tuple(shape)[:1] != (17,):
+    if family.endswith("pose") and shape is not None:
         named = _value(metadata, "kpt_names")
         points = next(iter(named.values()), ()) if isinstance(named, dict) else ()
-        default = [f"keypoint {index}" for index in range(int(shape[0]))]
-        data["head"]["keypoints"] = {"names": list(map(str, points)) if len(points) == shape[0] else default}
+        data["head"]["keypoints"] = _keypoints(int(shape[0]), points)
     config = Config.model_validate(data)
     match_outputs({key: array.shape for key, array in outputs.items()}, config)
     return (
         config,
         f"recognised by task {metadata['task']} in its metadata: {len(classes)} classes, as {family} reads them",
     )
+
+
+def _keypoints(count: int, names: Sequence[Any]) -> Any:
+    """The key ``head.keypoints``: 17 are taken for COCO's of persons; ``names`` are used if they are as many."""
+    if count == _OF_PERSONS:
+        return "coco"
+    default = [f"keypoint {index}" for index in range(count)]
+    return {"names": list(map(str, names)) if len(names) == count else default}
 
 
 def _value(metadata: Mapping[str, str], key: str) -> Any:
@@ -226,11 +233,14 @@ def _guessed_as_exported(
         if any(array.shape[-1] == max(columns, default=0) + 1 for array in outputs.values()):
             return Config.model_validate(data), f"recognised as an export of {origin}"
         return guessed(outputs, size, path.stem, input_name=input_name, classes=names, whole_pixels=whole)
-    boxes, scores = outputs.values()
+    boxes, scores, *points = outputs.values()
     count = scores.shape[-1] - (cut.head["background"] != "none")
     default = COCO_CLASSES if count == len(COCO_CLASSES) else placeholders(count)
-    data["classes"] = names if names is not None and len(names) == count else default
     data["head"] = {"units": _form(boxes, scores)["units"], **cut.head}
+    if points:
+        data["head"]["keypoints"] = _keypoints(points[0].shape[2] // 3, ())
+        default = family.classes if count == len(family.classes) else default
+    data["classes"] = names if names is not None and len(names) == count else default
     if form is not None and cut.head["boxes"] == "xyxy":
         data["head"]["boxes"] = form.boxes
     thresholds = dict(cut.thresholds)
@@ -275,6 +285,9 @@ _AS_THEY_ARE = {"scale": 1.0, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 """Keys of the input of a graph that normalises pixels itself."""
 
 _UNFLATTENED = "its output flattens maps without a transpose, so that the maps before it are read (head.outputs)"
+
+_OF_PERSONS = 17
+"""Keypoints of persons in COCO."""
 
 _UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
 
@@ -408,8 +421,11 @@ def guessed(
 def _heads(outputs: Arrays, size: tuple[int, int], class_count: int | None) -> Heads:
     arrays = list(outputs.values())
     computed = list(_computed(outputs, size, class_count))
-    # A shipped head with its own number of classes comes first: the match is no accident.
-    yield from (head for head in computed if head[2] == len(load_config(head[0]).classes))
+    # A shipped head with its own number of classes, or with keypoints, comes first: the match is no accident.
+    for head in computed:
+        shipped_config = load_config(head[0])
+        if head[2] == len(shipped_config.classes) or shipped_config.head.keypoints is not None:
+            yield head
     yield from _with_masks(arrays, size, class_count)
     if all(array.ndim == 3 for array in arrays):
         if len(arrays) == 1:
@@ -446,7 +462,10 @@ def _computed(outputs: Arrays, size: tuple[int, int], class_count: int | None) -
         # Expressions with cell points fit only outputs of their head; without them, the number of boxes must match.
         pointed = any("points(" in expression for expression in config.head.compute.values())
         cells = sum(_cells(size, config.head.strides))
-        if not pointed and boxes.shape[1] not in (cells, _ANCHORS * cells):
+        rows: tuple[int, ...] = (cells, _ANCHORS * cells)
+        if "keypoints" in tensors:  # three boxes a cell are YOLOv5's with classes instead, unless they are in pixels
+            rows = (3 * cells,) if float(np.abs(tensors["keypoints"]).max()) > 2 else ()
+        if not pointed and boxes.shape[1] not in rows:
             continue
         if config.head.scores == "probabilities" and not (scores.min() >= 0 and scores.max() <= 1 + 1e-5):
             continue

@@ -14,6 +14,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
+from trtdet.detection.parts import KEYPOINTS
 from trtdet.detection.suppression import sigmoid
 from trtdet.passes import cut_topk
 from trtdet.passes.base import Options, Writer, explained
@@ -38,7 +39,7 @@ class EmbeddedNms:
 class CutOff:
     """A model that was cut before its suppression, for a configuration that is still to be written."""
 
-    model: onnx.ModelProto  # its outputs are boxes (B, N, 4) and scores (B, N, C), as the suppression read them
+    model: onnx.ModelProto  # outputs: boxes (B, N, 4) and scores (B, N, C), as the suppression read them, and keypoints
     head: dict[str, Any]  # keys of HeadConfig that are certain
     thresholds: dict[str, Any]  # keys of NmsConfig and the node's values
 
@@ -63,8 +64,9 @@ def cut(graph: gs.Graph, options: Options) -> tuple[gs.Graph, Options]:
     graph, own = _found(graph, config)
     if own is None:
         return graph, options
-    if config.head.has_parts:
+    if config.head.has_parts and (own.keypoints is None or config.head.raw_parts != (KEYPOINTS,)):
         raise refused(own.name, "it loses the masks, keypoints or rotated boxes of head.masks, keypoints and rotated")
+    own = own if config.head.has_parts else replace(own, keypoints=None)
     head = {**_cut(graph, own), "outputs": None, "compute": None, "columns": None}
     if not own.centre and config.head.decode == "boxes" and config.head.boxes != "cxcywh":
         head["boxes"] = config.head.boxes
@@ -105,7 +107,8 @@ def embeds_nms(model: onnx.ModelProto) -> bool:
 
 
 def _cut(graph: gs.Graph, own: OwnSuppression) -> dict[str, Any]:
-    """Makes boxes (B, N, 4) and scores (B, N, C) the outputs, in place; returns what the head certainly is."""
+    """Makes boxes (B, N, 4), scores (B, N, C) and, where there are any, keypoints (B, N, 3 P) the outputs, in place;
+    returns what the head certainly is."""
     write = Writer(graph, "trtdet/own", Origin.EMBEDDED_NMS)
     boxes, scores = own.boxes, own.scores
     if boxes.shape is None or len(boxes.shape) != 3:
@@ -116,9 +119,11 @@ def _cut(graph: gs.Graph, own: OwnSuppression) -> dict[str, Any]:
         scores = write("Transpose", scores, perm=[0, 2, 1])
     if own.stretch:
         boxes = write("Mul", boxes, write.const(list(own.stretch), np.float32))
-    for tensor in (boxes, scores):
-        tensor.dtype = tensor.dtype or np.float32
     graph.outputs = [boxes, scores]
+    if own.keypoints is not None:
+        graph.outputs.append(write("Reshape", own.keypoints, write.const([0, 0, -1], np.int64)))
+    for tensor in graph.outputs:
+        tensor.dtype = tensor.dtype or np.float32
     graph.cleanup()
     return {
         "decode": "boxes",

@@ -12,6 +12,7 @@ Exporters write it in these ways, which one search finds:
   object_detection/core/post_processing.py);
 - NonMaxSuppression on rows that were selected class by class, one behind the other: torchvision's SSD
   (``postprocess_detections`` in torchvision/models/detection/ssd.py);
+- either, with keypoints of the kept rows: MMDeploy (:mod:`trtdet.passes.kept_rows`);
 - NonMaxSuppression on what was decoded of the best of each level: MMDeploy, torchvision's RetinaNet and FCOS
   (:mod:`trtdet.passes.levels`).
 
@@ -22,14 +23,16 @@ the suppression, the image of a batch) to the tensors with all boxes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from trtdet.config import NmsConfig
 from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.errors import ModelError
+from trtdet.passes.kept_rows import read_all_keypoints
 from trtdet.passes.levels import read_all_pairs, read_all_rows
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.walk import constant, depends, maker, number, upstream
@@ -83,6 +86,7 @@ class OwnSuppression:
     background: int  # the column of no object; -1 for none
     thresholds: dict[str, Any]  # keys of NmsConfig
     stretch: tuple[float, ...] = ()  # what x1 y1 x2 y2 are multiplied with behind it; empty for nothing
+    keypoints: gs.Tensor | None = None  # (B, N, P, 3), of models that give the keypoints of the kept rows
 
     @property
     def background_column(self) -> Literal["none", "first", "last"]:
@@ -111,6 +115,7 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
     whole = _split_by_class(nodes)
     if whole is not None:
         return _of_onnx(nodes[0], (), whole)
+    keypoints = read_all_keypoints(graph, nodes[0]) if len(nodes) == 1 else None
     floors = [_read_all_levels(graph, node) if node.op == ONNX else () for node in nodes]
     found = [
         _of_plugin(node) if node.op in PLUGINS else _of_onnx(node, floor)
@@ -122,7 +127,12 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
             f"the model embeds several NMS nodes: {', '.join(node.name or node.op for node in nodes)}; name the "
             "tensors before the last node with head.outputs and use head.decode boxes"
         )
-    return first
+    if keypoints is None:
+        return first
+    thresholds = dict(first.thresholds)
+    if "pre_nms_topk" in thresholds:  # a plugin takes more than the TopK of another kind of suppression
+        thresholds["pre_nms_topk"] = min(thresholds["pre_nms_topk"], NmsConfig().pre_nms_topk)
+    return replace(first, keypoints=keypoints, thresholds=thresholds)
 
 
 def refused(name: str, obstacle: str) -> ModelError:

@@ -25,6 +25,7 @@ from trtdet.detection.placing import Placed, place
 from trtdet.detection.suppression import Detections, detections_of
 from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
+from trtdet.passes.nms import refused_parts
 from trtdet.runtime.prediction import Prediction
 from trtdet.runtime.sources import Color, Frame, ahead, cores, frames
 
@@ -101,7 +102,9 @@ class Detector:
             )
         source = load_model(target, allow_quantized=True)
         own = embedded_nms(source, config) if nms == "auto" else None
-        mode: NmsMode = own.kind if own else "host" if nms == "auto" else nms
+        mode: NmsMode = "host" if nms == "auto" else nms
+        if own is not None and not refused_parts(own.kind, config):
+            mode = own.kind
         rewritten = rewrite(source, Options(config, mode, keep_embedded=own is not None))
         return Detector.running(rewritten.model, rewritten.config, mode, file=target)
 

@@ -45,6 +45,19 @@ typedef struct {
     float rotation_angle;
 #endif
 } NvDsInferObjectDetectionInfo;
+
+typedef struct {
+    unsigned int classId;
+    float left;
+    float top;
+    float width;
+    float height;
+    float detectionConfidence;
+    float* mask;
+    unsigned int mask_width;
+    unsigned int mask_height;
+    unsigned int mask_size;
+} NvDsInferInstanceMaskInfo;
 }
 
 typedef struct {
@@ -59,3 +72,11 @@ typedef bool (*NvDsInferParseCustomFunc)(
 
 #define CHECK_CUSTOM_PARSE_FUNC_PROTOTYPE(function) \
     static_assert(std::is_same<decltype(&function), NvDsInferParseCustomFunc>::value, "not a bounding-box parser");
+
+typedef bool (*NvDsInferInstanceMaskParseCustomFunc)(
+    std::vector<NvDsInferLayerInfo> const& outputLayersInfo, NvDsInferNetworkInfo const& networkInfo,
+    NvDsInferParseDetectionParams const& detectionParams, std::vector<NvDsInferInstanceMaskInfo>& objectList);
+
+#define CHECK_CUSTOM_INSTANCE_MASK_PARSE_FUNC_PROTOTYPE(function) \
+    static_assert(                                                \
+        std::is_same<decltype(&function), NvDsInferInstanceMaskParseCustomFunc>::value, "not a parser of masks");

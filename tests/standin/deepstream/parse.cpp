@@ -1,5 +1,6 @@
 // Loads a parser as nvinfer does, by the path and name of its configuration, and calls it once with what is read from
-// standard input; what it found is written to standard output. All numbers are 32 bits of this machine.
+// standard input; what it found is written to standard output. All numbers are 32 bits of this machine. With a third
+// argument the parser is one of masks, and each object is followed by width, height and values of its mask.
 
 #include <dlfcn.h>
 
@@ -28,14 +29,27 @@ std::uint32_t number() {
 
 }  // namespace
 
-int main(int, char** arguments) {
+template <typename Object>
+void write(const Object& object) {
+    std::fwrite(&object.classId, sizeof object.classId, 1, stdout);
+    const float values[] = {object.left, object.top, object.width, object.height, object.detectionConfidence};
+    std::fwrite(values, sizeof values, 1, stdout);
+}
+
+template <typename Object>
+void write_head(bool good, const std::vector<Object>& objects) {
+    const std::uint32_t head[] = {good ? 1U : 0U, static_cast<std::uint32_t>(objects.size())};
+    std::fwrite(head, sizeof head, 1, stdout);
+}
+
+int main(int count, char** arguments) {
     void* library = dlopen(arguments[1], RTLD_NOW);
     if (library == nullptr) {
         std::fprintf(stderr, "%s\n", dlerror());
         return 1;
     }
-    const auto parse = reinterpret_cast<NvDsInferParseCustomFunc>(dlsym(library, arguments[2]));
-    if (parse == nullptr) {
+    void* const function = dlsym(library, arguments[2]);
+    if (function == nullptr) {
         std::fprintf(stderr, "no function %s\n", arguments[2]);
         return 1;
     }
@@ -64,14 +78,24 @@ int main(int, char** arguments) {
         read(buffers.back().data(), buffers.back().size() * sizeof(std::uint32_t));
         layer.buffer = buffers.back().data();
     }
+    if (count > 3) {
+        std::vector<NvDsInferInstanceMaskInfo> objects;
+        const auto parse = reinterpret_cast<NvDsInferInstanceMaskParseCustomFunc>(function);
+        write_head(parse(layers, network, params, objects), objects);
+        for (const NvDsInferInstanceMaskInfo& object : objects) {
+            write(object);
+            const std::uint32_t sides[] = {object.mask_width, object.mask_height};
+            std::fwrite(sides, sizeof sides, 1, stdout);
+            std::fwrite(object.mask, 1, object.mask_size, stdout);
+            delete[] object.mask;
+        }
+        return 0;
+    }
     std::vector<NvDsInferObjectDetectionInfo> objects;
-    const std::uint32_t head[] = {
-        parse(layers, network, params, objects) ? 1U : 0U, static_cast<std::uint32_t>(objects.size())};
-    std::fwrite(head, sizeof head, 1, stdout);
+    const auto parse = reinterpret_cast<NvDsInferParseCustomFunc>(function);
+    write_head(parse(layers, network, params, objects), objects);
     for (const NvDsInferObjectDetectionInfo& object : objects) {
-        std::fwrite(&object.classId, sizeof object.classId, 1, stdout);
-        const float values[] = {object.left, object.top, object.width, object.height, object.detectionConfidence};
-        std::fwrite(values, sizeof values, 1, stdout);
+        write(object);
 #if STANDIN_DEEPSTREAM >= 9
         if (object.rotation_angle != 0.0F) {
             return 1;
