@@ -596,6 +596,19 @@ class OverHttp:
         return Answers(ms, max(end for _, end in rows) - start, self._server.cpu() - cpu)
 
 
+def found_in(result: Any) -> Found:
+    """The detections of the first image in what tritonclient gives over gRPC: the outputs, or what a server in Python
+    answers."""
+    answer = result.as_numpy("answer")
+    if answer is not None:
+        rows = json.loads(answer[0])["images"][0]["detections"]
+        boxes, scores, classes = ([row[key] for row in rows] for key in ("box", "score", "class"))
+    else:
+        count = result.as_numpy("num_dets")[0, 0]
+        boxes, scores, classes = (result.as_numpy(name)[0, :count] for name in ("boxes", "scores", "classes"))
+    return Found(np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes, np.int64))
+
+
 class OverGrpc:
     """The clients of a server over gRPC: a program that is started for each round, and tritonclient for detections."""
 
@@ -614,16 +627,7 @@ class OverGrpc:
         tensor.set_data_from_numpy(np.array([path.read_bytes()], np.object_))
         with InferenceServerClient(self._address) as client:
             result = client.infer(self._model, [tensor])
-        answer = result.as_numpy("answer")
-        if answer is not None:
-            rows = json.loads(answer[0])["images"][0]["detections"]
-            boxes, scores, classes = ([row[key] for row in rows] for key in ("box", "score", "class"))
-        else:
-            count = result.as_numpy("num_dets")[0, 0]
-            boxes, scores, classes = (result.as_numpy(name)[0, :count] for name in ("boxes", "scores", "classes"))
-        return Found(
-            np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes, np.int64)
-        )
+        return found_in(result)
 
     def ask(self, clients: int, seconds: float) -> Answers:
         command = [self._load, self._address, self._model, self._input, *self._paths]
