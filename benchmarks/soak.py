@@ -164,7 +164,7 @@ class OverGrpc:
             result = self._client.infer(self._model, [self._file(body)])
         except self._failed as error:
             raise BackendError(one_line(str(error))) from None
-        return result.get_response().parameters["content_hash"].string_param, found_in(result)
+        return result.get_response().parameters["content_hash"].string_param, found_in(result)[0]
 
     def other(self, count: int, body: bytes) -> str:
         """What is wrong with how another call ended, one of a few kinds by its number; empty where nothing is."""
