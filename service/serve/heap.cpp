@@ -93,6 +93,9 @@ extern "C" void free(void* block) {
 
 #endif
 
+// The thread sanitizer's own tell it where memory is used anew.
+#ifndef __SANITIZE_THREAD__
+
 namespace {
 
 // Takes addresses alone until a page of it is written. No constructor has to run for it, nor a destructor: others
@@ -130,3 +133,5 @@ void operator delete(void* block, std::size_t /*size*/) noexcept {
 void operator delete(void* block, const std::nothrow_t& /*tag*/) noexcept {
     operator delete(block);
 }
+
+#endif
