@@ -17,6 +17,7 @@ const char* __tsan_default_suppressions() {
     return "race:std::runtime_error::~runtime_error\n"
            "race:std::logic_error::~logic_error\n"
            "race:grpc::\n"
+           "race:libgpr\n"
            "race:libgrpc\n"
            "race:libabsl\n";
 }
