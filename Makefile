@@ -131,8 +131,9 @@ test-sanitized: $(VENV)/.dev service
 	  folder=$(SERVICE)-$${sanitizers%%,*}; \
 	  service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers; \
 	  ctest --test-dir $$folder --output-on-failure; \
-	  TRTDET_SERVICE_BUILD=$$folder $(PYTEST) tests/service/test_serve.py tests/service/test_serve_load.py tests/service/test_grpc.py; \
-	done
+	  TRTDET_SERVICE_BUILD=$$folder $(PYTEST) tests/service/test_serve.py tests/service/test_serve_load.py; \
+	done; \
+	TRTDET_SERVICE_BUILD=$(SERVICE)-address $(PYTEST) tests/service/test_grpc.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
