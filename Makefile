@@ -39,7 +39,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 FUZZ_SECONDS ?= 600
-FUZZ_TARGETS := manifest image recording multipart inference
+FUZZ_TARGETS := manifest image recording multipart inference head encoding grpc
 
 .PHONY: demo test test-all test-rest test-benchmarks test-matrix test-tensorrt86 test-triton test-sanitized chromium lint lock \
   service service-tests docs fuzz attack clean
@@ -132,7 +132,8 @@ test-sanitized: $(VENV)/.dev service
 	  service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers; \
 	  ctest --test-dir $$folder --output-on-failure; \
 	  TRTDET_SERVICE_BUILD=$$folder $(PYTEST) tests/service/test_serve.py tests/service/test_serve_load.py; \
-	done
+	done; \
+	TRTDET_SERVICE_BUILD=$(SERVICE)-address $(PYTEST) tests/service/test_grpc.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -34,6 +34,10 @@ batches, run the engine in as many lanes, suppress, and map the boxes back.
 - torchvision, ``--against torchvision``: its own two-stage detector, run by PyTorch as it is, with the masks that it
   pastes, ``benchmarks/peers/torchvision_server.py``. The function gives the detector that the bundle was exported from.
 
+With ``--batch N`` each request has N images, in a form over HTTP and in one tensor over gRPC, which servers in Python
+run as one batch; the service does as its own ``--max-batch`` says. Times are then those of a request, throughput and
+time of CPU those of an image.
+
 All take turns, several rounds for each number of clients. The ratio of their throughput is taken round by round; its
 median is shown, and between which values the rounds lay. Latency is that of all rounds. The time of CPU that a server
 takes for an answer is the same on a busy machine, where throughput says little.
@@ -114,6 +118,9 @@ class Wire:
 
 IMAGE = {"Content-Type": "application/octet-stream"}
 DETECT = Wire("/v1/detect", "/readyz", IMAGE)
+BOUNDARY = "e3b0c44298fc1c149afb"
+FORM = Wire("/v1/detect", "/readyz", {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"})
+"""Of several images in a request."""
 TRITON = Wire("/v2/models/detect/infer", "/v2/health/ready", {**IMAGE, "Inference-Header-Content-Length": "0"}, True)
 
 
@@ -128,6 +135,7 @@ class Settings:
         peer_options: the command lines of peers in processes of their own, of the keys of ``against``.
         service_options: more of the service's command line.
         grpc_load: the program of clients over gRPC; None where nothing is asked over gRPC.
+        batch: images of each request.
     """
 
     bundle: Path
@@ -144,32 +152,35 @@ class Settings:
     peer_options: Mapping[str, tuple[object, ...]]
     service_options: tuple[str, ...]
     grpc_load: Path | None
+    batch: int = 1
 
 
 @dataclass
 class Answers:
     """What clients met: milliseconds from question to answer, how long all of it took and what it cost the server's
-    process, in seconds."""
+    process, in seconds. Each question was for ``batch`` images."""
 
     ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
     cpu: float = 0.0
+    batch: int = 1
 
     @property
     def throughput(self) -> float:
-        return len(self.ms) / self.seconds
+        """Images a second."""
+        return self.batch * len(self.ms) / self.seconds
 
     @property
     def cpu_ms(self) -> float:
-        """Of the server, in milliseconds for each answer."""
-        return 1e3 * self.cpu / len(self.ms)
+        """Of the server, in milliseconds for each image."""
+        return 1e3 * self.cpu / (self.batch * len(self.ms))
 
     def percentile(self, share: float) -> float:
         """The smallest value that so large a share is not above."""
         return sorted(self.ms)[math.ceil(share * len(self.ms)) - 1]
 
     def __add__(self, other: Answers) -> Answers:
-        return Answers(self.ms + other.ms, self.seconds + other.seconds, self.cpu + other.cpu)
+        return Answers(self.ms + other.ms, self.seconds + other.seconds, self.cpu + other.cpu, other.batch)
 
 
 @dataclass(frozen=True)
@@ -186,8 +197,8 @@ class Found:
 class Side(Protocol):
     """The service, or what it is compared with."""
 
-    def detect(self, path: Path) -> Found:
-        """The detections of an image file, in its own pixels."""
+    def detect(self, paths: Sequence[Path]) -> list[Found]:
+        """The detections of each image file of a request, in its own pixels."""
 
     def ask(self, clients: int, seconds: float) -> Answers:
         """So many clients for so long."""
@@ -244,7 +255,10 @@ class InPython:
     def __str__(self) -> str:
         return str(self.detector.runner.run_info)
 
-    def detect(self, path: Path) -> Found:
+    def detect(self, paths: Sequence[Path]) -> list[Found]:
+        return [self._detect(path) for path in paths]
+
+    def _detect(self, path: Path) -> Found:
         image, placement = preprocess(read_image(path), self.detector.input)
         future: Future[Any] = Future()
         self._waiting.put((image, future))
@@ -258,7 +272,7 @@ class InPython:
                 started = time.monotonic()
                 if started >= end:
                     return ms
-                self.detect(self._paths[index % len(self._paths)])
+                self._detect(self._paths[index % len(self._paths)])
                 ms.append(1e3 * (time.monotonic() - started))
             raise AssertionError
 
@@ -492,6 +506,31 @@ def wait_until_ready(port: int, target: str) -> None:
         time.sleep(0 if status == 200 else 0.05)
 
 
+def found_of(image: Mapping[str, Any]) -> Found:
+    """What ``/v1/detect`` answers for an image."""
+    rows = image["detections"]
+    return Found(
+        np.array([row["box"] for row in rows], np.float32).reshape(-1, 4),
+        np.array([row["score"] for row in rows], np.float32),
+        np.array([row["class"] for row in rows], np.int64),
+        tuple(row["mask"] for row in rows if "mask" in row),
+    )
+
+
+def request_body(files: Sequence[bytes]) -> bytes:
+    """An image as it is, or several as a form."""
+    if len(files) == 1:
+        return files[0]
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="image"\r\n'
+    head += "Content-Type: application/octet-stream\r\n\r\n"
+    return b"".join(head.encode() + file + b"\r\n" for file in files) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def from_each(paths: Sequence[Path], batch: int) -> list[list[Path]]:
+    """For each of the images a request of so many, which begins with it."""
+    return [[paths[(first + index) % len(paths)] for index in range(batch)] for first in range(len(paths))]
+
+
 class Connection:
     """A client of the service, which keeps its connection."""
 
@@ -517,33 +556,31 @@ class Connection:
             raise BackendError(f"the service answered {answer.status}: {one_line(text.decode(errors='replace'))}")
         return text
 
-    def detect(self, path: Path) -> Found:
-        return self.found(path.read_bytes())[1]
-
     def found(self, body: bytes) -> tuple[str | None, Found]:
         """The content hash of the bundle that was run on an image, where the answer has it, and the detections."""
+        content_hash, (found,) = self.all_found(body)
+        return content_hash, found
+
+    def all_found(self, body: bytes) -> tuple[str | None, list[Found]]:
+        """The same for each image of a request."""
         try:
             text = self.post(body)
             if self._wire.output:
                 # What it is, and then one string after its length in four bytes.
                 text = text[json.JSONDecoder().raw_decode(text.decode("latin-1"))[1] + 4 :]
             answer = json.loads(text)
-            rows = answer["images"][0]["detections"]
-            return answer.get("model", {}).get("content_hash"), Found(
-                np.array([row["box"] for row in rows], np.float32).reshape(-1, 4),
-                np.array([row["score"] for row in rows], np.float32),
-                np.array([row["class"] for row in rows], np.int64),
-                tuple(row["mask"] for row in rows if "mask" in row),
-            )
+            return answer.get("model", {}).get("content_hash"), [found_of(image) for image in answer["images"]]
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise BackendError(f"the service's answer is none of /v1/detect: {one_line(repr(error))}") from None
 
 
 def client_process(
-    port: int, wire: Wire, paths: Sequence[Path], clients: Sequence[int], start: float, end: float
+    port: int, wire: Wire, requests: Sequence[Sequence[Path]], clients: Sequence[int], times: tuple[float, float]
 ) -> tuple[list[float], float]:
-    """Some of the clients, as threads of a process; gives milliseconds and when the last one was done."""
-    bodies = [path.read_bytes() for path in paths]
+    """Some of the clients, as threads of a process, from one time to the other; gives milliseconds and when the last
+    one was done."""
+    start, end = times
+    bodies = [request_body([path.read_bytes() for path in paths]) for paths in requests]
 
     def ask(client: int) -> list[float]:
         ms = []
@@ -568,7 +605,9 @@ class OverHttp:
     def __init__(
         self, pool: ProcessPoolExecutor, server: Listening, settings: Settings, runs: str, wire: Wire = DETECT
     ) -> None:
-        self._pool, self._processes, self._server, self._paths = pool, processes_of(settings), server, settings.images
+        wire = FORM if settings.batch > 1 else wire
+        self._pool, self._processes, self._server = pool, processes_of(settings), server
+        self._batch, self._requests = settings.batch, from_each(settings.images, settings.batch)
         self._runs, self._wire, self._alone = runs, wire, Connection(server.port, wire)
 
     def __enter__(self) -> OverHttp:
@@ -580,20 +619,35 @@ class OverHttp:
     def __str__(self) -> str:
         return self._runs
 
-    def detect(self, path: Path) -> Found:
-        return self._alone.detect(path)
+    def detect(self, paths: Sequence[Path]) -> list[Found]:
+        return self._alone.all_found(request_body([path.read_bytes() for path in paths]))[1]
 
     def ask(self, clients: int, seconds: float) -> Answers:
         # The processes have one clock; all of them have read their files when the first question is asked.
         cpu, start = self._server.cpu(), time.monotonic() + 0.2
         parts = [range(first, clients, self._processes) for first in range(min(self._processes, clients))]
         futures = [
-            self._pool.submit(client_process, self._server.port, self._wire, self._paths, part, start, start + seconds)
+            self._pool.submit(
+                client_process, self._server.port, self._wire, self._requests, part, (start, start + seconds)
+            )
             for part in parts
         ]
         rows = [future.result() for future in futures]
         ms = list(itertools.chain.from_iterable(row for row, _ in rows))
-        return Answers(ms, max(end for _, end in rows) - start, self._server.cpu() - cpu)
+        return Answers(ms, max(end for _, end in rows) - start, self._server.cpu() - cpu, self._batch)
+
+
+def found_in(result: Any) -> list[Found]:
+    """The detections of each image in what tritonclient gives over gRPC: the outputs, or what a server in Python
+    answers."""
+    answer = result.as_numpy("answer")
+    if answer is not None:
+        return [found_of(image) for image in json.loads(answer[0])["images"]]
+    outputs = [result.as_numpy(name) for name in ("boxes", "scores", "classes")]
+    return [
+        Found(*(output[image, :count] for output in outputs))
+        for image, count in enumerate(result.as_numpy("num_dets")[:, 0])
+    ]
 
 
 class OverGrpc:
@@ -603,37 +657,29 @@ class OverGrpc:
         manifest, self._server = Bundle(settings.bundle).manifest, server
         self._address, self._runs, self._load = f"127.0.0.1:{server.port}", runs, settings.grpc_load
         self._model, self._input, self._paths = settings.bundle.name, manifest.input.name, settings.images
+        self._batch = settings.batch
 
     def __str__(self) -> str:
         return self._runs
 
-    def detect(self, path: Path) -> Found:
+    def detect(self, paths: Sequence[Path]) -> list[Found]:
         from tritonclient.grpc import InferenceServerClient, InferInput
 
-        tensor = InferInput(self._input, [1], "BYTES")
-        tensor.set_data_from_numpy(np.array([path.read_bytes()], np.object_))
+        tensor = InferInput(self._input, [len(paths)], "BYTES")
+        tensor.set_data_from_numpy(np.array([path.read_bytes() for path in paths], np.object_))
         with InferenceServerClient(self._address) as client:
             result = client.infer(self._model, [tensor])
-        answer = result.as_numpy("answer")
-        if answer is not None:
-            rows = json.loads(answer[0])["images"][0]["detections"]
-            boxes, scores, classes = ([row[key] for row in rows] for key in ("box", "score", "class"))
-        else:
-            count = result.as_numpy("num_dets")[0, 0]
-            boxes, scores, classes = (result.as_numpy(name)[0, :count] for name in ("boxes", "scores", "classes"))
-        return Found(
-            np.array(boxes, np.float32).reshape(-1, 4), np.array(scores, np.float32), np.array(classes, np.int64)
-        )
+        return found_in(result)
 
     def ask(self, clients: int, seconds: float) -> Answers:
         command = [self._load, self._address, self._model, self._input, *self._paths]
-        command += ["--clients", clients, "--seconds", seconds]
+        command += ["--clients", clients, "--seconds", seconds, "--batch", self._batch]
         cpu = self._server.cpu()
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         if done.returncode:
             raise BackendError(f"the clients over gRPC failed: {one_line(done.stderr)}")
         told = json.loads(done.stdout)
-        return Answers(told["ms"], told["seconds"], self._server.cpu() - cpu)
+        return Answers(told["ms"], told["seconds"], self._server.cpu() - cpu, self._batch)
 
 
 PEERS: dict[str, Callable[[Settings, ProcessPoolExecutor], AbstractContextManager[Side]]] = {
@@ -645,6 +691,9 @@ PEERS: dict[str, Callable[[Settings, ProcessPoolExecutor], AbstractContextManage
     "triton": triton_server,
 }
 """What the service is compared with."""
+
+TAKE_BATCHES = {"aiohttp", "fastapi", "grpc"}
+"""Those that take several images in a request."""
 
 
 def processes_of(settings: Settings) -> int:
@@ -671,10 +720,16 @@ class Compared:
     """Masks that both give of the same detections, and in how many pixels they differ in all."""
 
 
-def compare(paths: Sequence[Path], first: Side, other: Side) -> Compared:
+def in_requests(side: Side, paths: Sequence[Path], batch: int) -> Iterator[Found]:
+    """The detections of each image, asked for in requests of so many; the last one has what is left."""
+    for first in range(0, len(paths), batch):
+        yield from side.detect(paths[first : first + batch])
+
+
+def compare(paths: Sequence[Path], first: Side, other: Side, batch: int) -> Compared:
     different, box, score, count, masks, pixels = [], 0.0, 0.0, 0, 0, 0
-    for path in paths:
-        mine, theirs = first.detect(path), other.detect(path)
+    pairs = zip(in_requests(first, paths, batch), in_requests(other, paths, batch), strict=True)
+    for path, (mine, theirs) in zip(paths, pairs, strict=True):
         count += len(mine.scores)
         if len(mine.scores) != len(theirs.scores):
             different.append(f"{path.name}: {len(mine.scores)} and {len(theirs.scores)} detections")
@@ -740,6 +795,8 @@ def facts_of(settings: Settings, service: Mapping[str, Side], peers: Mapping[str
         f"{devices[0].name if devices else 'No CUDA device'}, {os.cpu_count()} CPU cores, Python "
         f"{sys.version.split()[0]}, trtdet {trtdet.__version__}, NumPy {np.__version__}.",
     ]
+    if settings.batch > 1:
+        facts.append(f"Each request has {settings.batch} images; p50 and p99 are those of a request.")
     if settings.recording:
         facts.append("No engine was run: these times and ratios tell nothing about engines.")
     return facts
@@ -754,7 +811,10 @@ def run(settings: Settings, console: Console) -> tuple[str, bool]:
         service = stack.enter_context(serving(settings, pool))
         protocols = {name: "gRPC" if name == "grpc" else "HTTP" for name in peers}
         console.line("comparing the detections")
-        compared = {name: compare(settings.images, service[protocols[name]], peer) for name, peer in peers.items()}
+        compared = {
+            name: compare(settings.images, service[protocols[name]], peer, settings.batch)
+            for name, peer in peers.items()
+        }
         lines = []
         for clients in settings.clients:
             ours: dict[str, list[Answers]] = {protocol: [] for protocol in protocols.values()}
@@ -794,6 +854,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1, help="images of each request")
     parser.add_argument("--max-delay-us", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each round, for each side")
@@ -815,7 +876,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settings:
     """Raises ConfigError or DataError: a number out of range, or there are no images."""
-    for name in ("num_images", "lanes", "rounds", "seconds"):
+    for name in ("num_images", "lanes", "rounds", "seconds", "batch"):
         if getattr(options, name) <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} takes numbers above 0, got {getattr(options, name)}")
     if min(options.clients) < 1:
@@ -832,6 +893,8 @@ def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settin
     for peer in options.against:
         if peer in needs and needs[peer][1] is None:
             raise ConfigError(f"--against {peer} needs {needs[peer][0]}")
+    if options.batch > 1 and (alone := set(options.against) - TAKE_BATCHES):
+        raise ConfigError(f"--batch is for {', '.join(sorted(TAKE_BATCHES))}; leave out --against {' '.join(alone)}")
     paths = find_images(options.images)
     if not paths:
         raise DataError(f"'{options.images}' has no images; give a folder that has some")
@@ -850,6 +913,7 @@ def asked(options: argparse.Namespace, service_options: Sequence[str]) -> Settin
         {peer: peer_options(peer, options) for peer in options.against},
         tuple(service_options),
         options.grpc_load if "grpc" in options.against else None,
+        options.batch,
     )
 
 

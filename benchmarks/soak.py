@@ -16,6 +16,9 @@ the median of none may be more than ``--growth-mb`` above that of the first.
 With ``--attack`` the attacks of ``attack.py`` come meanwhile from another address, one kind after the other; what is
 refused of theirs is not counted.
 
+With ``--grpc`` every second client asks over gRPC, and every fifth of its calls has to be refused, is given up after a
+millisecond, or asks for a page: all of these have to end as they should. Needs tritonclient[grpc].
+
 The exit code is 1 where a request was lost, refused or answered wrongly, a replacement was not served, memory grew, or
 the service ended otherwise than well, as it does where it was built with a sanitizer that found something.
 """
@@ -37,15 +40,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from attack import attack_for, attacks
 
-from service import BOX, SCORE, Connection, Found, listening
+from service import BOX, SCORE, Connection, Found, found_in, free_port, listening
 from trtdet.bundle import Bundle, BundleWriter
 from trtdet.data import evenly, find_images
 from trtdet.data.images import preprocess, read_image
-from trtdet.errors import BackendError, TrtdetError
+from trtdet.errors import BackendError, TrtdetError, one_line
 from trtdet.files import write_atomically
 from trtdet.runtime.detector import Detector
 
@@ -61,6 +65,7 @@ class Course:
         answered: requests that were answered in full and rightly.
         ms: how long each of them took.
         wrong: what was not, a line for each.
+        others: calls over gRPC that found nothing and ended as they should.
         memory: how many requests had been answered, whether OTHER was in BUNDLE's place, and the MB of the service.
         swaps: how often the bundle was replaced.
     """
@@ -68,6 +73,7 @@ class Course:
     answered: int = 0
     ms: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    others: int = 0
     memory: list[tuple[int, bool, float]] = field(default_factory=list)
     swaps: int = 0
 
@@ -130,11 +136,79 @@ def medians(memory: Sequence[tuple[int, bool, float]], settle: int, other: bool)
     return [float(statistics.median(part)) for part in np.array_split(np.array(rest), PARTS)]
 
 
+class OverGrpc:
+    """A client over gRPC, which keeps its connection. Other calls of it take turns: what must be refused, pages, and
+    calls that it gives up."""
+
+    def __init__(self, port: int, bundle: Path) -> None:
+        # Only these clients need it.
+        import grpc
+        from tritonclient.grpc import InferenceServerClient, InferenceServerException, InferInput
+
+        address = f"127.0.0.1:{port}"
+        self._client, self._channel = InferenceServerClient(address), grpc.insecure_channel(address)
+        self._errors, self._failed, self._tensor = grpc.RpcError, InferenceServerException, InferInput
+        self._model, manifest = bundle.name, Bundle(bundle).manifest
+        self._input, self._shape = manifest.input.name, [1, *manifest.input.shape.max[1:]]
+
+    def __enter__(self) -> OverGrpc:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._channel.close()
+
+    def found(self, body: bytes) -> tuple[str, Found]:
+        """As Connection.found()."""
+        try:
+            result = self._client.infer(self._model, [self._file(body)])
+        except self._failed as error:
+            raise BackendError(one_line(str(error))) from None
+        return result.get_response().parameters["content_hash"].string_param, found_in(result)[0]
+
+    def other(self, count: int, body: bytes) -> str:
+        """What is wrong with how another call ended, one of a few kinds by its number; empty where nothing is."""
+        kind = count % 6
+        if kind == 0:
+            code, expected = self._raw("ModelInfer", b"\xff" + body[:count]), {"INVALID_ARGUMENT"}
+        elif kind == 1:
+            code, expected = self._raw("ModelInfer", b"\x2a\x00" * 10_000), {"INVALID_ARGUMENT"}
+        elif kind == 2:
+            code, expected = self._raw("ModelStatistics", b""), {"OK"}
+        elif kind == 3:
+            code, expected = self._raw("ServerLive", b"\x78\x01" * count), {"OK", "INVALID_ARGUMENT"}
+        elif kind == 4:
+            code, expected = self._infer(self._file(body[: len(body) // 2 - count]), None), {"INVALID_ARGUMENT"}
+        else:
+            values = np.zeros(self._shape, np.float32)
+            tensor = self._tensor(self._input, self._shape, "FP32")
+            code, expected = self._infer(tensor.set_data_from_numpy(values), 0.001), {"OK", "DEADLINE_EXCEEDED"}
+        return "" if code in expected else f"call {kind} over gRPC ended with {code}"
+
+    def _file(self, body: bytes) -> Any:
+        return self._tensor(self._input, [1], "BYTES").set_data_from_numpy(np.array([body], np.object_))
+
+    def _infer(self, tensor: Any, seconds: float | None) -> str:
+        try:
+            self._client.infer(self._model, [tensor], client_timeout=seconds)
+        except self._failed as error:
+            return str(error.status()).rpartition(".")[2]
+        return "OK"
+
+    def _raw(self, method: str, message: bytes) -> str:
+        try:
+            self._channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(message)
+        except self._errors as error:
+            return str(error.code().name)
+        return "OK"
+
+
 class Soak:
     """Clients, replacements and a look at memory, at the same time."""
 
-    def __init__(self, options: argparse.Namespace, port: int, place: Path) -> None:
+    def __init__(self, options: argparse.Namespace, port: int, grpc_port: int | None, place: Path) -> None:
         self.options, self.port, self.place, self.course = options, port, place, Course()
+        self.grpc_port = grpc_port
         self.images = evenly(paths := find_images(options.images), min(len(paths), options.num_images))
         self.bodies = [path.read_bytes() for path in self.images]
         self.found = {
@@ -175,16 +249,28 @@ class Soak:
         options = self.options
         most = None if options.requests is None else -(-options.requests // options.clients)
         started = time.monotonic() + client / (rate * options.clients)
-        with Connection(self.port) as connection:
+        over_grpc = self.grpc_port is not None and client % 2 == 1
+        with OverGrpc(self.grpc_port, self.place) if over_grpc else Connection(self.port) as connection:
             for count in itertools.count():
                 due = started + count / rate
                 # Where the machine gives less than it did at first, what is due lags behind the time.
                 if most == count or (most is None and max(due, time.monotonic()) - started > 60 * options.minutes):
                     return
                 time.sleep(max(0.0, due - time.monotonic()))
-                self._check(connection, (client * 7 + count) % len(self.bodies))
+                index = (client * 7 + count) % len(self.bodies)
+                if over_grpc and count % 5 == 4:
+                    self._check_other(connection.other(count // 5, self.bodies[index]))
+                else:
+                    self._check(connection, index)
 
-    def _check(self, connection: Connection, index: int) -> None:
+    def _check_other(self, problem: str) -> None:
+        with self._lock:
+            if problem:
+                self.course.wrong.append(problem)
+            else:
+                self.course.others += 1
+
+    def _check(self, connection: Connection | OverGrpc, index: int) -> None:
         begun = time.monotonic()
         try:
             content_hash, found = connection.found(self.bodies[index])
@@ -243,6 +329,7 @@ def report(soak: Soak, full: float, counts: dict[str, float]) -> tuple[str, bool
     ms = sorted(course.ms)
     facts = {
         "requests answered rightly": f"{course.answered}",
+        **({"other calls over gRPC, ended as they should": f"{course.others}"} if options.grpc else {}),
         "lost, refused or wrong": f"{len(course.wrong)}",
         "errors that the service counted": f"{refused:g}",
         "full load, requests/s": f"{full:.1f}",
@@ -256,7 +343,7 @@ def report(soak: Soak, full: float, counts: dict[str, float]) -> tuple[str, bool
     }
     text = ["| what | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
     # A replacement may come with the end, and not be looked at any more.
-    orderly = options.attack or (not refused and not in_flight)
+    orderly = options.attack or options.grpc or (not refused and not in_flight)
     good = not course.wrong and orderly and loaded >= course.swaps - 1
     return "\n".join([*text, *(f"- {line}" for line in course.wrong[:10])]) + "\n", good and grown <= options.growth_mb
 
@@ -278,6 +365,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--settle", type=int, default=5000, help="requests after which memory must not grow")
     parser.add_argument("--growth-mb", type=float, default=5.0, help="by which it may")
     parser.add_argument("--attack", action="store_true", help="attack the service meanwhile")
+    parser.add_argument("--grpc", action="store_true", help="let every second client ask over gRPC")
     parser.add_argument("-o", "--output", type=Path, help="a file for the Markdown that is printed")
     return parser
 
@@ -290,10 +378,12 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(shutil.copytree(options.bundle, Path(folder) / "bundle"))
             command: list[object] = [options.service, place, "--port", 0, "--log-level", "error"]
+            grpc_port = free_port() if options.grpc else None
+            command += ["--grpc-port", grpc_port] if grpc_port else []
             command += itertools.chain.from_iterable(("--library-folder", one) for one in options.library_folder)
             with listening([*command, "--reload-interval", 0.2, *given[own + 1 :]]) as server:
                 port = server.port
-                soak = Soak(options, port, place)
+                soak = Soak(options, port, grpc_port, place)
                 full = soak.full_load()
                 with attacked(port, place.name, soak.bodies[0]) if options.attack else nullcontext():
                     soak.run(options.load * full)

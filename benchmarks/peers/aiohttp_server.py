@@ -11,19 +11,20 @@ Needs trtdet and aiohttp.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
-from detections import Detections, server_options
+from detections import Detections, files_in, server_options
 
 
-def application(detect: Callable[[bytes], bytes], workers: int) -> web.Application:
+def application(detect: Callable[[Sequence[bytes]], bytes], workers: int) -> web.Application:
     pool = ThreadPoolExecutor(workers)
 
     async def post(request: web.Request) -> web.Response:
         body = await request.read()
-        answer = await asyncio.get_running_loop().run_in_executor(pool, detect, body)
+        files = files_in(body, request.headers.get("Content-Type", ""))
+        answer = await asyncio.get_running_loop().run_in_executor(pool, detect, files)
         return web.Response(body=answer, content_type="application/json")
 
     async def ready(_: web.Request) -> web.Response:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 
 from trtdet.data.images import decode_image, preprocess
@@ -23,8 +25,16 @@ def server_options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def files_in(body: bytes, content_type: str) -> list[bytes]:
+    """The files of a request over HTTP: one, or those of a form."""
+    if not content_type.startswith("multipart/form-data"):
+        return [body]
+    parts = body.split(b"--" + content_type.partition("boundary=")[2].encode())
+    return [part.partition(b"\r\n\r\n")[2][:-2] for part in parts[1:-1]]
+
+
 class Detections:
-    """Answers for images: the whole way of one image, in the thread that calls it."""
+    """Answers for images: the whole way of those of a request, in the thread that calls it."""
 
     def __init__(self, bundle: Path, intra_op: int) -> None:
         self._detector = Detector.open(bundle, runtime="onnxruntime")
@@ -39,17 +49,21 @@ class Detections:
         self._names = [output.name for output in self._session.get_outputs()]
         self._input = self._session.get_inputs()[0].name
 
-    def __call__(self, body: bytes) -> bytes:
-        """The answer for the bytes of a JPEG or PNG file."""
-        pixels = decode_image(body)
-        image, placement = preprocess(pixels, self._detector.input)
-        outputs = dict(zip(self._names, self._session.run(None, {self._input: image[None]}), strict=True))
-        boxes, scores, classes = self._detector.suppressed(outputs, self._detector.nms).image(0)
-        rows: list[dict[str, Any]] = [
-            {"box": box, "score": score, "class": number, "name": self._detector.classes[number]}
-            for box, score, number in zip(
-                placement.to_image(boxes).tolist(), scores.tolist(), classes.tolist(), strict=True
-            )
-        ]
-        height, width = pixels.shape[:2]
-        return json.dumps({"images": [{"width": width, "height": height, "detections": rows}]}).encode()
+    def __call__(self, files: Sequence[bytes]) -> bytes:
+        """The answer for the bytes of JPEG or PNG files, which are run as one batch."""
+        images = [decode_image(file) for file in files]
+        inputs, placements = zip(*(preprocess(pixels, self._detector.input) for pixels in images), strict=True)
+        outputs = dict(zip(self._names, self._session.run(None, {self._input: np.stack(inputs)}), strict=True))
+        found = self._detector.suppressed(outputs, self._detector.nms)
+        answers = []
+        for index, (pixels, placement) in enumerate(zip(images, placements, strict=True)):
+            boxes, scores, classes = found.image(index)
+            rows: list[dict[str, Any]] = [
+                {"box": box, "score": score, "class": number, "name": self._detector.classes[number]}
+                for box, score, number in zip(
+                    placement.to_image(boxes).tolist(), scores.tolist(), classes.tolist(), strict=True
+                )
+            ]
+            height, width = pixels.shape[:2]
+            answers.append({"width": width, "height": height, "detections": rows})
+        return json.dumps({"images": answers}).encode()

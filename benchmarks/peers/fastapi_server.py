@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from detections import Detections, server_options
+from detections import Detections, files_in, server_options
 
 
 def application(detections: Detections, workers: int) -> Any:
@@ -27,7 +27,8 @@ def application(detections: Detections, workers: int) -> Any:
 
     async def detect(request: Request) -> Response:
         body = await request.body()
-        answer = await asyncio.get_running_loop().run_in_executor(pool, detections, body)
+        files = files_in(body, request.headers.get("Content-Type", ""))
+        answer = await asyncio.get_running_loop().run_in_executor(pool, detections, files)
         return Response(answer, media_type="application/json")
 
     # Annotations as text would be looked up in this module, which does not import them.

@@ -19,13 +19,23 @@ from detections import Detections, server_options
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 
+def elements_of(tensor: bytes) -> list[bytes]:
+    """Those of a tensor of BYTES, each behind its length."""
+    elements, at = [], 0
+    while at < len(tensor):
+        length = int.from_bytes(tensor[at : at + 4], "little")
+        elements.append(tensor[at + 4 : at + 4 + length])
+        at += 4 + length
+    return elements
+
+
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self, detections: Detections, workers: int) -> None:
         self._detections, self._pool = detections, ThreadPoolExecutor(workers)
 
     async def ModelInfer(self, request: Any, _: Any) -> Any:
-        file = request.raw_input_contents[0][4:]  # behind its length
-        answer = await asyncio.get_running_loop().run_in_executor(self._pool, self._detections, file)
+        files = elements_of(request.raw_input_contents[0])
+        answer = await asyncio.get_running_loop().run_in_executor(self._pool, self._detections, files)
         response = service_pb2.ModelInferResponse(model_name=request.model_name, model_version="1")
         response.outputs.add(name="answer", datatype="BYTES", shape=[1])
         response.raw_output_contents.append(len(answer).to_bytes(4, "little") + answer)

@@ -17,6 +17,7 @@ import asyncio
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,10 @@ class Torchvision:
             torch.set_num_threads(intra_op)
 
     @torch.inference_mode()
-    def __call__(self, body: bytes) -> bytes:
-        """The answer for the bytes of a JPEG or PNG file."""
-        pixels = decode_image(body)
+    def __call__(self, files: Sequence[bytes]) -> bytes:
+        """The answer for the bytes of a JPEG or PNG file, which is the only one."""
+        (file,) = files
+        pixels = decode_image(file)
         height, width = pixels.shape[:2]
         image, placement = preprocess(pixels, self._config.input)
         found = self._found(torch.from_numpy(image)[None])

@@ -23,6 +23,6 @@ class TritonPythonModel:
         """An answer for each request's image; a string has to be an array of objects."""
         answers = []
         for request in requests:
-            answer = self._detect(triton.get_input_tensor_by_name(request, "image").as_numpy().tobytes())
+            answer = self._detect([triton.get_input_tensor_by_name(request, "image").as_numpy().tobytes()])
             answers.append(triton.InferenceResponse([triton.Tensor("answer", np.array([answer], dtype=object))]))
         return answers

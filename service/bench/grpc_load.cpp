@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "open_inference.grpc.pb.h"
@@ -28,25 +29,35 @@ struct Options {
     std::vector<std::string> files;
     int clients = 1;
     double seconds = 5;
+    std::size_t batch = 1;
 };
 
 double milliseconds(Clock::duration time) {
     return std::chrono::duration<double, std::milli>(time).count();
 }
 
-// The request for an image: its file as the one element of a tensor of BYTES.
-inference::ModelInferRequest request_of(const Options& options, const std::string& file) {
+// A file as an element of a tensor of BYTES.
+std::string element_of(const std::string& file) {
     std::ifstream stream(file, std::ios::binary);
     const std::string bytes(std::istreambuf_iterator<char>(stream), {});
     const auto length = static_cast<std::uint32_t>(bytes.size());
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + bytes;
+}
+
+// The request for as many images as one has, from this file on.
+inference::ModelInferRequest request_of(
+    const Options& options, const std::vector<std::string>& elements, std::size_t first) {
     inference::ModelInferRequest request;
     request.set_model_name(options.model);
     auto& input = *request.add_inputs();
     input.set_name(options.input);
     input.set_datatype("BYTES");
-    input.add_shape(1);
-    std::string element(reinterpret_cast<const char*>(&length), sizeof length);
-    request.add_raw_input_contents(element + bytes);
+    input.add_shape(static_cast<std::int64_t>(options.batch));
+    std::string tensor;
+    for (std::size_t index = 0; index < options.batch; ++index) {
+        tensor += elements[(first + index) % elements.size()];
+    }
+    request.add_raw_input_contents(std::move(tensor));
     return request;
 }
 
@@ -99,10 +110,15 @@ int main(int count, char** arguments) {
     app.add_option("files", options.files, "image files")->required()->check(CLI::ExistingFile);
     app.add_option("--clients", options.clients, "clients at the same time")->check(CLI::Range(1, 4096));
     app.add_option("--seconds", options.seconds, "how long they ask")->check(CLI::PositiveNumber);
+    app.add_option("--batch", options.batch, "images of each request")->check(CLI::Range(1, 1024));
     CLI11_PARSE(app, count, arguments);
-    std::vector<inference::ModelInferRequest> requests;
+    std::vector<std::string> elements;
     for (const auto& file : options.files) {
-        requests.push_back(request_of(options, file));
+        elements.push_back(element_of(file));
+    }
+    std::vector<inference::ModelInferRequest> requests;
+    for (std::size_t first = 0; first < elements.size(); ++first) {
+        requests.push_back(request_of(options, elements, first));
     }
     Answers answers;
     const auto start = Clock::now();

@@ -5,11 +5,13 @@ python service/fuzz/seeds.py build/fuzz/seeds
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import struct
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +128,55 @@ def inferences() -> dict[str, bytes]:
     return found
 
 
+def heads() -> dict[str, bytes]:
+    infer = (
+        b"POST /v2/models/a%20b/versions/1/infer?x=%41&y=+ HTTP/1.1\r\nHost: x\r\nX-Request-Id: a-1\r\n"
+        b"Inference-Header-Content-Length: 12\r\nContent-Encoding: gzip\r\nContent-Length: 20\r\n"
+        b"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n\r\n"
+    )
+    chunked = (
+        b"POST http://x/v1/detect?a=1 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    )
+    return {"infer": infer, "chunked": chunked, "old": b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"}
+
+
+def packed_bodies() -> dict[str, bytes]:
+    body = bytes(range(256)) * 4 + bytes(2000)
+    bare = zlib.compressobj(wbits=-15)
+    return {
+        "gzip": b"\0" + gzip.compress(body, mtime=0),
+        "deflate": b"\2" + zlib.compress(body),
+        "bare": b"\2" + bare.compress(body) + bare.flush(),
+    }
+
+
+def messages() -> dict[str, bytes]:
+    """ModelInferRequests for the same network as :func:`inferences`, in protobuf's encoding."""
+
+    def number(value: int) -> bytes:
+        data = b""
+        while value > 127:
+            data, value = data + bytes([value & 127 | 128]), value >> 7
+        return data + bytes([value])
+
+    def field(which: int, data: bytes) -> bytes:
+        return number(which << 3 | 2) + number(len(data)) + data
+
+    def tensor(kind: bytes, shape: list[int], rest: bytes = b"") -> bytes:
+        return field(5, field(1, b"images") + field(2, kind) + field(3, b"".join(map(number, shape))) + rest)
+
+    values, files = struct.pack("<6f", *range(6)), [b"one", b"other"]
+    names = field(1, b"model") + field(2, b"1") + field(3, b"7")
+    outputs = field(6, field(1, b"scores")) + field(6, field(1, b"boxes"))
+    parameter = field(4, field(1, b"priority") + field(2, b"\x10\x05"))
+    return {
+        "raw": names + parameter + tensor(b"FP32", [1, 3, 1, 2], parameter) + outputs + field(7, values),
+        "contents": names + tensor(b"FP32", [1, 3, 1, 2], field(5, field(6, values))),
+        "files": tensor(b"BYTES", [2], field(5, b"".join(field(8, file) for file in files))),
+        "rawfiles": tensor(b"BYTES", [2]) + field(7, b"".join(struct.pack("<I", len(file)) + file for file in files)),
+    }
+
+
 def main(folder: Path) -> None:
     kinds = {
         "manifest": manifests,
@@ -133,6 +184,9 @@ def main(folder: Path) -> None:
         "recording": recordings,
         "multipart": multiparts,
         "inference": inferences,
+        "head": heads,
+        "encoding": packed_bodies,
+        "grpc": messages,
     }
     for name, make in kinds.items():
         (folder / name).mkdir(parents=True, exist_ok=True)

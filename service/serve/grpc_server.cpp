@@ -8,26 +8,23 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/ip/address.hpp>
-#include <boost/url/encode.hpp>
-#include <boost/url/rfc/unreserved_chars.hpp>
 #include <exception>
 #include <functional>
 #include <future>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include "clients.hpp"
+#include "grpc_message.hpp"
+#include "inference_request.hpp"
 #include "memory_budget.hpp"
 #include "open_inference.grpc.pb.h"
 #include "trtdet/errors.hpp"
 
 namespace trtdet::serve {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Of the server that is there; gRPC's own log has no place for more.
 std::atomic<Log*> log_of_library{nullptr};
@@ -64,156 +61,37 @@ grpc::Status status_of(const Response& response) {
     return {code, response.message};
 }
 
-// A part of a path, with %XX for every byte that has a meaning in one.
-std::string in_path(const std::string& text) {
-    return boost::urls::encode(text, boost::urls::unreserved_chars);
+// Whether the bytes are such a message.
+bool read_message(grpc::ByteBuffer bytes, google::protobuf::Message& message) {
+    grpc::ProtoBufferReader reader(&bytes);
+    return reader.status().ok() && message.ParseFromZeroCopyStream(&reader);
 }
 
-std::string model_path(const std::string& name, const std::string& version) {
-    return "/v2/models/" + in_path(name) + (version.empty() ? "" : "/versions/" + in_path(version));
-}
-
-Json parameter(const inference::InferParameter& given) {
-    switch (given.parameter_choice_case()) {
-        case inference::InferParameter::kBoolParam:
-            return given.bool_param();
-        case inference::InferParameter::kInt64Param:
-            return given.int64_param();
-        case inference::InferParameter::kUint64Param:
-            return given.uint64_param();
-        case inference::InferParameter::kDoubleParam:
-            return given.double_param();
-        case inference::InferParameter::kStringParam:
-            return given.string_param();
-        case inference::InferParameter::PARAMETER_CHOICE_NOT_SET:
-            break;
-    }
-    return nullptr;
-}
-
-template <typename Parameters>
-Json parameters(const Parameters& given) {
-    Json all = Json::object();
-    for (const auto& [name, value] : given) {
-        all[name] = parameter(value);
-    }
-    return all;
-}
-
-// Bytes of an input as it stands behind the JSON over HTTP.
-std::size_t tensor_bytes(const inference::ModelInferRequest& request, int index) {
-    if (request.raw_input_contents_size() > index) {
-        return request.raw_input_contents(index).size();
-    }
-    const auto& contents = request.inputs(index).contents();
-    auto bytes = static_cast<std::size_t>(contents.fp32_contents_size()) * sizeof(float);
-    for (const auto& element : contents.bytes_contents()) {
-        bytes += sizeof(std::uint32_t) + element.size();
-    }
-    return bytes;
-}
-
-// Appends these bytes.
-void append_tensor(std::string& bytes, const inference::ModelInferRequest& request, int index) {
-    if (request.raw_input_contents_size() > index) {
-        bytes += request.raw_input_contents(index);
-        return;
-    }
-    const auto& contents = request.inputs(index).contents();
-    bytes.append(
-        reinterpret_cast<const char*>(contents.fp32_contents().data()),
-        static_cast<std::size_t>(contents.fp32_contents_size()) * sizeof(float));
-    for (const auto& element : contents.bytes_contents()) {
-        const auto length = static_cast<std::uint32_t>(element.size());
-        bytes.append(reinterpret_cast<const char*>(&length), sizeof length).append(element);
-    }
-}
-
-// The request as it would have come over HTTP: JSON, and the tensors behind it.
-Request over_http(const inference::ModelInferRequest& given) {
-    Json json{{"id", given.id()}, {"parameters", parameters(given.parameters())}};
-    json["parameters"]["binary_data_output"] = true;
-    json["inputs"] = Json::array();
-    std::size_t tensors = 0;
-    for (int index = 0; index < given.inputs_size(); ++index) {
-        const auto& input = given.inputs(index);
-        Json own = parameters(input.parameters());
-        own["binary_data_size"] = tensor_bytes(given, index);
-        tensors += tensor_bytes(given, index);
-        json["inputs"].push_back(
-            {{"name", input.name()},
-             {"datatype", input.datatype()},
-             {"shape", std::vector<std::int64_t>(input.shape().begin(), input.shape().end())},
-             {"parameters", std::move(own)}});
-    }
-    for (const auto& output : given.outputs()) {
-        Json own = parameters(output.parameters());
-        own["binary_data"] = true;
-        json["outputs"].push_back({{"name", output.name()}, {"parameters", std::move(own)}});
-    }
-    Request request;
-    request.body = json.dump(-1, ' ', false, Json::error_handler_t::replace);
-    request.head.inference_header_length = std::to_string(request.body.size());
-    // Once, as a batch of tensors is megabytes.
-    request.body.reserve(request.body.size() + tensors);
-    for (int index = 0; index < given.inputs_size(); ++index) {
-        append_tensor(request.body, given, index);
-    }
-    request.head.method = "POST";
-    request.head.target = model_path(given.model_name(), given.model_version()) + "/infer";
-    request.head.length = request.body.size();
-    return request;
-}
-
-// The other way round.
-void from_http(const Response& response, inference::ModelInferResponse& answer) {
-    std::size_t length = response.body.size();
-    for (const auto& [name, value] : response.headers) {
-        if (name == "Inference-Header-Content-Length") {
-            length = std::stoul(value);
-        }
-    }
-    const auto json = Json::parse(response.body.substr(0, length));
-    answer.set_model_name(json["model_name"].get<std::string>());
-    answer.set_model_version(json["model_version"].get<std::string>());
-    answer.set_id(json.value("id", ""));
-    for (const auto& [name, value] : json["parameters"].items()) {
-        (*answer.mutable_parameters())[name].set_string_param(value.get<std::string>());
-    }
-    for (const auto& output : json["outputs"]) {
-        auto& one = *answer.add_outputs();
-        one.set_name(output["name"].get<std::string>());
-        one.set_datatype(output["datatype"].get<std::string>());
-        for (const auto& size : output["shape"]) {
-            one.add_shape(size.get<std::int64_t>());
-        }
-        const auto bytes = output["parameters"]["binary_data_size"].get<std::size_t>();
-        answer.add_raw_output_contents(response.body.substr(length, bytes));
-        length += bytes;
+template <typename Message>
+void write_message(const Message& message, grpc::ByteBuffer& buffer) {
+    bool own = false;
+    const auto status = grpc::SerializationTraits<Message>::Serialize(message, &buffer, &own);
+    if (!status.ok()) {
+        throw Error("the answer cannot be written: " + status.error_message());
     }
 }
 
 // An inference from its message to its answer; it deletes itself when gRPC is done with it.
 class Call : public grpc::ServerUnaryReactor {
 public:
-    Call(Service& service, Log& log, std::shared_ptr<Client> client, std::string peer)
-        : service_(service), log_(log), client_(std::move(client)), peer_(std::move(peer)) {}
+    Call(Service& service, Log& log, std::shared_ptr<Client> client, std::string peer) : service_(service), log_(log) {
+        head_.client = std::move(client);
+        head_.peer = std::move(peer);
+        head_.request_id = request_id("");
+    }
 
-    void start(const inference::ModelInferRequest& given, inference::ModelInferResponse& answer) try {
-        auto request = over_http(given);
-        request.head.client = client_;
-        request.head.peer = peer_;
-        request.head.request_id = request_id("");
-        request.arrived = Clock::now();
-        request.abandoned = abandoned_;
-        head_ = request.head;
-        arrived_ = request.arrived;
+    void start(const grpc::ByteBuffer& given, grpc::ByteBuffer& answer) try {
+        auto request = read(given);
         if (auto refusal = service_.refuse(head_)) {
             return finish(std::move(*refusal), answer);
         }
-        const auto held = service_.body_of(head_);
-        held->set(request.body.size());
-        request.held = held;
+        request.arrived = arrived_;
+        request.abandoned = abandoned_;
         service_.handle(std::move(request), [this, &answer](const Answer& made) {
             Response response;
             try {
@@ -223,6 +101,8 @@ public:
             }
             finish(std::move(response), answer);
         });
+    } catch (const InferenceError& error) {
+        finish(error_response(400, "bad-inference", error.what()), answer);
     } catch (const MemoryLimitError& error) {
         finish(error.response(), answer);
     } catch (const std::exception& error) {
@@ -233,12 +113,38 @@ public:
     void OnDone() override { delete this; }
 
 private:
-    void finish(Response response, inference::ModelInferResponse& answer) try {
+    // What the message takes is charged before it is read.
+    Request read(const grpc::ByteBuffer& given) {
+        auto bytes = given;  // the same ones, as a reader wants a buffer that may change
+        grpc::ProtoBufferReader reader(&bytes);
+        const auto beside = bytes_beside_tensors(reader);
+        if (beside > max_beside_tensors) {
+            throw InferenceError(
+                "the message has " + std::to_string(beside) + " bytes beside its tensors, allowed are " +
+                std::to_string(max_beside_tensors));
+        }
+        const auto held = service_.body_of(head_);
+        held->set(message_memory(given.Length(), beside));
+        inference::ModelInferRequest message;
+        if (!read_message(given, message)) {
+            throw InferenceError("the message is damaged");
+        }
+        auto known = infer_head(message);
+        head_.method = std::move(known.method);
+        head_.target = std::move(known.target);
+        auto request = over_http(message, head_);
+        head_ = request.head;
+        held->set(request.body.size());
+        request.held = held;
+        return request;
+    }
+
+    void finish(Response response, grpc::ByteBuffer& answer) try {
         service_.answered(head_, response, Clock::now() - arrived_);
         if (!response.error.empty()) {
             return Finish(status_of(response));
         }
-        from_http(response, answer);
+        write_message(from_http(response), answer);
         Finish(grpc::Status::OK);
     } catch (const std::exception& error) {
         failed(error);
@@ -251,11 +157,9 @@ private:
 
     Service& service_;
     Log& log_;
-    const std::shared_ptr<Client> client_;
-    const std::string peer_;
     const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
+    const Clock::time_point arrived_ = Clock::now();
     Head head_;
-    Clock::time_point arrived_;
 };
 
 // Streams are told at once that there are none.
@@ -278,86 +182,115 @@ boost::asio::ip::address address_of(const std::string& peer) {
     return boost::asio::ip::make_address(text, ignored);
 }
 
-class Protocol : public inference::GRPCInferenceService::CallbackService {
+// All calls but streams, with their messages as they arrive: what a message becomes in memory may be a hundred times as
+// much, so that its size is looked at before it is read.
+// clang-format off
+template <typename Base> using Raw =
+    inference::GRPCInferenceService::WithRawCallbackMethod_ServerLive<
+    inference::GRPCInferenceService::WithRawCallbackMethod_ServerReady<
+    inference::GRPCInferenceService::WithRawCallbackMethod_ModelReady<
+    inference::GRPCInferenceService::WithRawCallbackMethod_ServerMetadata<
+    inference::GRPCInferenceService::WithRawCallbackMethod_ModelMetadata<
+    inference::GRPCInferenceService::WithRawCallbackMethod_ModelInfer<
+    inference::GRPCInferenceService::WithRawCallbackMethod_ModelConfig<
+    inference::GRPCInferenceService::WithRawCallbackMethod_ModelStatistics<
+    inference::GRPCInferenceService::WithRawCallbackMethod_RepositoryIndex<
+    inference::GRPCInferenceService::WithRawCallbackMethod_RepositoryModelLoad<
+    inference::GRPCInferenceService::WithRawCallbackMethod_RepositoryModelUnload<Base>>>>>>>>>>>;
+// clang-format on
+using Calls =
+    Raw<inference::GRPCInferenceService::WithCallbackMethod_ModelStreamInfer<inference::GRPCInferenceService::Service>>;
+
+class Protocol : public Calls {
+    using Context = grpc::CallbackServerContext;
+    using Reactor = grpc::ServerUnaryReactor;
+    using Bytes = grpc::ByteBuffer;
+
 public:
     Protocol(serve::Service& service, Log& log) : service_(service), log_(log) {}
 
     // Until then there are no models.
     void serve() { serves_ = true; }
 
-    grpc::ServerUnaryReactor* ServerLive(
-        grpc::CallbackServerContext* context, const inference::ServerLiveRequest* /*request*/,
-        inference::ServerLiveResponse* response) override {
-        return yes_or_no(context, "/v2/health/live", [response](bool yes) { response->set_live(yes); });
+    Reactor* ServerLive(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::ServerLiveRequest, inference::ServerLiveResponse>(
+            context, *given, *answer, [this](const auto& /*request*/, auto& response) {
+                return yes_or_no("/v2/health/live", [&](bool yes) { response.set_live(yes); });
+            });
     }
 
-    grpc::ServerUnaryReactor* ServerReady(
-        grpc::CallbackServerContext* context, const inference::ServerReadyRequest* /*request*/,
-        inference::ServerReadyResponse* response) override {
-        return yes_or_no(context, "/v2/health/ready", [response](bool yes) { response->set_ready(yes); });
+    Reactor* ServerReady(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::ServerReadyRequest, inference::ServerReadyResponse>(
+            context, *given, *answer, [this](const auto& /*request*/, auto& response) {
+                return yes_or_no("/v2/health/ready", [&](bool yes) { response.set_ready(yes); });
+            });
     }
 
-    grpc::ServerUnaryReactor* ModelReady(
-        grpc::CallbackServerContext* context, const inference::ModelReadyRequest* request,
-        inference::ModelReadyResponse* response) override {
-        const auto path = model_path(request->name(), request->version()) + "/ready";
-        return yes_or_no(context, path, [response](bool yes) { response->set_ready(yes); });
+    Reactor* ModelReady(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::ModelReadyRequest, inference::ModelReadyResponse>(
+            context, *given, *answer, [this](const auto& request, auto& response) {
+                const auto path = model_path(request.name(), request.version()) + "/ready";
+                return yes_or_no(path, [&](bool yes) { response.set_ready(yes); });
+            });
     }
 
-    grpc::ServerUnaryReactor* ServerMetadata(
-        grpc::CallbackServerContext* context, const inference::ServerMetadataRequest* /*request*/,
-        inference::ServerMetadataResponse* response) override {
-        return page(context, "GET", "/v2", *response);
+    Reactor* ServerMetadata(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
+            context, *given, *answer,
+            [this](const auto& /*request*/, auto& response) { return page("GET", "/v2", response); });
     }
 
-    grpc::ServerUnaryReactor* ModelMetadata(
-        grpc::CallbackServerContext* context, const inference::ModelMetadataRequest* request,
-        inference::ModelMetadataResponse* response) override {
-        return page(context, "GET", model_path(request->name(), request->version()), *response);
+    Reactor* ModelMetadata(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
+            context, *given, *answer, [this](const auto& request, auto& response) {
+                return page("GET", model_path(request.name(), request.version()), response);
+            });
     }
 
-    grpc::ServerUnaryReactor* ModelConfig(
-        grpc::CallbackServerContext* context, const inference::ModelConfigRequest* request,
-        inference::ModelConfigResponse* response) override {
-        const auto path = model_path(request->name(), request->version()) + "/config";
-        return page(context, "GET", path, *response->mutable_config());
+    Reactor* ModelConfig(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::ModelConfigRequest, inference::ModelConfigResponse>(
+            context, *given, *answer, [this](const auto& request, auto& response) {
+                const auto path = model_path(request.name(), request.version()) + "/config";
+                return page("GET", path, *response.mutable_config());
+            });
     }
 
-    grpc::ServerUnaryReactor* ModelStatistics(
-        grpc::CallbackServerContext* context, const inference::ModelStatisticsRequest* request,
-        inference::ModelStatisticsResponse* response) override {
-        const auto& name = request->name();
-        return page(
-            context, "GET", name.empty() ? "/v2/models/stats" : model_path(name, request->version()) + "/stats",
-            *response);
+    Reactor* ModelStatistics(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
+            context, *given, *answer, [this](const auto& request, auto& response) {
+                const auto& name = request.name();
+                const auto model = name.empty() ? "/v2/models" : model_path(name, request.version());
+                return page("GET", model + "/stats", response);
+            });
     }
 
-    grpc::ServerUnaryReactor* RepositoryIndex(
-        grpc::CallbackServerContext* context, const inference::RepositoryIndexRequest* /*request*/,
-        inference::RepositoryIndexResponse* response) override {
-        return page(context, "POST", "/v2/repository/index", *response, "models");
+    Reactor* RepositoryIndex(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
+            context, *given, *answer, [this](const auto& /*request*/, auto& response) {
+                return page("POST", "/v2/repository/index", response, "models");
+            });
     }
 
     // Both are refused: this is not the admin port.
-    grpc::ServerUnaryReactor* RepositoryModelLoad(
-        grpc::CallbackServerContext* context, const inference::RepositoryModelLoadRequest* request,
-        inference::RepositoryModelLoadResponse* response) override {
-        return page(context, "POST", change_path(request->model_name(), "load"), *response);
+    Reactor* RepositoryModelLoad(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
+            context, *given, *answer, [this](const auto& request, auto& response) {
+                return page("POST", change_path(request.model_name(), "load"), response);
+            });
     }
 
-    grpc::ServerUnaryReactor* RepositoryModelUnload(
-        grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest* request,
-        inference::RepositoryModelUnloadResponse* response) override {
-        return page(context, "POST", change_path(request->model_name(), "unload"), *response);
+    Reactor* RepositoryModelUnload(Context* context, const Bytes* given, Bytes* answer) override {
+        return call<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
+            context, *given, *answer, [this](const auto& request, auto& response) {
+                return page("POST", change_path(request.model_name(), "unload"), response);
+            });
     }
 
-    grpc::ServerUnaryReactor* ModelInfer(
-        grpc::CallbackServerContext* context, const inference::ModelInferRequest* request,
-        inference::ModelInferResponse* response) override {
+    Reactor* ModelInfer(Context* context, const Bytes* given, Bytes* answer) override {
         const auto peer = context->peer();
         auto* const call = new Call(service_, log_, service_.clients().of(address_of(peer)), peer);
         if (serves_) {
-            call->start(*request, *response);
+            call->start(*given, *answer);
         } else {
             call->Finish(status_of(starting()));
         }
@@ -365,13 +298,39 @@ public:
     }
 
     grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>* ModelStreamInfer(
-        grpc::CallbackServerContext* /*context*/) override {
+        Context* /*context*/) override {
         return new NoStream;
     }
 
 private:
-    static std::string change_path(const std::string& model, const std::string& change) {
-        return "/v2/repository/models/" + in_path(model) + "/" + change;
+    // make: given the request, fills in the response and returns how the call ends.
+    template <typename Given, typename Made, typename Make>
+    Reactor* call(Context* context, const Bytes& given, Bytes& answer, const Make& make) {
+        auto* const reactor = context->DefaultReactor();
+        reactor->Finish([&]() -> grpc::Status {
+            try {
+                if (given.Length() > max_beside_tensors) {
+                    return {
+                        grpc::StatusCode::INVALID_ARGUMENT, "the message has " + std::to_string(given.Length()) +
+                                                                " bytes, allowed are " +
+                                                                std::to_string(max_beside_tensors)};
+                }
+                Given request;
+                if (!read_message(given, request)) {
+                    return {grpc::StatusCode::INVALID_ARGUMENT, "the message is damaged"};
+                }
+                Made response;
+                const auto status = make(request, response);
+                if (status.ok()) {
+                    write_message(response, answer);
+                }
+                return status;
+            } catch (const std::exception& error) {
+                log_.write(Level::error, "a call failed", error.what());
+                return {grpc::StatusCode::INTERNAL, "the request failed; the reason is in the service's log"};
+            }
+        }());
+        return reactor;
     }
 
     Response asked(std::string method, std::string path) {
@@ -400,32 +359,26 @@ private:
 
     // No is an answer, but not where there is no such model.
     template <typename Set>
-    grpc::ServerUnaryReactor* yes_or_no(grpc::CallbackServerContext* context, const std::string& path, const Set& set) {
-        auto* const reactor = context->DefaultReactor();
+    grpc::Status yes_or_no(const std::string& path, const Set& set) {
         const auto response = asked("GET", path);
         set(response.status == 200);
-        reactor->Finish(response.status == 404 ? status_of(response) : grpc::Status::OK);
-        return reactor;
+        return response.status == 404 ? status_of(response) : grpc::Status::OK;
     }
 
     // What the page of HTTP says, in the message of the same fields. list: the field that the whole of it becomes.
-    grpc::ServerUnaryReactor* page(
-        grpc::CallbackServerContext* context, const std::string& method, const std::string& path,
-        google::protobuf::Message& message, const std::string& list = {}) {
-        auto* const reactor = context->DefaultReactor();
+    grpc::Status page(
+        const std::string& method, const std::string& path, google::protobuf::Message& message,
+        const std::string& list = {}) {
         const auto response = asked(method, path);
         if (!response.error.empty()) {
-            reactor->Finish(status_of(response));
-            return reactor;
+            return status_of(response);
         }
         google::protobuf::util::JsonParseOptions options;
         options.ignore_unknown_fields = true;
         const auto body = list.empty() ? response.body : "{\"" + list + "\":" + response.body + "}";
         const auto parsed = google::protobuf::util::JsonStringToMessage(body, &message, options);
-        reactor->Finish(
-            parsed.ok() ? grpc::Status::OK
-                        : grpc::Status(grpc::StatusCode::INTERNAL, "the answer has no form in this protocol"));
-        return reactor;
+        return parsed.ok() ? grpc::Status::OK
+                           : grpc::Status(grpc::StatusCode::INTERNAL, "the answer has no form in this protocol");
     }
 
     serve::Service& service_;

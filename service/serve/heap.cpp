@@ -93,6 +93,9 @@ extern "C" void free(void* block) {
 
 #endif
 
+// The thread sanitizer's own tell it where memory is used anew.
+#ifndef __SANITIZE_THREAD__
+
 namespace {
 
 // Takes addresses alone until a page of it is written. No constructor has to run for it, nor a destructor: others
@@ -102,11 +105,14 @@ trtdet::serve::SpareMemory spare(memory, sizeof memory);
 
 }  // namespace
 
+// A sanitizer has one of its own, whose blocks are not for free().
+void* operator new(std::size_t size, const std::nothrow_t& /*tag*/) noexcept {
+    void* const block = std::malloc(size > 0 ? size : 1);
+    return block != nullptr ? block : spare.take(size);
+}
+
 void* operator new(std::size_t size) {
-    if (void* const block = std::malloc(size > 0 ? size : 1)) {
-        return block;
-    }
-    if (void* const block = spare.take(size)) {
+    if (void* const block = operator new(size, std::nothrow)) {
         return block;
     }
     throw std::bad_alloc();
@@ -123,3 +129,9 @@ void operator delete(void* block) noexcept {
 void operator delete(void* block, std::size_t /*size*/) noexcept {
     operator delete(block);
 }
+
+void operator delete(void* block, const std::nothrow_t& /*tag*/) noexcept {
+    operator delete(block);
+}
+
+#endif

@@ -11,6 +11,8 @@ import pytest
 from serving import Server, check, failed_start, until
 from test_open_inference import OUTPUTS, files, same, tensors
 
+grpc = pytest.importorskip("grpc", reason="pip install grpcio")
+
 
 @pytest.fixture(scope="module")
 def triton():
@@ -26,7 +28,8 @@ def grpc_address(server: Server) -> str:
 
 @pytest.fixture
 def server(serve, case):
-    start = serve(f"other={case.bundles[1]}", "--grpc-port", 0, "--recording-time", 20)
+    # A sanitizer on a busy machine takes its time.
+    start = serve(f"other={case.bundles[1]}", "--grpc-port", 0, "--recording-time", 20, "--request-timeout", 60)
     with start as running:
         if "built without gRPC" in running.log.read_text():
             pytest.skip("built without gRPC")
@@ -132,7 +135,7 @@ def test_many_at_a_time_are_all_answered(triton, server, case):
         thread.start()
     for thread in threads:
         thread.join()
-    assert failures == []
+    assert [str(failure) for failure in failures] == []
     assert server.metrics()["trtdet_images_total"] == 160
 
 
@@ -155,6 +158,58 @@ def test_what_is_wrong_is_told_in_grpcs_words(triton, client, case, change, code
     with pytest.raises(Exception, match=message) as failed:
         client.infer(change.get("model", name), [tensor], model_version=change.get("version", ""), outputs=outputs)
     assert code in failed.value.status()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda request: request.raw_input_contents.append(b"more"), "2 raw_input_contents for 1 inputs"),
+        (lambda request: request.inputs[0].contents.fp32_contents.append(1), "contents beside raw_input_contents"),
+        (lambda request: request.inputs[0].contents.int_contents.extend([1] * 20_000), "bytes beside its tensors"),
+        (lambda request: [request.inputs.add() for _ in range(9_000)], "bytes beside its tensors, allowed are 16384"),
+    ],
+    ids=["places", "both", "numbers", "inputs"],
+)
+def test_a_message_that_is_none_of_an_inference_is_refused_before_it_is_read(triton, client, case, spoil, message):
+    name = case.bundles[0].name
+    (declared,) = client.get_model_metadata(name).inputs
+    protocol = triton.service_pb2
+    request = protocol.ModelInferRequest(model_name=name, raw_input_contents=[b"x"])
+    request.inputs.add(name=declared.name, datatype="BYTES", shape=[1])
+    spoil(request)
+    with pytest.raises(grpc.RpcError, match=message) as failed:
+        client._client_stub.ModelInfer(request)
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"\x3a\x7f", b"\x2a\x05\x2a\x02\x32", b"\x2b" * 200], ids=["tag", "cut", "within", "groups"]
+)
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady"])
+def test_bytes_that_are_no_message_are_refused(server, data, method):
+    with grpc.insecure_channel(grpc_address(server)) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        with pytest.raises(grpc.RpcError, match="the message is") as failed:
+            call(data)
+        assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_small_message_takes_little_memory(triton, serve, case):
+    """An input of two bytes becomes an object of hundreds, and unknown fields are kept: 16 MB would be gigabytes."""
+    with serve("--grpc-port", 0) as server, grpc.insecure_channel(grpc_address(server)) as channel:
+        name = case.bundles[0].name
+        with triton.InferenceServerClient(grpc_address(server)) as client:
+            (declared,) = client.get_model_metadata(name).inputs
+            client.infer(name, [files(triton, case, declared.name, axis=False)])
+        before = server.peak_memory()
+        for method, data, message in (
+            ("ModelInfer", b"\x2a\x00" * (8 << 20), "bytes beside its tensors"),
+            ("ServerLive", b"\x78\x01" * (8 << 20), "bytes, allowed are"),
+        ):
+            with pytest.raises(grpc.RpcError, match=message):
+                channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(data)
+        if not server.sanitized:
+            assert server.peak_memory() - before < 64 << 20
 
 
 def test_streams_are_refused_clearly(triton, client, case):

@@ -35,7 +35,7 @@ def service(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bundle(model, tmp_path_factory):
-    options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode="host"))
+    options = BuildOptions(precision="fp32", backend="onnxruntime", nms=NmsOptions(mode="host"), batch=(1, 2, 4))
     return build(model, load_config("shapes"), tmp_path_factory.mktemp("bundle") / "bundle", options).bundle.path
 
 
@@ -137,6 +137,7 @@ def test_detections_that_differ_are_named_and_fail_the_run(run, bundle, recordin
         ("", {"ENDS": "23"}, "the service ended with exit code 23 when it was told to stop: SUMMARY: 1 leak"),
         ("--service missing", {}, "'missing' cannot be started"),
         ("--clients 0", {}, "--clients takes numbers from 1 up, got 0"),
+        ("--batch 2", {}, "--batch is for aiohttp, fastapi, grpc; leave out --against in-process"),
         ("--rounds 0", {}, "--rounds takes numbers above 0, got 0"),
         ("--images missing", {}, "'missing'"),
         ("--against fastapi", {}, "--against fastapi needs --fastapi with the site-packages that have fastapi"),
@@ -151,10 +152,13 @@ def test_what_goes_wrong_is_one_line(run, bundle, recording, arguments, env, mes
     assert last.startswith("service.py: error: ") and message in last
 
 
-def test_the_real_service_is_held_to_the_same(run, bundle, recording):
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_real_service_is_held_to_the_same(run, bundle, recording, batch):
     folder = Path(os.environ.get("TRTDET_SERVICE_BUILD", ROOT / "build" / "service"))
     program = folder / "serve" / "trtdet-serve"
     if not program.is_file():
         pytest.skip(f"needs '{program}', which is not built: make service")
-    done = run(bundle, "--recording", recording, program=program).ok
+    peer = ("--against", "aiohttp") if batch > 1 else ()
+    done = run(bundle, "--recording", recording, "--batch", batch, *peer, program=program).ok
     check_report(done.out)
+    assert ("Each request has 4 images" in done.out) == (batch > 1)
