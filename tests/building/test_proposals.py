@@ -136,7 +136,9 @@ def test_a_front_of_a_detector_with_masks_has_their_score(with_masks, tmp_path):
 
 def test_a_detector_of_one_stage_is_refused(options, tmp_path):
     config = load_config("shapes")
-    with pytest.raises(ConfigError, match=r"--rpn-pre-nms-topk is for two-stage detectors, and '.*' aligns no regions"):
+    with pytest.raises(
+        ConfigError, match=r"--set head\.rpn_pre_nms_topk is for two-stage detectors, and '.*' aligns no regions"
+    ):
         sweep(SHAPES_MODEL, config, tmp_path / "one", options)
     with pytest.raises(ConfigError, match="head.rpn_post_nms_topk must be at least 1, got 0"):
         sweep(MODEL, CONFIG, tmp_path / "none", changed(options, rpn_pre_nms_topk=(), rpn_post_nms_topk=(0,)))

@@ -85,21 +85,21 @@ def altered(ranges: Ranges, path: Path, **changes: Any) -> Path:
 )
 def test_a_file_that_is_no_json_object_is_one_short_line(tmp_path, data, problem):
     (tmp_path / "r.json").write_bytes(data)
-    with pytest.raises(CalibrationError, match=f"r.json' are no ranges: {problem}.*; calibrate again") as caught:
+    with pytest.raises(CalibrationError, match=rf"r.json' cannot be used \({problem}.*\); make ranges") as caught:
         Ranges.load(tmp_path / "r.json")
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_a_missing_file_and_a_folder_are_errors(tmp_path):
-    with pytest.raises(CalibrationError, match="do not exist; make them with 'trtdet calibrate'"):
+    with pytest.raises(CalibrationError, match="does not exist; make ranges with 'trtdet calibrate'"):
         Ranges.load(tmp_path / "absent.json")
-    with pytest.raises(CalibrationError, match="cannot be read: .*; calibrate again"):
+    with pytest.raises(CalibrationError, match="cannot be used .*; make ranges"):
         Ranges.load(tmp_path)
 
 
 @pytest.mark.parametrize("more", [{}, {"rule": "drop"}])
 def test_another_schema_is_an_error(ranges, tmp_path, more):
-    with pytest.raises(CalibrationError, match="are of another schema; calibrate again"):
+    with pytest.raises(CalibrationError, match=r"cannot be used \('schema': input should be 1, got 2\); make ranges"):
         Ranges.load(altered(ranges, tmp_path / "r.json", schema=2, **more))
 
 
@@ -118,14 +118,14 @@ def test_another_schema_is_an_error(ranges, tmp_path, more):
     ],
 )
 def test_keys_and_values_that_do_not_fit_are_named(ranges, tmp_path, changes, place):
-    with pytest.raises(CalibrationError, match=f"are no ranges: '{place}': .*; calibrate again"):
+    with pytest.raises(CalibrationError, match=rf"cannot be used \('{place}': .*\); make ranges"):
         Ranges.load(altered(ranges, tmp_path / "r.json", **changes))
 
 
 @pytest.mark.parametrize("amax", [0, -1.0, float("nan"), float("inf"), "1.0", None, [1]])
 def test_an_impossible_range_names_the_tensor(ranges, tmp_path, amax):
     path = altered(ranges, tmp_path / "r.json", tensors={"conv": {"amax": amax, "low": 0, "high": 1}})
-    with pytest.raises(CalibrationError, match=r"'tensors\.conv\.amax': input should be .*, got .*; calibrate again"):
+    with pytest.raises(CalibrationError, match=r"'tensors\.conv\.amax': input should be .*, got .*; make ranges"):
         Ranges.load(path)
 
 

@@ -7,7 +7,8 @@ from trtdet.passes import Options, rewrite
 from trtdet.passes.base import Writer
 from trtdet.passes.loading import load_model
 from trtdet.passes.model import save_model, to_graph, to_model
-from trtdet.passes.provenance import KEY, Origin, node_names, origin_of, registry
+from trtdet.passes.protobuf import node_names
+from trtdet.passes.provenance import KEY, Origin, origin_of, registry
 
 NET = "(float[1,3,8,8] x) => (float[1,9,8,8] y) {a = Conv(x, w) s = Sigmoid(a) y = Mul(a, s)}"
 

@@ -32,9 +32,9 @@ def test_outputs_of_the_model_keep_their_names(net, applied, same):
 @pytest.mark.parametrize(
     ("axis", "text", "reason"),
     [
-        (1, LAYERS.format(axis=1) + "y = Gather<axis = 0>(e, i)", "along another dimension than tensors are joined"),
-        (0, LAYERS.format(axis=0) + "y = Gather(e, two)", "no single constant index"),
-        (0, "a = Relu(x) e = Concat<axis = 0>(a, x) y = Gather(e, i)", "no tensors that were given a dimension"),
+        (1, LAYERS.format(axis=1) + "y = Gather<axis = 0>(e, i)", "its axis is not the axis of the Concat"),
+        (0, LAYERS.format(axis=0) + "y = Gather(e, two)", "its index is not a single constant"),
+        (0, "a = Relu(x) e = Concat<axis = 0>(a, x) y = Gather(e, i)", "do not all come from Unsqueeze"),
         (0, "c = Unsqueeze(x, axes) e = Concat<axis = 0>(c, c) y = Gather(e, i)", "a constant or another output"),
     ],
 )

@@ -207,7 +207,7 @@ def test_a_ranking_is_kept_and_read(reference, tmp_path):
     reference.save(tmp_path / "s.json")
     assert Sensitivity.load(tmp_path / "s.json") == reference
     (tmp_path / "cut.json").write_text((tmp_path / "s.json").read_text()[:100])
-    with pytest.raises(ConfigError, match="is not a ranking"):
+    with pytest.raises(ConfigError, match="cannot be used"):
         Sensitivity.load(tmp_path / "cut.json")
     whole = json.loads((tmp_path / "s.json").read_text())
     for name, text in {
@@ -219,13 +219,13 @@ def test_a_ranking_is_kept_and_read(reference, tmp_path):
         "bytes": "\udcff",
     }.items():
         (tmp_path / name).write_text(text, errors="surrogateescape")
-        with pytest.raises(ConfigError, match=r"is not a ranking \(.*\); 'trtdet sensitivity' writes one") as raised:
+        with pytest.raises(ConfigError, match=r"cannot be used \(.*\); measure it again") as raised:
             Sensitivity.load(tmp_path / name)
         assert "\n" not in str(raised.value)
     (tmp_path / "newer").write_text(json.dumps({**whole, "schema": 2}))
-    with pytest.raises(ConfigError, match="has schema 2, not 1; measure it again"):
+    with pytest.raises(ConfigError, match="'schema': input should be 1, got 2.*; measure it again"):
         Sensitivity.load(tmp_path / "newer")
-    with pytest.raises(ConfigError, match="does not exist; 'trtdet sensitivity' writes one"):
+    with pytest.raises(ConfigError, match="does not exist; measure it again with 'trtdet sensitivity'"):
         Sensitivity.load(tmp_path / "no.json")
 
 

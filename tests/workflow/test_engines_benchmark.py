@@ -225,7 +225,7 @@ def test_a_row_that_fails_costs_no_other(run, tmp_path):
     (output / "shapes" / "implicit" / "ranges.json").write_text("{")
     done = run(output, *given).ok
     found = table(output)
-    assert "ranges.json' are no ranges: " in found["implicit"]["not_made"]
+    assert "ranges.json' cannot be used " in found["implicit"]["not_made"]
     assert found["implicit"]["batches"]["2"]["compute_ms"] is None
     assert found["fp16"]["batches"]["2"]["side_by_side"] == ["fp16", "fp32"]
     assert "- shapes implicit: not made: " in done.out

@@ -27,9 +27,10 @@ from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.errors import BackendError, one_line
 from trtdet.files import scratch_folder
 from trtdet.passes.base import PLUGIN_DOMAIN
+from trtdet.passes.batch import filled
 from trtdet.passes.nms import EFFICIENT
 from trtdet.passes.plugin_ops import plain
-from trtdet.passes.provenance import graphs
+from trtdet.passes.protobuf import graphs
 from trtdet.progress import Progress, silent
 
 LIBRARY = library_named("onnxruntime")
@@ -104,8 +105,7 @@ class OnnxRunner:
 
     def filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """The batch, padded with its last image to the model's fixed batch size."""
-        padding = 0 if self.batch is None else max(0, self.batch - len(images))
-        return np.concatenate([images, np.repeat(images[-1:], padding, axis=0)]) if padding else images
+        return filled(images, self.batch or 0)
 
     def new_context(self, images: NDArray[np.float32]) -> OnnxContext:
         """A context that shares the model and its threads with the others."""

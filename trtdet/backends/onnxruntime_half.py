@@ -19,11 +19,11 @@ Branches, loop bodies and operators of other domains stay as they are and get th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 
-from trtdet.passes.provenance import Origin, graphs, origin_of, put, subgraphs
+from trtdet.passes.protobuf import ONNX_DOMAINS, captured, subgraphs
+from trtdet.passes.provenance import Origin, origin_of, put
+from trtdet.quantization import LAYERS
 
 _FLOAT, _HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -37,7 +37,6 @@ _EXACT = frozenset(
 )
 """Operators whose FP16 result is the same whether their inputs or their outputs are rounded."""
 
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _TYPES = ("to", "dtype", "output_dtype", "precision", "softmax_precision")
 """Attributes whose value is an element type."""
 
@@ -94,7 +93,7 @@ class _Rounded:
         self._pinned |= {value.name for value in graph.input} & half
         for node in graph.node:
             if _opaque(node):
-                self._pinned |= half & {*node.output, *_captured(node)}
+                self._pinned |= half & {*node.output, *captured(node)}
         for weight in graph.initializer:
             if weight.data_type == _HALF and weight.name not in self._pinned:
                 _to_float(weight)
@@ -118,7 +117,7 @@ class _Rounded:
         new_node = onnx.NodeProto()
         new_node.CopyFrom(node)
         if _opaque(node):
-            for name in sorted(self._half.intersection(_captured(node))):
+            for name in sorted(self._half.intersection(captured(node))):
                 self._form(name, "half")
             new_node.input[:] = [self._form(name, "half") if name in self._half else name for name in node.input]
             self._nodes.append(new_node)
@@ -126,10 +125,10 @@ class _Rounded:
             return
         # Whether the node computes with integers or moves them, so that its FP16 inputs are never rounded.
         integers = node.input[:2]
-        if node.op_type not in _PRODUCTS:
+        if node.op_type not in LAYERS:
             integers = [name for name in node.input if name in self._half and name not in self._constants]
         unrounded = all(name in self._unrounded for name in integers)
-        unrounded &= node.op_type in _PRODUCTS or (bool(integers) and _exact(node))
+        unrounded &= node.op_type in LAYERS or (bool(integers) and _exact(node))
         for index, name in enumerate(node.input):
             if name in self._half:
                 new_node.input[index] = (unrounded and self._unrounded.get(name)) or self._form(name, "float")
@@ -147,7 +146,7 @@ class _Rounded:
             self._constants.update(node.output)
         for index in half_outputs:
             name = node.output[index]
-            if node.op_type == "DequantizeLinear" or (unrounded and node.op_type not in _PRODUCTS):
+            if node.op_type == "DequantizeLinear" or (unrounded and node.op_type not in LAYERS):
                 self._unrounded[name] = new_node.output[index] = self._fresh(f"{name}/unrounded")
             elif _exact(node):
                 self._as_float[name] = new_node.output[index] = self._name(name, "float")
@@ -186,15 +185,7 @@ class _Rounded:
 
 
 def _opaque(node: onnx.NodeProto) -> bool:
-    return node.domain not in ("", "ai.onnx") or next(subgraphs(node), None) is not None
-
-
-def _captured(node: onnx.NodeProto) -> Iterator[str]:
-    """All names in a node's branches and bodies; some may be tensors of the outer graph."""
-    for body in subgraphs(node):
-        for graph in graphs(body):
-            yield from (value.name for value in graph.output)
-            yield from (name for inner in graph.node for name in inner.input)
+    return node.domain not in ONNX_DOMAINS or next(subgraphs(node), None) is not None
 
 
 def _exact(node: onnx.NodeProto) -> bool:

@@ -230,14 +230,15 @@ def _quantization_part(network: BuildNetwork, options: BuildOptions) -> Quantiza
     if prepared is None:
         return QuantizationPart(mode="none")
     collection, ranges, own = prepared.calibrated.collection, prepared.ranges, prepared.graph.own
-    pairs = None if own is None else own.said(prepared.graph.flow.half)
-    parts = None if pairs is None else tuple(PairPart(kind=one.kind, nodes=one.nodes, text=one.text) for one in pairs)
+    pairs = None
+    if own is not None:
+        pairs = tuple(PairPart(**asdict(problem)) for problem in own.problems_for(prepared.graph.flow.half))
     if not options.calibrated:
-        return QuantizationPart(mode="explicit", source="model", weight_scales=network.form, pairs=parts)
+        return QuantizationPart(mode="explicit", source="model", weight_scales=network.form, pairs=pairs)
     return QuantizationPart(
         mode=options.quantization,
         source=options.calibration.calibrator,
-        pairs=parts,
+        pairs=pairs,
         calibrator=ranges.rule,
         percentile=ranges.percent,
         histograms_key=collection.key,

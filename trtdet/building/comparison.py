@@ -137,7 +137,7 @@ class Worth:
         other, ratio, estimate = self.against.upper(), self.latency, self.estimate
         accuracy = "mAP not measured (give --val-images and --annotations)"
         if self.comparison is not None:
-            measured = [f"{NAMES[one.of]} {spread_text(one.score)}" for one in (self.comparison, *self.parts)]
+            measured = [f"{NAMES[part.of]} {spread_text(part.score)}" for part in (self.comparison, *self.parts)]
             accuracy = ", ".join(measured)
         if ratio is None:
             sentences = [f"INT8 against {other}: {accuracy}, latency not measured, as {self.unmeasured}"]
@@ -226,21 +226,14 @@ class Worth:
             "ran_on": str(self.run_info) if self.run_info is not None else None,
             "comparison": None
             if self.comparison is None
-            else self.comparison.as_dict() | {one.of: one.as_dict() for one in self.parts},
+            else self.comparison.as_dict() | {part.of: part.as_dict() for part in self.parts},
             "speedup": self.speedup,
             "estimate": self.estimate.as_dict() if self.estimate is not None else None,
             "guard": self.guard.model_dump() if self.guard is not None else None,
         }
 
 
-def compare_with_fp16(
-    job: Job,
-    bundle: Bundle,
-    timing: BenchOptions = BenchOptions(seconds=2.0),
-    profiling: ProfileOptions = ProfileOptions(),
-    progress: Progress = silent,
-    estimated: bool = False,
-) -> Worth | None:
+def compare_with_fp16(job: Job, bundle: Bundle, progress: Progress = silent, estimated: bool = False) -> Worth | None:
     """Builds the same model without INT8, compares both, and stores the comparison in the bundle.
 
     If engines can run here, latency, layers and mAP are measured against FP16. Otherwise times are estimated from the
@@ -248,10 +241,10 @@ def compare_with_fp16(
     bundle, INT8 or FP16, is written to the job's output.
 
     ``bundle`` has INT8 and is at the output of its build ``job``, or in its :func:`staging_folder`; the annotated
-    images are those of the job's plan. The batch of ``timing`` and ``profiling`` is replaced by the engine's optimal
-    batch. If estimates have chosen the plan, FP16 is shipped if INT8 turns out slower, as with ``--guard 1``. Returns
-    None if no engine can be run or estimated, no images are annotated, and there is no ``--guard X``. Raises
-    TrtdetError: the other bundle cannot be built, or one of the two cannot be run.
+    images are those of the job's plan. Engines are timed at their optimal batch. If estimates have chosen the plan,
+    FP16 is shipped if INT8 turns out slower, as with ``--guard 1``. Returns None if no engine can be run or estimated,
+    no images are annotated, and there is no ``--guard X``. Raises TrtdetError: the other bundle cannot be built, or one
+    of the two cannot be run.
     """
     options, batch = job.options, bundle.manifest.input.shape.opt[0]
     # The search for a plan under a limit on mAP has already scored the models.
@@ -269,10 +262,9 @@ def compare_with_fp16(
         if twin is not None:
             worth = replace(worth, estimate=_estimated(bundle, twin, named_gpu(options), batch=batch))
         if twin is not None and not reason:
-            paths, timing = (bundle.path, twin.path), replace(timing, batches=(batch,))
+            timing, paths = BenchOptions((batch,), seconds=2.0), (bundle.path, twin.path)
             timed = bench(paths, options=timing, baseline=twin.path, progress=progress).targets[0]
-            profiling = replace(profiling, batch=batch)
-            profiled = profile(bundle.path, options=profiling, against=twin.path, progress=progress)
+            profiled = profile(bundle.path, options=ProfileOptions(batch), against=twin.path, progress=progress)
             assert profiled.against is not None
             worse = tuple(slower(profiled.profile, profiled.against))
             worth = replace(worth, run_info=timed.run_info, latency=timed.points[0].ratio, slower=worse)

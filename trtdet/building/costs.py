@@ -15,7 +15,7 @@ import onnx
 from trtdet.audit.gpus import GPUS, Gpu, gpu_named
 from trtdet.audit.neighbours import Costs, Joint, MeasuredPart, measured_costs, time_costs
 from trtdet.audit.roofline import TIME_WITHIN, Roofline
-from trtdet.backends import Backend, EngineFacts, EngineTarget, Runner, open_engine
+from trtdet.backends import Backend, EngineTarget, Runner
 from trtdet.building.corrections import Prepared
 from trtdet.building.engine import Engine, best_engine, explicit_networks, runs_on
 from trtdet.errors import TrtdetWarning
@@ -101,8 +101,7 @@ def _layers_measured(
     with ExitStack() as stack:
         targets, nms = [], prepared.graph.nms_mode
         for name, engine in (("INT8", int8), ("FP16", fp16)):
-            facts = EngineFacts.built(backend.capabilities, engine.built.sms, EngineTarget.of(options).plugins)
-            run = stack.enter_context(open_engine(engine.built.engine, facts))
+            run = stack.enter_context(engine.opened(backend.capabilities, EngineTarget.of(options).plugins))
             targets.append(Target(name, runner=run, input=prepared.graph.config.input, file=name, nms=nms))
         nodes = [OnnxNodes.of(engine.network.model) for engine in (int8, fp16)]
         profiling = profile_targets(
@@ -138,8 +137,8 @@ def plan_stopwatch(
     def ms(names: tuple[str, ...]) -> float:
         tried = keeping(prepared.plan, dict.fromkeys(names, "tried"), Cause.KEPT_LATENCY)
         plan = prepared.without_overflow(tried, progress)
-        built = built_of(prepared, plan, backend, options=options, progress=progress).built
-        with open_engine(built.engine, EngineFacts.built(backend.capabilities, built.sms, target.plugins)) as run:
+        engine = built_of(prepared, plan, backend, options=options, progress=progress)
+        with engine.opened(backend.capabilities, target.plugins) as run:
             return run_ms(run, prepared, options, progress=progress)[0]
 
     return ms

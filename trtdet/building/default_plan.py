@@ -133,7 +133,7 @@ def fastest_plan(
             int8 = tuple(name for name in able if name not in plan.half)
             tried |= {int8: engines.ms(int8)} if int8 else {}
     best = min(tried, key=tried.__getitem__, default=())
-    found = DefaultPlan(
+    fastest = DefaultPlan(
         start,
         gpu=engines.gpu.name,
         batch=engines.batch,
@@ -142,15 +142,15 @@ def fastest_plan(
         fp16_ms=engines.ms(()),
         least=options.least_speedup or USUAL_GUARD,
     )
-    half = frozenset(able).difference(() if found.fp16_alone else best)
-    decision = "FP16 alone" if found.fp16_alone else f"in FP16 in the fastest of {len(tried)} plans"
+    half = frozenset(able).difference(() if fastest.fp16_alone else best)
+    decision = "FP16 alone" if fastest.fp16_alone else f"in FP16 in the fastest of {len(tried)} plans"
     whole = costs.of(half | fixed)
     changes = {name: 1e3 * (costs.of((half | fixed) - {name}) - whole) for name in able if name in half}
     reasons = {
-        name: f"{decision}; INT8 here alone changes the estimate by {change:+.1f} us ({found.basis})"
+        name: f"{decision}; INT8 here alone changes the estimate by {change:+.1f} us ({fastest.basis})"
         for name, change in changes.items()
     }
-    return replace(found, plan=keeping(start, reasons, Cause.NO_TIME_GAINED))
+    return replace(fastest, plan=keeping(start, reasons, Cause.NO_TIME_GAINED))
 
 
 class _Engines:

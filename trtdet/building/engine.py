@@ -17,11 +17,13 @@ from trtdet.backends import (
     Built,
     Capabilities,
     EngineFacts,
+    EngineRunner,
     Implicit,
     OwnCalibrator,
     build_remembering,
     cuda,
     obstacle,
+    open_engine,
     place_on_dla,
 )
 from trtdet.backends.base import EngineTarget, compose
@@ -178,6 +180,11 @@ class Engine:
         """The layers with the model behind them; None if the backend lists none."""
         return None if self.audit is None else Flow(self.audit.layers, self.network.plan, self.network.model)
 
+    def opened(self, caps: Capabilities, plugins: tuple[Path, ...] = ()) -> EngineRunner:
+        """The engine on a GPU of this machine; ``caps`` are those of its backend. Raises BackendError: it cannot run
+        here."""
+        return open_engine(self.built.engine, EngineFacts.built(caps, self.built.sms, plugins))
+
 
 def best_engine(
     networks: Sequence[BuildNetwork], backend: Backend, target: EngineTarget, timings: Path, progress: Progress = silent
@@ -226,9 +233,9 @@ def shipped_engine(
         if placement.on_gpu:
             warnings.warn(str(placement), TrtdetWarning, stacklevel=3)
     engine, caps = best_engine(networks, backend, target, timings=timings, progress=progress), backend.capabilities
-    found = () if engine.audit is None else engine.audit.warnings
+    findings = () if engine.audit is None else engine.audit.warnings
     if engine.audit is None and caps.lists_layers:
-        found = (f"{caps.name} {caps.version} built the engine and its inspector gave nothing: it is not audited",)
-    for warning in found:
+        findings = (f"{caps.name} {caps.version} built the engine and its inspector gave nothing: it is not audited",)
+    for warning in findings:
         warnings.warn(warning, TrtdetWarning, stacklevel=3)
     return engine

@@ -17,10 +17,10 @@ from trtdet.options import BuildOptions, PlanOptions
 from trtdet.passes import EmbeddedNms, Options, Rewritten, embedded_nms, load_model, rewrite
 from trtdet.passes.exported import images
 from trtdet.passes.input_size import with_input_size
-from trtdet.passes.model import opset_of
 from trtdet.passes.nms import refused_parts
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS, plugin_nodes
+from trtdet.passes.protobuf import opset_of, sizes_of
 from trtdet.quantization import (
     DataFlow,
     OwnScales,
@@ -289,10 +289,8 @@ def _batch(model: onnx.ModelProto, name: str | None, batch: tuple[int, int, int]
     """The model's new batch: a size, a name for a dynamic batch, or None for no change."""
     if batch is not None:
         return batch[0] if batch[0] == batch[2] else "batch"
-    inputs = [tensor for tensor in images(model) if name in (None, tensor.name)]
-    if not inputs or not inputs[0].type.tensor_type.shape.dim:
-        return None  # the passes report the error
-    return None if inputs[0].type.tensor_type.shape.dim[0].dim_value else 1
+    sizes = next((sizes_of(tensor) for tensor in images(model) if name in (None, tensor.name)), ())
+    return 1 if sizes[:1] == (0,) else None  # without an input or sizes, the passes report the error
 
 
 def flow_for(graph: PlacedGraph, caps: Capabilities) -> DataFlow:

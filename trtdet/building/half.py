@@ -178,7 +178,7 @@ def within_half(
     parts = half_parts(model, plan, flow, magnitudes=magnitudes, progress=progress)
     entries = dict(plan.entries)
     named = {reason for name, reason in parts.reasons.items() if name in entries}
-    told: dict[str, list[str]] = {}
+    by_effect: dict[str, list[str]] = {}
     for name, reason in parts.reasons.items():
         if name not in entries and reason in named:
             continue  # the warning of a convolution names the same tensor
@@ -191,8 +191,8 @@ def within_half(
         else:
             entries[name] = Entry("fp32", reason, Cause.FP16_OVERFLOW)
             effect = "stays in FP32"
-        told.setdefault(effect, []).append(f"'{name}' {effect}: {reason}")
-    for effect, lines in told.items():
+        by_effect.setdefault(effect, []).append(f"'{name}' {effect}: {reason}")
+    for effect, lines in by_effect.items():
         if len(lines) > _MOST_LINES:
             lines = [f"{len(lines)} layers: each {effect}; the first: {lines[0]}"]
         for line in lines:

@@ -290,16 +290,16 @@ def score_against(
             images=gap.images,
             parts=part_scores(evaluation, reference),
         )
-    found = agree(evaluation, reference)
-    if found.ap is None or found.low is None or found.high is None:
-        raise error(f"{subject}: {found.problem}")
+    agreement = agree(evaluation, reference)
+    if agreement.ap is None or agreement.low is None or agreement.high is None:
+        raise error(f"{subject}: {agreement.problem}")
     return Score(
         None,
-        difference=found.ap - 1,
-        low=found.low - 1,
-        high=found.high - 1,
-        images=found.images,
-        agreement=found.ap,
+        difference=agreement.ap - 1,
+        low=agreement.low - 1,
+        high=agreement.high - 1,
+        images=agreement.images,
+        agreement=agreement.ap,
         parts=part_agreements(evaluation, reference),
     )
 

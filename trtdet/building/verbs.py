@@ -24,7 +24,7 @@ from trtdet.building.validation import check_annotated, check_calibration, check
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.data import ImageCache
-from trtdet.errors import ConfigError, TrtdetWarning
+from trtdet.errors import TrtdetWarning
 from trtdet.evaluation.plausibility import warn_of
 from trtdet.files import remove_stale
 from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SensitivityOptions, spelled
@@ -172,8 +172,6 @@ def calibrate(
     Raises:
         ModelError, DataError, CalibrationError, ConfigError: see the messages; nothing has been written.
     """
-    if options.images is None and options.histograms is None:
-        raise ConfigError("calibration needs images: a folder or a list of file names with --images")
     check_calibration(options, ())
     warn_of_percentile(options.rule)
     graph = host_graph(Path(model), config, plan=PlanOptions(int8_attention=attention))

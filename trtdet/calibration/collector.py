@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from trtdet.calibration.histograms import BINS, SCHEMA, Collection, Histogram
 from trtdet.data import ImageStream
 from trtdet.errors import CalibrationError
-from trtdet.passes import provenance
+from trtdet.passes.model import to_graph, unchecked
+from trtdet.passes.provenance import without_registry
 
 Run = Callable[[NDArray[np.float32]], Mapping[str, NDArray[Any]]]
 
@@ -29,7 +30,7 @@ def collection_key(exposed: onnx.ModelProto, tensors: Sequence[str], images_sha2
     """
     digest = hashlib.sha256(f"{SCHEMA} {BINS} {images_sha256} {preprocess} {sorted(tensors)}".encode())
     # The registry of written nodes changes no values.
-    digest.update(provenance.without_registry(exposed).SerializeToString(deterministic=True))
+    digest.update(without_registry(exposed).SerializeToString(deterministic=True))
     return digest.hexdigest()
 
 
@@ -39,7 +40,7 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     The graph's own inputs need no inference and are left out. If no output remains, a copy of the first input is the
     output: a model must have one. Raises CalibrationError if the model has no such tensor.
     """
-    graph = gs.import_onnx(model)
+    graph = to_graph(model)
     by_name = graph.tensors()
     missing = [name for name in tensors if name not in by_name]
     if missing:
@@ -57,10 +58,7 @@ def expose(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
         if tensor.dtype is None or tensor.dtype == np.float16:
             tensor.dtype = np.float32
     graph.cleanup()
-    exposed: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
-    exposed.ir_version = model.ir_version
-    provenance.put(exposed, provenance.origin_of(model))
-    return exposed
+    return unchecked(graph)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from trtdet.calibration import cache
 from trtdet.calibration.histograms import Collection
 from trtdet.calibration.thresholds import RULES, percentile
 from trtdet.errors import CalibrationError, ConfigError, TrtdetWarning
 from trtdet.files import finish_replacing, write_atomically
-from trtdet.files.documents import DocumentError, read_document
+from trtdet.files.documents import read_result
 
 _SCHEMA = 1
 _SMALLEST_SCALE = 2.0**-126
@@ -117,17 +117,8 @@ class Ranges:
         """Reads ``ranges.json``. Raises CalibrationError if the file is missing, not JSON, of another schema, or a
         range is not over 0 and finite."""
         finish_replacing(path.parent)
-        try:
-            document = read_document(path, TypeAdapter(_File))
-            return Ranges(**{key.name: getattr(document, key.name) for key in fields(Ranges)})
-        except FileNotFoundError:
-            raise CalibrationError(f"ranges '{path}' do not exist; make them with 'trtdet calibrate'") from None
-        except DocumentError as error:
-            if (error.place, error.kind) == ("schema", "literal_error"):
-                raise CalibrationError(f"ranges '{path}' are of another schema; calibrate again") from None
-            raise CalibrationError(f"ranges '{path}' are no ranges: {error}; calibrate again") from None
-        except OSError as error:
-            raise CalibrationError(f"ranges '{path}' cannot be read: {error}; calibrate again") from None
+        document = read_result(path, _File, "make ranges with 'trtdet calibrate'", error=CalibrationError)
+        return Ranges(**{key.name: getattr(document, key.name) for key in fields(Ranges)})
 
     def to_calibration_cache(self, version: int) -> str:
         """The text of a calibration cache for TensorRT up to 10, see :func:`trtdet.calibration.cache.write`."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +22,6 @@ from trtdet.backends import (
     Implicit,
     choose,
     obstacle,
-    open_engine,
 )
 from trtdet.building.bundle import AUDIT, BUILD_LOG, audit_part, log_of, model_files
 from trtdet.building.costs import gpu_of
@@ -32,7 +31,7 @@ from trtdet.bundle import MANIFEST, Bundle, BundleWriter, CandidatePart, Manifes
 from trtdet.calibration import cache
 from trtdet.candidates.folder import Candidate, PreparedFolder
 from trtdet.errors import BackendError, TrtdetWarning
-from trtdet.evaluation.comparison import PartScore, least_difference, spread_text
+from trtdet.evaluation.comparison import PartScore, interval_text, least_difference, spread_text
 from trtdet.options import FinishOptions
 from trtdet.performance import BenchOptions, Target, measure
 from trtdet.performance.results import ROUNDS, Ratio
@@ -81,7 +80,7 @@ def times_table(candidates: Sequence[CandidatePart]) -> Table:
             part.name,
             part.int8_share,
             100 * part.difference,
-            f"{100 * part.low:+.2f} .. {100 * part.high:+.2f}",
+            interval_text(part.low, part.high),
             *(_spread(part.parts[of]) for of in parts),
             part.ms,
             part.ratio,
@@ -122,7 +121,6 @@ def finish(
     output: Path | str,
     options: FinishOptions = FinishOptions(),
     progress: Progress = silent,
-    clock: Callable[[], float] = time.monotonic,
     least_speedup: float | None = None,
 ) -> Finished:
     """Builds the candidates that may ship, times them side by side, and writes a bundle with the fastest.
@@ -133,7 +131,6 @@ def finish(
 
     Args:
         prepared: the folder that ``trtdet prepare`` wrote.
-        clock: seconds, for the budget.
         least_speedup: FP16 ships unless another candidate is at least this many times as fast.
 
     Raises:
@@ -141,7 +138,7 @@ def finish(
         BackendError: the library is missing or differs from the one prepared for, or no candidate could be built.
     """
     folder, output = PreparedFolder(prepared), Path(output)
-    content, started = folder.content, clock()
+    content, started = folder.content, time.monotonic()
     backend = choose(content.library)
     caps = backend.capabilities
     _check_version(folder, caps)
@@ -151,7 +148,7 @@ def finish(
     entrants, problems, failures = list[_Entrant](), dict[str, str](), list[BackendError]()
     with BundleWriter(output) as writer:
         for number, candidate in enumerate(content.candidates):
-            late = options.budget is not None and clock() - started > 60 * options.budget
+            late = options.budget is not None and time.monotonic() - started > 60 * options.budget
             if candidate.refused or (late and entrants):
                 problems[candidate.name] = candidate.refused or f"not built: {options.budget:g} minutes were over"
                 continue
@@ -226,12 +223,12 @@ def _entrant(
 def _estimated(entrants: list[_Entrant], caps: Capabilities, options: FinishOptions, missing: str) -> _Times:
     gpu = gpu_of(options.engine.gpu, entrants[0].engine.built.sms)
     ms = {}
-    for one in entrants:
-        flow, nms = one.engine.flow, one.manifest.nms
+    for entrant in entrants:
+        flow, nms = entrant.engine.flow, entrant.manifest.nms
         if flow is None:
             return _Times(unknown=f"engines do not run here, as {missing}, and no layers are listed")
         graph = not caps.uncaptured(nms.mode, nms.thresholds)
-        ms[one.candidate.name] = estimate(flow, gpu, one.manifest.input.shape.opt[0], graph=graph).ms
+        ms[entrant.candidate.name] = estimate(flow, gpu, entrant.manifest.input.shape.opt[0], graph=graph).ms
     baseline = FP16 if FP16 in ms else next(iter(ms))
     ratios = {}
     for name, own in ms.items():
@@ -243,10 +240,10 @@ def _estimated(entrants: list[_Entrant], caps: Capabilities, options: FinishOpti
 def _measured(entrants: list[_Entrant], caps: Capabilities, options: FinishOptions, progress: Progress) -> _Times:
     problems, targets = {}, []
     with ExitStack() as stack:
-        for one in entrants:
-            name, manifest, built = one.candidate.name, one.manifest, one.engine.built
+        for entrant in entrants:
+            name, manifest = entrant.candidate.name, entrant.manifest
             try:
-                runner = stack.enter_context(open_engine(built.engine, EngineFacts.built(caps, built.sms, ())))
+                runner = stack.enter_context(entrant.engine.opened(caps))
             except BackendError as error:
                 problems[name] = f"does not run: {error.problem}"
                 continue
@@ -274,7 +271,7 @@ def _measured(entrants: list[_Entrant], caps: Capabilities, options: FinishOptio
 def _choice(entrants: list[_Entrant], times: _Times, least: float | None) -> tuple[_Entrant, str]:
     """The candidate to ship, and why. Without times it is the default plan, whose accuracy every build checks. An
     estimate decides by its value: its interval is as wide as most differences."""
-    by_name = {one.candidate.name: one for one in entrants}
+    by_name = {entrant.candidate.name: entrant for entrant in entrants}
     if not times.ms:
         default = by_name.get("default", entrants[0])
         return default, f"'{default.candidate.name}' ships"

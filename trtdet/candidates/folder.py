@@ -162,7 +162,7 @@ class PreparedFolder:
                 raise BundleError(f"'{path}' lacks '{one_line(name)}'", hint)
             if sha256_file(self.path / name) != digest:
                 raise BundleError(f"'{path}': '{name}' was altered; copy it again, or run 'trtdet prepare' again")
-        named = (name for one in self.content.candidates for name in one.files.values())
+        named = (name for candidate in self.content.candidates for name in candidate.files.values())
         missing = next((name for name in named if name not in self.content.files), "")
         if missing:
             raise BundleError(f"'{file}' names '{missing}' without a hash; run 'trtdet prepare' again")
@@ -202,14 +202,14 @@ def candidates_table(candidates: tuple[Candidate, ...]) -> Table:
     )
     rows: list[tuple[Cell, ...]] = [
         (
-            one.name,
-            one.int8_share,
-            100 * one.accuracy.value,
-            str(one.accuracy),
-            *(spread_text(one.accuracy.parts[of]) for of in parts),
-            one.title,
-            f"may not ship: {one.refused}" if one.refused else "",
+            candidate.name,
+            candidate.int8_share,
+            100 * candidate.accuracy.value,
+            str(candidate.accuracy),
+            *(spread_text(candidate.accuracy.parts[of]) for of in parts),
+            candidate.title,
+            f"may not ship: {candidate.refused}" if candidate.refused else "",
         )
-        for one in candidates
+        for candidate in candidates
     ]
     return Table(columns, rows)

@@ -178,8 +178,8 @@ class Preparing:
         if self._options.points:
             # Two more than asked for: the optimiser's ends are INT8 everywhere and FP16 alone, which have a title.
             ranked = ranking(corrected, self._job.options.plan, progress=self._progress)
-            found = front(plan_problem(corrected, None, ranked), self._options.points + 2)
-            fresh = [plan.half for plan in found if plan.half not in titled][: self._options.points]
+            trade_off = front(plan_problem(corrected, None, ranked), self._options.points + 2)
+            fresh = [plan.half for plan in trade_off if plan.half not in titled][: self._options.points]
             names.update({kept: f"front-{number}" for number, kept in enumerate(fresh, 1)})
             plans.update(dict.fromkeys(fresh, "plan of the optimiser"))
         # The default plan first, as agreement is compared with it.
@@ -189,9 +189,9 @@ class Preparing:
             networks = explicit_networks(corrected, plan, caps)
             for network in networks:
                 form = "" if network.form == graph.flow.weights[0] else f"-{network.form}"
-                told = f", one weight scale a {network.form}" if len(graph.flow.weights) > 1 else ""
+                scales = f", one weight scale a {network.form}" if len(graph.flow.weights) > 1 else ""
                 yield _Draft(
-                    f"{names[kept]}{form}", f"{title}{told}", build=build, network=network, scored=network.model
+                    f"{names[kept]}{form}", f"{title}{scales}", build=build, network=network, scored=network.model
                 )
             if names[kept] == "default":
                 yield from self._other_silu(corrected, plan, title)

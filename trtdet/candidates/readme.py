@@ -11,16 +11,16 @@ _TRTEXEC = "trtexec --onnx={model} --saveEngine={name}.engine --useCudaGraph"
 def readme(candidates: tuple[Candidate, ...], caps: Capabilities, bound: str) -> str:
     """The table of the candidates, and the command of trtexec for each."""
     lines = []
-    for one in candidates:
-        command = _TRTEXEC.format(model=one.model, name=one.name)
-        if one.implicit:
-            command += f" --int8 --fp16 --calib={one.files['calibration.cache']}"
+    for candidate in candidates:
+        command = _TRTEXEC.format(model=candidate.model, name=candidate.name)
+        if candidate.implicit:
+            command += f" --int8 --fp16 --calib={candidate.files['calibration.cache']}"
         elif caps.explicit.weak:
-            command += " --fp16" if one.precision == "fp16" else " --int8 --fp16"
+            command += " --fp16" if candidate.precision == "fp16" else " --int8 --fp16"
         elif caps.explicit.network_flags:
             command += " --stronglyTyped"
-        if caps.explicit.weak or one.implicit:
-            layers = [f'"{name}":{precision}' for name, precision in one.precisions.items()]
+        if caps.explicit.weak or candidate.implicit:
+            layers = [f'"{name}":{precision}' for name, precision in candidate.precisions.items()]
             if layers:
                 command += f" --precisionConstraints=obey --layerPrecisions='{','.join(layers)}'"
         lines.append(command)

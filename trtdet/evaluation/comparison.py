@@ -169,8 +169,12 @@ def spread_text(score: PartScore) -> str:
     """The difference with its interval in points (hundredths); empty for the reference itself."""
     if score["low"] is None or score["high"] is None:
         return ""
-    difference, low, high = (100 * value for value in (score["difference"], score["low"], score["high"]))
-    return f"{difference:+.2f} ({low:+.2f} .. {high:+.2f})"
+    return f"{100 * score['difference']:+.2f} ({interval_text(score['low'], score['high'])})"
+
+
+def interval_text(low: float, high: float) -> str:
+    """An interval of differences in points (hundredths)."""
+    return f"{100 * low:+.2f} .. {100 * high:+.2f}"
 
 
 def open_pair(

@@ -22,6 +22,7 @@ from trtdet.evaluation.readings import QUESTIONS, plain
 from trtdet.exporter import ExportOptions, onnx_file
 from trtdet.exporter.forms import form_of
 from trtdet.passes import Options, has_pairs, load_model
+from trtdet.passes.protobuf import metadata
 from trtdet.quantization import take_apart
 from trtdet.tables import counted
 
@@ -142,7 +143,7 @@ def guess_config(
 def _usual(model: onnx.ModelProto) -> str:
     """Where the pixel keys of a guess are from before images are looked at."""
     form = form_of(model)
-    description = next((entry.value for entry in model.metadata_props if entry.key == "description"), "")
+    description = metadata(model).get("description", "")
     if form is not None and form.name == "Ultralytics" and not description.lower().startswith(_STRETCHED):
         return f"as {form.name}, which wrote the file, reads images"
     return _USUAL

@@ -13,9 +13,10 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from trtdet.audit.roofline import TIME_WITHIN
+from trtdet.building.plan import PLAIN_UNIT
 from trtdet.building.variants import EXPERIMENT, Overrides
 from trtdet.config import Finite
-from trtdet.evaluation.comparison import PartScore, each_score, least_difference, spread_text
+from trtdet.evaluation.comparison import PartScore, each_score, interval_text, least_difference, spread_text
 from trtdet.evaluation.parts import NAMES, Of
 from trtdet.files import finish_replacing, write_together
 from trtdet.files.documents import read_result
@@ -23,8 +24,6 @@ from trtdet.options import BuildOptions, Objective
 from trtdet.tables import Cell, Column, Table
 
 TABLE = "experiment.md"
-
-_MULTIPLY_ADDS = "million multiply-adds, FP16 twice"
 
 
 class Proposals(TypedDict):
@@ -108,7 +107,7 @@ class Variant:
     @property
     def interval(self) -> str:
         """Interval of the difference, in points (hundredths); empty for the float model itself."""
-        return "" if self.low is None or self.high is None else f"{100 * self.low:+.2f} .. {100 * self.high:+.2f}"
+        return "" if self.low is None or self.high is None else interval_text(self.low, self.high)
 
     @property
     def least(self) -> float:
@@ -193,7 +192,7 @@ class Experiment:
             return f"ms{image} (measured on {self.device}, batch {self.batch})"
         if self.gpu is not None:
             return f"ms{image} (estimate within {TIME_WITHIN:g}x, {self.gpu}, batch {self.batch})"
-        return _MULTIPLY_ADDS
+        return PLAIN_UNIT
 
     @property
     def basis(self) -> str:
@@ -219,7 +218,7 @@ class Experiment:
         """Cost of a variant, in ``unit``."""
         if self.objective == "size":
             return variant.weights / 1e6
-        if self.unit == _MULTIPLY_ADDS:
+        if self.unit == PLAIN_UNIT:
             return variant.multiply_adds
         cost = variant.estimated if variant.latency_ms is None or self.device is None else variant.latency_ms
         return variant.multiply_adds if cost is None else cost
@@ -272,7 +271,7 @@ class Experiment:
             (Column("INT8 / FP16 / FP32 convs"), lambda row: " / ".join(map(str, row.counts.values()))),
             (Column("ms, measured", ".4f"), lambda row: row.latency_ms),
             (Column(f"ms, estimate for {self.gpu}", ".4f"), lambda row: row.estimated),
-            (Column(_MULTIPLY_ADDS, ".1f"), lambda row: None if self.gpu else row.multiply_adds),
+            (Column(PLAIN_UNIT, ".1f"), lambda row: None if self.gpu else row.multiply_adds),
             (Column("weights MB", ".3f"), lambda row: row.weights / 1e6),
             (Column("engine MB", ".2f"), lambda row: row.engine and row.engine / 1e6),
             (Column("proposals", ".0f"), lambda row: row.proposals and row.proposals["proposals"]),

@@ -20,7 +20,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from trtdet.backends import Backend, EngineFacts, EngineTarget, Runner, choose, open_engine
+from trtdet.backends import Backend, EngineTarget, Runner, choose
 from trtdet.building import forecasts
 from trtdet.building.corrections import Prepared, prepared, prepared_beside
 from trtdet.building.costs import weight_bytes, weighted_macs
@@ -55,7 +55,7 @@ from trtdet.experiments.folder import (
     variant_of,
 )
 from trtdet.files import sha256_file
-from trtdet.options import BuildOptions, CalibrationOptions, EngineOptions, Keep, PlanOptions, SweepOptions
+from trtdet.options import BuildOptions, CalibrationOptions, EngineOptions, Keep, PlanOptions, SweepOptions, spelled
 from trtdet.performance import BenchOptions, measure
 from trtdet.performance import Target as Timed
 from trtdet.plans.planning import check_count
@@ -310,11 +310,9 @@ def _checked(model: Path, config: Config, output: Path, options: SweepOptions) -
     warn_of_percentile(*options.rules)
     graph = host_graph(model, config, plan=plan)
     for name in _LIMITS:
-        values, option = getattr(options, name), f"--{name.replace('_', '-')}"
+        values, option = getattr(options, name), spelled(SweepOptions, f"head.{name}")
         if not values:
             continue
-        if min(values) < 1:
-            raise ConfigError(f"{option} {min(values)}: allowed is 1 or more")
         fewest = config.model_copy(update={"head": config.head.model_copy(update={name: min(values)})})
         result = host_graph(model, fewest).done.results.get(name)
         if result is None:
@@ -499,8 +497,7 @@ class _Measuring:
                     tf32 = caps.tf32 and counts["fp32"] > 0
                     facts.update(seconds=round(built.seconds, 2), engine=len(built.engine), tf32=tf32)
                 if on_engine:
-                    engine_facts = EngineFacts.built(caps, built.sms, target.plugins)
-                    run = stack.enter_context(open_engine(built.engine, engine_facts))
+                    run = stack.enter_context(engine.opened(caps, target.plugins))
                     facts.update(latency_ms=self._latency(run), device=run.run_info.device)
             config = self._graph(grid.reference.limits).config
             detector = Detector.running(run, config, "host")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtdet.audit.neighbours import Costs
-from trtdet.backends import Capabilities, EngineFacts, EngineTarget, open_engine
+from trtdet.backends import Capabilities, EngineTarget
 from trtdet.building import forecasts, variants
 from trtdet.building.assembly import prepared_of
 from trtdet.building.corrections import Prepared
@@ -399,8 +399,7 @@ class _Measuring:
             return best_engine(networks, self._backend, self._checked.target, timings=timings, progress=self._progress)
 
     def _run(self, engine: Engine, stage: str) -> tuple[Evaluation, dict[str, Any]]:
-        facts = EngineFacts.built(self._backend.capabilities, engine.built.sms, self._checked.target.plugins)
-        with open_engine(engine.built.engine, facts) as run:
+        with engine.opened(self._backend.capabilities, self._checked.target.plugins) as run:
             ms, device = run_ms(run, self.prepared, self._options, progress=self._progress)
             evaluation = self._scored(run, stage)
         return evaluation, {"latency_ms": ms, "device": device}

@@ -200,7 +200,7 @@ def export(
     import onnxruntime
 
     from trtdet.exporter import trials
-    from trtdet.passes.model import opset_of
+    from trtdet.passes.protobuf import opset_of
 
     versions = {"trtdet": __version__, "onnxruntime": str(onnxruntime.__version__)}
     if "torch" in sys.modules:

@@ -31,8 +31,8 @@ from trtdet.exporter import (
 )
 from trtdet.exporter.trials import SourceModel, first_line, quiet, resized
 from trtdet.files import scratch_folder
-from trtdet.passes.model import IR_VERSION, opset_of, to_graph, to_model
-from trtdet.passes.provenance import graphs
+from trtdet.passes.model import IR_VERSION, to_graph, to_model
+from trtdet.passes.protobuf import graphs, opset_of
 
 
 def convert(source: str, options: ExportOptions) -> tuple[onnx.ModelProto, Config, ParityComparison]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from trtdet.config import COCO_CLASSES
+from trtdet.passes.protobuf import sizes_of
 
 _MOVES = ("Transpose", "Identity", "Squeeze", "Unsqueeze")
 
@@ -24,9 +25,7 @@ def before_flattening(model: onnx.ModelProto) -> onnx.ModelProto | None:
     if len(model.graph.output) != 1:
         return None
     inferred = onnx.shape_inference.infer_shapes(model).graph
-    shapes = {
-        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in inferred.value_info
-    }
+    shapes = {value.name: sizes_of(value) for value in inferred.value_info}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     makers = {name: node for node in model.graph.node for name in node.output}
     node = makers.get(model.graph.output[0].name)

@@ -13,6 +13,7 @@ import onnx
 
 from trtdet.passes.cut_nms import embeds_nms
 from trtdet.passes.exported import images
+from trtdet.passes.protobuf import metadata
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def form_of(model: onnx.ModelProto) -> Form | None:
     names = {value.name for value in images(model)} | {tensor.name for tensor in model.graph.initializer}
     names |= {name for node in model.graph.node for name in node.output}
     outputs = {value.name for value in model.graph.output}
-    notes = {entry.key: entry.value for entry in model.metadata_props}
+    notes = metadata(model)
     for form in FORMS:
         key, start = form.metadata
         fits = form.inputs <= names and form.outputs <= outputs and (not key or notes.get(key, "").startswith(start))

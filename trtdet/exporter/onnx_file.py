@@ -31,6 +31,7 @@ from trtdet.passes.base import explained
 from trtdet.passes.exported import SIZES, WHOLE_PIXELS, images, resized_to, said
 from trtdet.passes.input_size import with_input_size
 from trtdet.passes.model import to_graph, to_model
+from trtdet.passes.protobuf import add_metadata, metadata, sizes_of
 
 
 def convert(
@@ -68,8 +69,7 @@ def convert(
     with explained("batch"):
         batch.apply(graph, passes)
         model = to_model(graph)
-    keys = {entry.key for entry in model.metadata_props}
-    model.metadata_props.extend(entry for entry in original.metadata_props if entry.key not in keys)
+    add_metadata(model, original)
     outputs = tuple(output.name for output in original.graph.output)
     names = config.head.outputs or outputs
     whole = original
@@ -103,8 +103,8 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     if not all(size) or any(fixed not in (0, side) for fixed, side in zip(dims[2:], size, strict=True)):
         own = f"{dims[2] or 'any'}x{dims[3] or 'any'}"
         raise ConfigError(f"the input of model '{path}' is {own} (height x width)", "give a size that fits with --size")
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    refusal = no_detector(metadata, (), size)
+    notes = metadata(model)
+    refusal = no_detector(notes, (), size)
     if refusal is not None:
         raise ModelError(f"model '{path}' is not taken: {refusal[0]}", refusal[1])
     whole = WHOLE_PIXELS in said(model)
@@ -125,17 +125,17 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
         )
     outputs = {name: np.concatenate([result[name] for result in results]) for name in names}
     try:
-        if metadata.get("task") in TASKS:
+        if notes.get("task") in TASKS:
             if cut is not None:
                 raise ModelError(
                     f"model '{path}' suppresses boxes itself, which loses what it gives beside boxes",
                     "export it without NMS (nms=False)",
                 )
-            config, note = guessed_task(metadata, outputs, size, path=path, input_name=input_name)
+            config, note = guessed_task(notes, outputs, size, path=path, input_name=input_name)
         else:
             config, note = _guessed_as_exported(model, cut, outputs, size=size, path=path)
     except UnknownHead as error:
-        refusal = no_detector(metadata, [array.shape for array in outputs.values()], size)
+        refusal = no_detector(notes, [array.shape for array in outputs.values()], size)
         if refusal is None:
             raise
         raise ModelError(f"model '{path}' is not taken: {refusal[0]}", refusal[1]) from error
@@ -151,7 +151,7 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
 def _single_image(path: Path, model: onnx.ModelProto) -> tuple[str, list[int]]:
     """The name and dimensions of a model's input, 0 where they are open; an error if that is not a single image."""
     inputs = images(model)
-    dims = [dim.dim_value for dim in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
+    dims = list(sizes_of(inputs[0])) if len(inputs) == 1 else []
     pictures = [value.name for value in inputs if len(_dims(value)) == 4 and 3 in _dims(value)[1:]]
     if len(pictures) > 1:
         raise ModelError(
@@ -265,8 +265,8 @@ def _dims(value: onnx.ValueInfoProto) -> list[int | str]:
 def _noted_size(model: onnx.ModelProto) -> tuple[int, int] | None:
     """The size in the metadata, or that to which the graph itself resizes, for an input of dynamic size."""
     inputs = images(model)
-    dims = inputs[0].type.tensor_type.shape.dim if len(inputs) == 1 else []
-    if len(dims) != 4 or any(dim.dim_value for dim in dims[2:]):
+    sizes = sizes_of(inputs[0]) if len(inputs) == 1 else ()
+    if len(sizes) != 4 or any(sizes[2:]):
         return None
     return input_size(model) or resized_to(model)
 
@@ -316,9 +316,7 @@ class UnknownHead(ModelError):
 
 def described(model: onnx.ModelProto, config: Config) -> Described:
     """A model whose head was guessed wrongly, by its configuration; open sizes are 0."""
-    shapes = {
-        output.name: tuple(dim.dim_value for dim in output.type.tensor_type.shape.dim) for output in model.graph.output
-    }
+    shapes = {output.name: sizes_of(output) for output in model.graph.output}
     return Described(
         config.name, input_name=config.input.name or "", size=config.input.size, classes=None, shapes=shapes
     )
@@ -326,7 +324,7 @@ def described(model: onnx.ModelProto, config: Config) -> Described:
 
 def class_names(model: onnx.ModelProto) -> tuple[str, ...] | None:
     """Class names in a model's metadata: a Python list or dict, or text separated by lines or commas; else None."""
-    entries = {entry.key: entry.value for entry in model.metadata_props}
+    entries = metadata(model)
     for text in (entries[key] for key in _NAMES if key in entries):
         try:
             value = ast.literal_eval(text)
@@ -345,7 +343,7 @@ def class_names(model: onnx.ModelProto) -> tuple[str, ...] | None:
 def input_size(model: onnx.ModelProto) -> tuple[int, int] | None:
     """Height and width in pixels that Ultralytics' exporters write into a model's metadata; None without them."""
     try:
-        value = ast.literal_eval(next((entry.value for entry in model.metadata_props if entry.key == "imgsz"), "None"))
+        value = ast.literal_eval(metadata(model).get("imgsz", "None"))
     except _UNREADABLE:
         return None
     sides = value if isinstance(value, (list, tuple)) else [value, value]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from trtdet.errors import ConfigError, one_line
+from trtdet.errors import ConfigError, TrtdetError, one_line
 
 _T = TypeVar("_T")
 _SHOWN = 60
@@ -38,16 +38,18 @@ def read_document(path: Path, adapter: TypeAdapter[_T]) -> _T:
     return parse_document(path.read_bytes(), adapter)
 
 
-def read_result(path: Path, kind: type[_T], hint: str) -> _T:
+def read_result(path: Path, kind: type[_T], hint: str, error: type[TrtdetError] = ConfigError) -> _T:
     """Reads a command's result, a JSON file.
 
     Raises:
-        ConfigError: it cannot be read, or is of another kind; the message ends with ``hint``.
+        TrtdetError: ``error``, if it does not exist, cannot be read, or is of another kind or schema.
     """
     try:
         return read_document(path, TypeAdapter(kind))
-    except (OSError, DocumentError) as error:
-        raise ConfigError(f"'{path}' cannot be used ({one_line(error)}); {hint}") from None
+    except FileNotFoundError:
+        raise error(f"'{path}' does not exist", hint) from None
+    except (OSError, DocumentError) as problem:
+        raise error(f"'{path}' cannot be used ({one_line(problem)})", hint) from None
 
 
 def parse_document(text: bytes, adapter: TypeAdapter[_T], *, strict: bool | None = None) -> _T:

@@ -237,7 +237,7 @@ def _rows(options: Any, path: tuple[str, ...], prefix: str) -> Iterator[Row]:
 def _kind(hint: Any) -> Any:
     """The value's type, such as int for ``tuple[int, ...] | None``; str for types that need their own ``read``."""
     if get_origin(hint) in (Union, UnionType):
-        kinds = {_kind(one) for one in get_args(hint) if one is not type(None)}
+        kinds = {_kind(each) for each in get_args(hint) if each is not type(None)}
         return Path if kinds == {Path, str} else kinds.pop() if len(kinds) == 1 else str
     if get_origin(hint) is tuple:
         return _kind(get_args(hint)[0])

@@ -61,6 +61,12 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     return PassResult(count)
 
 
+def filled(images: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """A batch with copies of its last image behind it, of at least ``size`` images."""
+    missing = max(0, size - len(images))
+    return np.concatenate([images, np.repeat(images[-1:], missing, axis=0)]) if missing else images
+
+
 def _rewritten(write: Writer, node: gs.Node, fixed: int) -> bool:
     """Rewrites the output shape that a node reads, if it starts with the batch."""
     position = _SHAPES.get(node.op)
@@ -86,7 +92,7 @@ def _obstacle(before: onnx.ModelProto, after: onnx.ModelProto, fixed: int, image
         outputs = cpu_session(plain(after)).run(None, {name: images})
     except Exception as error:  # onnxruntime's exceptions have no common base class
         return f"with a batch of {size} {one_line(error)}"
-    padded = np.concatenate([images, np.repeat(images[-1:], -size % fixed, axis=0)])
+    padded = filled(images, -(-size // fixed) * fixed)
     session = cpu_session(plain(before))
     pieces = [session.run(None, {name: padded[start : start + fixed]}) for start in range(0, size, fixed)]
     for index, output in enumerate(outputs):

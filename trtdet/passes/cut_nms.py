@@ -21,7 +21,8 @@ from trtdet.passes.base import Options, Writer, explained
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.own_suppression import ONNX, PLUGINS, OwnSuppression, own_suppression, refused, suppressions
-from trtdet.passes.provenance import Origin, graphs
+from trtdet.passes.protobuf import graphs
+from trtdet.passes.provenance import Origin
 from trtdet.passes.two_stage import is_two_stage
 from trtdet.passes.two_stage.suppressions import inline_guards
 

@@ -18,10 +18,7 @@ from trtdet.config import HeadConfig
 from trtdet.detection.parts import PROTOTYPES
 from trtdet.passes.base import Options
 from trtdet.passes.exported import SIZES
-from trtdet.passes.walk import above, depends, maker, upstream
-
-_SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity")
-"""Operators that change the shape or type of their first input, but no values."""
+from trtdet.passes.walk import SAME_VALUES, above, depends, maker, upstream, values_of
 
 
 def cut(graph: gs.Graph, options: Options) -> Options:
@@ -126,16 +123,16 @@ def _best_of_three(graph: gs.Graph, selected: list[gs.Variable]) -> _Best | None
 
 def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor, parts: Sequence[gs.Tensor] = ()) -> _Best | None:
     """Boxes, scores and parts before the selection; None for other patterns."""
-    values = above(score, *_SAME_VALUES)
+    values = above(score, *SAME_VALUES)
     best = maker(values, "TopK")
     if best is None or best.outputs[0] is not values or not best.attrs.get("largest", 1):
         return None
-    scores, places = above(best.inputs[0], *_SAME_VALUES), best.outputs[1]
+    scores, places = above(best.inputs[0], *SAME_VALUES), best.outputs[1]
     gather = maker(scores, "GatherElements")
     if gather is not None:  # the scores of the best anchors
         scores = gather.inputs[0]
         choice = next((node for node in upstream(gather.inputs[1]) if node.op == "TopK"), None)
-        highest = None if choice is None else maker(above(choice.inputs[0], *_SAME_VALUES), "ReduceMax")
+        highest = None if choice is None else maker(above(choice.inputs[0], *SAME_VALUES), "ReduceMax")
         if highest is None or highest.inputs[0] is not scores:
             return None
     if not depends(label, places):
@@ -143,9 +140,8 @@ def _best(boxes: gs.Tensor, score: gs.Tensor, label: gs.Tensor, parts: Sequence[
     every = [before for rows in (boxes, *parts) if (before := _before(rows, places)) is not None]
     if len(every) < 1 + len(parts):
         return None
-    computed = maker(best.inputs[1])
-    limit = best.inputs[1] if computed is None else computed.attrs.get("value")
-    count = int(np.asarray(limit.values).reshape(-1)[0]) if isinstance(limit, gs.Constant) else None
+    limit = values_of(best.inputs[1])
+    count = None if limit is None else int(limit.reshape(-1)[0])
     return _Best(every[0], scores, limit=count, parts=tuple(every[1:]))
 
 

@@ -25,7 +25,7 @@ from trtdet.detection.heads import (
 from trtdet.detection.parts import ANGLES, KEYPOINTS, MASK_COEFFICIENTS, PROTOTYPES, ROTATED_BOXES, Parts
 from trtdet.detection.suppression import sigmoid
 from trtdet.passes.base import Options, PassResult, Writer
-from trtdet.passes.model import IR_VERSION, cpu_session
+from trtdet.passes.model import cpu_session, unchecked
 from trtdet.passes.provenance import Origin
 
 NUM_DETS = "num_dets"
@@ -134,9 +134,7 @@ def _measure(graph: gs.Graph) -> None:
     batch = image.shape[0] if isinstance(image.shape[0], int) and image.shape[0] > 0 else 1
     feeds = {image.name: np.zeros((batch, *sides), np.float32)}
     try:
-        probe = gs.export_onnx(graph)
-        probe.ir_version = IR_VERSION
-        arrays = cpu_session(probe).run([tensor.name for tensor in unsized], feeds)
+        arrays = cpu_session(unchecked(graph)).run([tensor.name for tensor in unsized], feeds)
     except Exception:  # an operator that onnxruntime lacks: the sizes stay open
         return
     for tensor, array in zip(unsized, arrays, strict=True):

@@ -1,10 +1,8 @@
 """model as exported -> one float32 image (B, 3, H, W) in, outputs with the batch first
 
-Exporters leave other inputs: sizes beside the image, FP16, whole pixels (uint8), channels last, no batch dimension, or
-a loop over the images of the batch.
-Each becomes the one form that all passes take, before anything else reads the model; results stay the same, except that
-FP16 arithmetic becomes float32. ``STEPS`` lists the forms. What was changed is kept in the model's metadata, for
-:func:`said`.
+Exporters write other inputs: sizes beside the image, FP16, whole pixels (uint8), channels last, no batch dimension, or
+a loop over the images of the batch. ``STEPS`` replaces each of these before anything else reads the model. Results stay
+the same, except that FP16 arithmetic becomes float32. The model's metadata keep what was changed, see :func:`said`.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from trtdet.passes.protobuf import attribute, graphs, metadata, opset_of, replace_nodes, sizes_of, subgraphs
 from trtdet.passes.provenance import KEY as PROVENANCE
-from trtdet.passes.provenance import graphs, subgraphs
+from trtdet.passes.walk import PAIR
 
 KEY = "trtdet.exported"
 """Metadata key; the value is JSON: a list of sentences on what was changed."""
@@ -36,9 +35,8 @@ image), or a factor of 1. PaddleDetection has the first two, RT-DETR, D-FINE and
 Keras' YOLOv3 the last."""
 
 WHOLE_PIXELS = "pixels are read as whole numbers 0..255, and normalised in the graph"
-"""The sentence on a model to which input.scale 1 belongs."""
+"""Sentence on a model whose configuration has input.scale 1."""
 
-_QUANTIZED = ("QuantizeLinear", "DequantizeLinear")
 _LONGEST_EXPRESSION = 16  # nodes of a constant expression that is computed
 _SMALLEST = 8  # side of an image without a batch dimension, in pixels
 _HALF, _FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
@@ -49,8 +47,8 @@ _ANY_TYPE = frozenset(
 
 
 def unwrapped(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A checked model in the one form; itself if nothing was to do. A model that trtdet wrote is left as it is."""
-    if any(entry.key == PROVENANCE for entry in model.metadata_props):
+    """A checked model with the input and outputs above; the same object if nothing changes, or if trtdet wrote it."""
+    if PROVENANCE in metadata(model):
         return model
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
@@ -62,9 +60,8 @@ def unwrapped(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def said(model: onnx.ModelProto) -> list[str]:
-    """What :func:`unwrapped` changed, a sentence each."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "[]")
-    notes: list[str] = json.loads(text)
+    """The changes by :func:`unwrapped`, a sentence each."""
+    notes: list[str] = json.loads(metadata(model).get(KEY, "[]"))
     return notes
 
 
@@ -95,11 +92,6 @@ def resized_to(model: onnx.ModelProto) -> tuple[int, int] | None:
     return None
 
 
-def _sides(value: onnx.ValueInfoProto) -> list[int]:
-    """Sizes of a tensor's dimensions, 0 where they are open."""
-    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-
-
 def _image(model: onnx.ModelProto) -> onnx.ValueInfoProto | None:
     inputs = images(model)
     return inputs[0] if len(inputs) == 1 and inputs[0].type.HasField("tensor_type") else None
@@ -108,7 +100,7 @@ def _image(model: onnx.ModelProto) -> onnx.ValueInfoProto | None:
 def _fold_sizes(model: onnx.ModelProto) -> str:
     """Extra inputs of sizes -> constants, or the image's own size where it is open."""
     inputs = images(model)
-    extra = [value for value in inputs if value.name in SIZES and len(_sides(value)) in (1, 2)]
+    extra = [value for value in inputs if value.name in SIZES and len(sizes_of(value)) in (1, 2)]
     rest = [value for value in inputs if value not in extra]
     if not extra or len(rest) != 1:
         return ""
@@ -116,8 +108,8 @@ def _fold_sizes(model: onnx.ModelProto) -> str:
     nodes = list[onnx.NodeProto]()
     for value in extra:
         kind, axes = SIZES[value.name]
-        element, shape = value.type.tensor_type.elem_type, [1, 2][2 - len(_sides(value)) :]
-        sides = _sides(image)
+        element, shape = value.type.tensor_type.elem_type, [1, 2][2 - len(sizes_of(value)) :]
+        sides = sizes_of(image)
         if kind == "one" or all(sides[axis] for axis in axes):
             numbers = [1, 1] if kind == "one" else [sides[axis] for axis in axes]
             array = np.array(numbers, helper.tensor_dtype_to_np_dtype(element)).reshape(shape)
@@ -143,13 +135,13 @@ def _write_out_loops(model: onnx.ModelProto) -> str:
     """Loops that run once -> their nodes. TensorFlow's ``map_fn`` over a batch of 1 is such a loop."""
     nodes, count = list[onnx.NodeProto](), 0
     for node in model.graph.node:
-        body = next((attribute.g for attribute in node.attribute if attribute.name == "body"), None)
         once = node.op_type == "Loop" and [_scalar(model, name) for name in node.input[:2]] in ([1, 1], [1, ""])
-        nodes += _iteration(model, node, body) if once and body is not None else [node]
+        nodes += _iteration(model, node, attribute(node, "body")) if once else [node]
         count += once
     if not count:
         return ""
-    _replace(model, nodes)
+    replace_nodes(model.graph, nodes)
+    del model.graph.value_info[:]
     return "the loop over the images of the batch, which has one image, is written out"
 
 
@@ -227,7 +219,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
 def _to_float(model: onnx.ModelProto) -> str:
     """FP16 weights, inputs and outputs -> float32."""
     parts = list(graphs(model.graph))
-    if any(node.op_type in _QUANTIZED for part in parts for node in part.node):
+    if any(node.op_type in PAIR for part in parts for node in part.node):
         return ""
     values = [value for part in parts for value in (*part.input, *part.output)]
     halves = [value for value in values if value.type.tensor_type.elem_type == _HALF]
@@ -236,9 +228,9 @@ def _to_float(model: onnx.ModelProto) -> str:
         for tensor in part.initializer:
             count += _single(tensor)
         for node in part.node:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.TENSOR:
-                    count += _single(attribute.t)
+            for entry in node.attribute:
+                if entry.type == onnx.AttributeProto.TENSOR:
+                    count += _single(entry.t)
     if not count:
         return ""
     for value in halves:
@@ -246,9 +238,9 @@ def _to_float(model: onnx.ModelProto) -> str:
     for part in parts:
         del part.value_info[:]
         for node in part.node:
-            for attribute in node.attribute:
-                if attribute.name in ("to", "dtype") and attribute.i == _HALF:
-                    attribute.i = _FLOAT
+            for entry in node.attribute:
+                if entry.name in ("to", "dtype") and entry.i == _HALF:
+                    entry.i = _FLOAT
     return "FP16 is read as float32, from which a build makes FP16 and INT8"
 
 
@@ -280,14 +272,15 @@ def _whole_pixels(model: onnx.ModelProto) -> str:
                         if not any(cast in other.output for other in nodes):
                             nodes.append(helper.make_node("Cast", [name], [cast], cast, to=element))
         nodes.append(node)
-    _replace(model, nodes)
+    replace_nodes(model.graph, nodes)
+    del model.graph.value_info[:]
     return WHOLE_PIXELS
 
 
 def _channels_first(model: onnx.ModelProto) -> str:
     """An input (B, H, W, 3) or without a batch -> (B, 3, H, W)."""
     image = _image(model)
-    sides = [] if image is None else _sides(image)
+    sides = [] if image is None else sizes_of(image)
     if image is None or len(sides) not in (3, 4):
         return ""
     batched, last = len(sides) == 4, sides[-1] == 3 and sides[-3] != 3
@@ -308,7 +301,7 @@ def _channels_first(model: onnx.ModelProto) -> str:
         # A transpose of the exporter's own is undone rather than done twice.
         own = [node for node in model.graph.node if node.op_type == "Transpose" and node.input[0] == image.name]
         for node in own if batched else ():
-            if [list(a.ints) for a in node.attribute if a.name == "perm"] == [[0, 3, 1, 2]]:
+            if attribute(node, "perm") == [0, 3, 1, 2]:
                 node.op_type = "Identity"
                 del node.attribute[:]
                 node.input[0] = f"{image.name}/first"
@@ -334,12 +327,13 @@ def _channels_first(model: onnx.ModelProto) -> str:
 def _batch_first(model: onnx.ModelProto) -> str:
     """Outputs (N, C) of one image -> (1, N, C)."""
     image = _image(model)
-    sides = [] if image is None else _sides(image)
+    sides = [] if image is None else sizes_of(image)
     operators = {node.op_type for node in model.graph.node}
     if len(sides) != 4 or sides[0] != 1 or operators & {"NonMaxSuppression", "RoiAlign", "NonZero"}:
         return ""
     inferred = onnx.shape_inference.infer_shapes(model)
-    lacking = [output.name for output in inferred.graph.output if len(_sides(output)) == 2 and _sides(output)[0] > 1]
+    shapes = {output.name: sizes_of(output) for output in inferred.graph.output}
+    lacking = [name for name, sizes in shapes.items() if len(sizes) == 2 and sizes[0] > 1]
     if not lacking:
         return ""
     for output in model.graph.output:
@@ -365,9 +359,9 @@ def _with_batch(model: onnx.ModelProto, output: onnx.ValueInfoProto) -> None:
         node.input[1] = name
         before = makers.get(node.input[0])
         if before is not None and before.op_type == "Transpose":
-            for attribute in before.attribute:
-                if list(attribute.ints) == [2, 3, 0, 1]:  # the same numbers, as there is one image
-                    attribute.ints[:] = [0, 2, 3, 1]
+            for entry in before.attribute:
+                if list(entry.ints) == [2, 3, 0, 1]:  # the same numbers, as there is one image
+                    entry.ints[:] = [0, 2, 3, 1]
         return
     inner = f"{output.name}/image"
     for other in model.graph.node:
@@ -380,8 +374,7 @@ def _with_batch(model: onnx.ModelProto, output: onnx.ValueInfoProto) -> None:
 
 def _axis(model: onnx.ModelProto, op: str, source: str, result: str) -> onnx.NodeProto:
     """A node that adds or removes the first axis, as the model's opset writes it."""
-    opset = max(entry.version for entry in model.opset_import if not entry.domain)
-    if opset < 13:
+    if opset_of(model) < 13:
         return helper.make_node(op, [source], [result], result, axes=[0])
     axes = f"{result}/axes"
     model.graph.initializer.append(numpy_helper.from_array(np.array([0]), axes))
@@ -390,14 +383,8 @@ def _axis(model: onnx.ModelProto, op: str, source: str, result: str) -> onnx.Nod
 
 def _put_first(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
     if nodes:
-        _replace(model, [*nodes, *model.graph.node])
-
-
-def _replace(model: onnx.ModelProto, nodes: list[Any]) -> None:
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    del model.graph.value_info[:]
-    model.graph.node.extend(copies)
+        replace_nodes(model.graph, [*nodes, *model.graph.node])
+        del model.graph.value_info[:]
 
 
 STEPS: tuple[Callable[[onnx.ModelProto], str], ...] = (
@@ -408,4 +395,4 @@ STEPS: tuple[Callable[[onnx.ModelProto], str], ...] = (
     _channels_first,
     _batch_first,
 )
-"""All forms, in the order they are changed; each returns a sentence if it changed something."""
+"""All changes, in order, in place; each returns a sentence if it changed something, else an empty text."""

@@ -8,12 +8,10 @@ output shapes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from numpy.typing import NDArray
 
 from trtdet.config import Config
 from trtdet.detection.heads import match_outputs
@@ -21,7 +19,7 @@ from trtdet.errors import ModelError, one_line
 from trtdet.passes.clean import network_input
 from trtdet.passes.model import cpu_session, to_graph, to_model
 from trtdet.passes.plugin_ops import plain
-from trtdet.passes.walk import maker
+from trtdet.passes.walk import values_of
 
 _ELEMENT_WISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Clip", "Pow")
 _FEW = 8  # a constant with more values is a table; its shape does not fit another size
@@ -61,21 +59,15 @@ def with_input_size(model: onnx.ModelProto, size: tuple[int, int], config: Confi
     return to_model(to_graph(onnx.shape_inference.infer_shapes(changed)))
 
 
-def _values(tensor: gs.Tensor) -> NDArray[Any] | None:
-    node = maker(tensor, "Constant")
-    constant = tensor if node is None else node.attrs.get("value")
-    return np.asarray(constant.values) if isinstance(constant, gs.Constant) else None
-
-
 def _constant_of_size(graph: gs.Graph, sides: tuple[int, int]) -> str:
     """Names a constant that would be wrong at another size, but cause no error; empty if there is none."""
     factors = np.array([*sides, *(1 / side for side in sides)], np.float64)
     for node in graph.nodes:
-        target = _values(node.inputs[3]) if node.op == "Resize" and len(node.inputs) > 3 else None
+        target = values_of(node.inputs[3]) if node.op == "Resize" and len(node.inputs) > 3 else None
         if target is not None and len(target):
             return f"Resize '{node.name}' gives the constant size {'x'.join(map(str, target[-2:]))}"
         for tensor in node.inputs if node.op in _ELEMENT_WISE else ():
-            values = _values(tensor)
+            values = values_of(tensor)
             if values is None or values.size > _FEW or not np.issubdtype(values.dtype, np.floating):
                 continue
             flat = values.astype(np.float64).reshape(-1, 1)
@@ -130,11 +122,11 @@ def _fixed_slice(graph: gs.Graph, model: onnx.ModelProto, changed: onnx.ModelPro
         return ""
     before, after = _shapes(model, read), _shapes(changed, read)
     for node in slices:
-        starts, ends = _values(node.inputs[1]), _values(node.inputs[2])
+        starts, ends = values_of(node.inputs[1]), values_of(node.inputs[2])
         if starts is None or ends is None:
             continue
         old, new = before[node.inputs[0].name], after[node.inputs[0].name]
-        listed = _values(node.inputs[3]) if len(node.inputs) > 3 and not node.inputs[3].is_empty() else None
+        listed = values_of(node.inputs[3]) if len(node.inputs) > 3 and not node.inputs[3].is_empty() else None
         axes = range(len(starts)) if listed is None else listed.reshape(-1).tolist()
         for axis, start, end in zip(axes, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), strict=True):
             to_the_end = end < 0 or end >= max(old[axis], new[axis])

@@ -21,6 +21,7 @@ from trtdet.passes.base import explained
 from trtdet.passes.clean import name_nodes
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset import upgrade
+from trtdet.passes.protobuf import add_metadata
 from trtdet.passes.walk import maker
 
 MICROSOFT = "com.microsoft"
@@ -31,7 +32,7 @@ _ADVICE = "quantise it in the QDQ format (QuantizeLinear and DequantizeLinear), 
 
 
 class _Form(NamedTuple):
-    """An operator on integers: its float operator, and where its inputs, their scales and its output's scale stand."""
+    """The float operator of an operator on integers, and the positions of its quantised inputs and output scale."""
 
     op: str
     inputs: tuple[int, ...]  # positions of quantised inputs, each followed by its scale and zero point
@@ -88,8 +89,7 @@ def without_integers(model: onnx.ModelProto) -> onnx.ModelProto:
                 upgrade(graph, _CHANNELS)
             _Static(graph).rewrite()
         rewritten = to_model(graph.cleanup())
-    known = {entry.key for entry in rewritten.metadata_props}
-    rewritten.metadata_props.extend(entry for entry in model.metadata_props if entry.key not in known)
+    add_metadata(rewritten, model)
     if floats:
         warnings.warn(
             f"the model is quantised with scales that are computed from each image ({floats} layers), which no engine "
@@ -276,9 +276,11 @@ def _scalar(tensor: gs.Tensor) -> gs.Tensor:
 def _same(first: tuple[gs.Tensor, gs.Tensor], second: tuple[gs.Tensor, gs.Tensor]) -> bool:
     pairs = zip(first, second, strict=True)
     return all(
-        one is other
+        mine is theirs
         or (
-            isinstance(one, gs.Constant) and isinstance(other, gs.Constant) and np.array_equal(one.values, other.values)
+            isinstance(mine, gs.Constant)
+            and isinstance(theirs, gs.Constant)
+            and np.array_equal(mine.values, theirs.values)
         )
-        for one, other in pairs
+        for mine, theirs in pairs
     )

@@ -1,5 +1,7 @@
-"""Boxes that an exporter decodes only of the best rows of each level, selected before the suppression: in place, all
-rows are decoded instead, so that the suppression can be cut off with the selection.
+"""selection of the best rows of each level -> all rows
+
+Some exporters select the best rows of each pyramid level and decode boxes of these only, before the suppression. Here
+all rows are decoded, in place, so that the selection is cut off together with the suppression.
 
 - MMDeploy's dense heads select rows of each level (``gather_topk`` in mmdeploy/mmcv/ops/nms.py).
 - torchvision's RetinaNet and FCOS select pairs of anchor and class, the flattened scores (A * C,) of a level over a

@@ -16,10 +16,10 @@ from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.exported import unwrapped
 from trtdet.passes.integers import DYNAMIC, on_integers, without_integers
 from trtdet.passes.own_suppression import PLUGINS
-from trtdet.passes.provenance import graphs
+from trtdet.passes.protobuf import graphs
 from trtdet.passes.validation import check, clear_unusable_dims, sort_nodes, spread_windows
+from trtdet.passes.walk import PAIR
 
-_PAIR = ("QuantizeLinear", "DequantizeLinear")
 _MOST_OPSETS = 1000  # versions of a domain that is not ONNX's own; a file that names more is damaged
 _MOST_BYTES = 2**31  # of a constant, as many as a file of protobuf holds
 
@@ -117,11 +117,11 @@ def _check_header(model: onnx.ModelProto) -> None:
     """Refuses opsets that ONNX never defined, and names of operators and tensors that are not UTF-8."""
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
-        known = newest if entry.domain in ("", "ai.onnx") else _MOST_OPSETS
-        if not 1 <= entry.version <= known:
+        most = newest if entry.domain in ("", "ai.onnx") else _MOST_OPSETS
+        if not 1 <= entry.version <= most:
             domain = one_line(entry.domain or "ai.onnx")
             raise ModelError(
-                f"has opset {entry.version} of domain '{domain}', and 1 to {known} are known",
+                f"has opset {entry.version} of domain '{domain}', and 1 to {most} are known",
                 "export with one of these",
             )
     for graph in graphs(model.graph):
@@ -143,14 +143,12 @@ def has_pairs(model: Path | onnx.ModelProto) -> bool:
             model = onnx.load(str(model), format="protobuf", load_external_data=False)
         except (OSError, DecodeError, ValueError):
             return False
-    return any(
-        node.op_type in _PAIR or (on_integers(node) and node.op_type not in DYNAMIC) for node in model.graph.node
-    )
+    return any(node.op_type in PAIR or (on_integers(node) and node.op_type not in DYNAMIC) for node in model.graph.node)
 
 
 def _check_float(model: onnx.ModelProto) -> None:
     """Refuses a model that is quantised."""
-    nodes = [node for node in model.graph.node if node.op_type in _PAIR]
+    nodes = [node for node in model.graph.node if node.op_type in PAIR]
     if nodes:
         example = f"{len(nodes)} nodes such as {nodes[0].op_type} '{nodes[0].name}'"
         advice = "give the float model it was made from; 'trtdet build' takes it as it is"

@@ -15,27 +15,28 @@ from trtdet.passes.provenance import origin_of, put, registry
 IR_VERSION = 10  # IR version of every written file; graph-surgeon's default is too new for released runtimes
 
 
-def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ONNX's own operators that a model uses."""
-    return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-
-
 def to_graph(model: onnx.ModelProto) -> gs.Graph:
-    """The graph-surgeon graph of a model, with trtdet's IR version."""
+    """The graph-surgeon graph of a model."""
     graph = gs.import_onnx(model)
-    graph.ir_version = IR_VERSION
+    graph.ir_version = IR_VERSION  # constants are folded in models that graph-surgeon writes
     registry(graph).update(origin_of(model))
     return graph
+
+
+def unchecked(graph: gs.Graph) -> onnx.ModelProto:
+    """The ONNX model of a sorted graph as it is, without inferred shapes; types of outputs may be open."""
+    model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
+    model.ir_version = IR_VERSION
+    model.producer_name = "trtdet"
+    put(model, registry(graph))
+    return model
 
 
 def to_model(graph: gs.Graph) -> onnx.ModelProto:
     """The ONNX model of a graph: sorted, with inferred shapes, checked. Raises ModelError if the graph is not valid
     ONNX, which is a fault of the pass that wrote it."""
     graph.toposort()
-    model: onnx.ModelProto = gs.export_onnx(graph, do_type_check=False)
-    model.ir_version = IR_VERSION
-    model.producer_name = "trtdet"
-    put(model, registry(graph))
+    model = unchecked(graph)
     imported = {entry.domain for entry in model.opset_import}
     for domain in sorted({node.domain for node in model.graph.node} - imported - {"ai.onnx"}):
         model.opset_import.append(onnx.helper.make_opsetid(domain, 1))

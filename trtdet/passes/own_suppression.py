@@ -35,7 +35,7 @@ from trtdet.errors import ModelError
 from trtdet.passes.kept_rows import read_all_keypoints
 from trtdet.passes.levels import read_all_pairs, read_all_rows
 from trtdet.passes.nms import EFFICIENT
-from trtdet.passes.walk import constant, depends, maker, number, upstream
+from trtdet.passes.walk import SAME_VALUES, constant, depends, maker, number, upstream
 
 ONNX = "NonMaxSuppression"
 
@@ -64,12 +64,12 @@ PLUGINS = {
 """By operator: TensorRT's plugins (plugin/efficientNMSPlugin, plugin/batchedNMSPlugin) and MMDeploy's
 (csrc/mmdeploy/backend_ops/tensorrt/batched_nms)."""
 
-_SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity", "Expand")
+_SAME_VALUES = (*SAME_VALUES, "Expand")
 _PICKS = ("Gather", "GatherND", "GatherElements")
 _INDEXING = (*_SAME_VALUES, "Slice", "Split", "Concat", "Transpose", "Add", "Mul", "Tile")
 _MOST = np.iinfo(np.int32).max
 _NEAR = 24
-"""Nodes before a selection of rows among which its threshold and limit are looked for."""
+"""Number of nodes before a selection of rows that are searched for its threshold and limit."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class OwnSuppression:
     logits: bool  # whether the node applies a sigmoid
     background: int  # the column of no object; -1 for none
     thresholds: dict[str, Any]  # keys of NmsConfig
-    stretch: tuple[float, ...] = ()  # what x1 y1 x2 y2 are multiplied with behind it; empty for nothing
+    stretch: tuple[float, ...] = ()  # factors of x1 y1 x2 y2 behind it; empty for none
     keypoints: gs.Tensor | None = None  # (B, N, P, 3), of models that give the keypoints of the kept rows
 
     @property
@@ -117,12 +117,12 @@ def own_suppression(graph: gs.Graph) -> OwnSuppression | None:
         return _of_onnx(nodes[0], (), whole)
     keypoints = read_all_keypoints(graph, nodes[0]) if len(nodes) == 1 else None
     floors = [_read_all_levels(graph, node) if node.op == ONNX else () for node in nodes]
-    found = [
+    owns = [
         _of_plugin(node) if node.op in PLUGINS else _of_onnx(node, floor)
         for node, floor in zip(nodes, floors, strict=True)
     ]
-    first = found[0]  # one for each image of a batch reads the same tensors
-    if any((one.boxes, one.scores, one.thresholds) != (first.boxes, first.scores, first.thresholds) for one in found):
+    first = owns[0]  # one for each image of a batch reads the same tensors
+    if any((own.boxes, own.scores, own.thresholds) != (first.boxes, first.scores, first.thresholds) for own in owns):
         raise ModelError(
             f"the model embeds several NMS nodes: {', '.join(node.name or node.op for node in nodes)}; name the "
             "tensors before the last node with head.outputs and use head.decode boxes"
@@ -306,7 +306,7 @@ def _nearest(tensor: gs.Tensor) -> Iterator[gs.Node]:
 
 
 def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
-    found = _Followed(tensor, by_class)
+    followed = _Followed(tensor, by_class)
     while (node := maker(tensor)) is not None:
         selects = node.op in _PICKS or (node.op == "TopK" and node.outputs[0] is tensor)
         if node.op == "Gather" and number(node.inputs[1]) is not None:
@@ -322,18 +322,18 @@ def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
             rank = len(node.inputs[0].shape or (0, 0, 0))
             if len(axes) != 1 or axes[0] is None:
                 break
-            by_class, selects, found.reduced = int(axes[0]) % rank != rank - 1, True, True
+            by_class, selects, followed.reduced = int(axes[0]) % rank != rank - 1, True, True
         elif node.op == "Concat":
             branches = [_followed(source, by_class) for source in node.inputs]
             if not all(branch.selections for branch in branches):
                 break
-            source, found.columns = _joined(branches)
+            source, followed.columns = _joined(branches)
             if source is None:
-                found.levels = tensor
+                followed.levels = tensor
                 break
-            by_class = by_class and found.columns is None  # the columns are the last axis
-            found.source, found.by_class = source, by_class
-            found.selections += branches[0].selections
+            by_class = by_class and followed.columns is None  # the columns are the last axis
+            followed.source, followed.by_class = source, by_class
+            followed.selections += branches[0].selections
             tensor = source
             continue
         elif node.op == "Transpose":
@@ -344,13 +344,13 @@ def _followed(tensor: gs.Tensor, by_class: bool) -> _Followed:
             break
         tensor = node.inputs[0]
         if selects:
-            found.source, found.by_class = tensor, by_class
-            found.selections.append(node)
+            followed.source, followed.by_class = tensor, by_class
+            followed.selections.append(node)
     # MMDeploy joins the images of a batch to pick rows of them: (B, N, C) -> (B * N, C).
-    joined = maker(found.source, "Flatten")
+    joined = maker(followed.source, "Flatten")
     if joined is not None and joined.attrs.get("axis", 1) == 2:
-        found.source = joined.inputs[0]
-    return found
+        followed.source = joined.inputs[0]
+    return followed
 
 
 def _joined(branches: list[_Followed]) -> tuple[gs.Tensor | None, int | None]:
@@ -370,7 +370,7 @@ def _joined(branches: list[_Followed]) -> tuple[gs.Tensor | None, int | None]:
 
 
 def _stretch(reader: gs.Node) -> tuple[float, ...]:
-    """What each column of the picked boxes is multiplied with, where the model's own resizing is undone."""
+    """The factor of each column of the picked boxes, by which a model undoes its own resizing; empty for none."""
     split = next((node for tensor in reader.outputs for node in tensor.outputs if node.op == "Split"), None)
     if split is None or len(split.outputs) != 4:
         return ()
@@ -398,8 +398,7 @@ def _offset(boxes: gs.Tensor) -> bool:
 
 
 def _picked_boxes(node: gs.Node) -> tuple[gs.Node | None, gs.Tensor | None]:
-    """The node with which the selected indices pick boxes, and these boxes, which may be others than those that are
-    compared."""
+    """The node that picks boxes by the selected indices, and these boxes, which may differ from the compared ones."""
     for reader in _readers(node):
         if reader.op in _PICKS:
             data = reader.inputs[0]
@@ -427,7 +426,7 @@ def _readers(node: gs.Node) -> Iterator[gs.Node]:
 
 
 def _limits(node: gs.Node) -> list[int]:
-    """Numbers of detections to which something limits them behind a suppression."""
+    """Limits on the number of detections, from nodes behind a suppression."""
     limits, queue, seen = list[int](), list(node.outputs), set[int]()
     for tensor in queue:
         for reader in tensor.outputs:
@@ -460,14 +459,14 @@ def _counted(node: gs.Node) -> list[int]:
 
 
 def _limit(tensor: gs.Tensor) -> float | None:
-    """The constant that a count is, or that it is limited to with a minimum."""
+    """The value of a constant count, or the constant in the minimum that gives the count; None without a constant."""
     if (value := number(tensor)) is not None:
         return value
     for node in _nearest(tensor):
         if node.op in ("Min", "ReduceMin", "Where"):
             joined = maker(node.inputs[0], "Concat") if node.op == "ReduceMin" else None
             values = [number(source) for source in (node if joined is None else joined).inputs]
-            known = [value for value in values if value is not None and value > 1]
-            if known:
-                return min(known)
+            limits = [value for value in values if value is not None and value > 1]
+            if limits:
+                return min(limits)
     return None

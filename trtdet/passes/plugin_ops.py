@@ -23,7 +23,7 @@ from onnx.defs import OpSchema
 
 from trtdet.errors import ModelError
 from trtdet.passes.base import PLUGIN_DOMAIN, NodeWriter
-from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
+from trtdet.passes.protobuf import graphs, replace_nodes, subgraphs
 
 VERSION = 1
 NAMESPACE = "trtdet"

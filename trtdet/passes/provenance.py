@@ -7,11 +7,13 @@ registered, and the registry is saved as JSON in the model's metadata.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 import onnx
 import onnx_graphsurgeon as gs
+
+from trtdet.passes.protobuf import metadata, node_names
 
 KEY = "trtdet.provenance"
 """Metadata key; the value is JSON with node names by origin: ``{"decode": ["trtdet/decode/Split_2"]}``."""
@@ -39,9 +41,8 @@ class Origin(str, Enum):
 
 def origin_of(model: onnx.ModelProto) -> dict[str, Origin]:
     """Origin of each node that trtdet wrote, by node name; unreadable parts of the registry are ignored."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "{}")
     try:
-        lists = json.loads(text)
+        lists = json.loads(metadata(model).get(KEY, "{}"))
     except (ValueError, RecursionError):
         return {}
     values = {origin.value: origin for origin in Origin}
@@ -78,34 +79,3 @@ def without_registry(model: onnx.ModelProto) -> onnx.ModelProto:
     bare.CopyFrom(model)
     put(bare, {})
     return bare
-
-
-def node_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Names of all nodes, also in branches and loop bodies."""
-    for node in graph.node:
-        yield node.name
-        for inner in subgraphs(node):
-            yield from node_names(inner)
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Branches and loop bodies of a node."""
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and all its inner graphs, outer before inner."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from graphs(inner)
-
-
-def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    """Replaces the nodes of a graph; some of ``nodes`` may be its own."""
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)

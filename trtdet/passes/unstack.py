@@ -23,10 +23,10 @@ def _read_chosen(graph: gs.Graph, choice: gs.Node) -> str | None:
     if stack is None:
         return None
     if not isinstance(index, gs.Constant) or index.values.ndim != 0:
-        return "what it chooses is no single constant index"
+        return "its index is not a single constant"
     makers = [node for tensor in stack.inputs if (node := maker(tensor, "Unsqueeze")) is not None]
     if len(makers) < len(stack.inputs):
-        return "what is joined are no tensors that were given a dimension for it"
+        return "the joined tensors do not all come from Unsqueeze"
     rank = len(stack.inputs[0].shape or ())
     axes = [stack.attrs["axis"], choice.attrs.get("axis", 0)]
     for node in makers:
@@ -35,13 +35,13 @@ def _read_chosen(graph: gs.Graph, choice: gs.Node) -> str | None:
             added = node.inputs[1].values
         axes += [None] if added is None or not len(added) else list(added)
     if not rank or None in axes or len({int(axis) % rank for axis in axes}) > 1:
-        return "it chooses along another dimension than tensors are joined along"
+        return "its axis is not the axis of the Concat and of each Unsqueeze"
     old, new = choice.outputs[0], makers[int(index.values)].inputs[0]
     fixed = {id(tensor) for tensor in (*graph.inputs, *graph.outputs)}
     if id(old) in fixed:
         old, new = new, old
         if id(old) in fixed or not old.inputs:
-            return "what it chooses is an input, a constant or another output of the model"
+            return "the chosen tensor is an input, a constant or another output of the model"
         (source,) = old.inputs
         source.outputs = [new if tensor is old else tensor for tensor in source.outputs]
     redirect(graph, old, new)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from trtdet.errors import ModelError, one_line
-from trtdet.passes.provenance import graphs, replace_nodes, subgraphs
+from trtdet.passes.protobuf import attribute, graphs, reads, replace_nodes
 
 LARGEST_TENSOR = 2**31 - 1
 """Maximum number of elements of a tensor, as in TensorRT; only a wrong size or attribute exceeds it."""
@@ -68,9 +68,9 @@ def spread_windows(model: onnx.ModelProto) -> None:
         ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
         for node in graph.node:
             axes = ranks.get(node.input[1], 2) - 2 if node.op_type in _CONVOLUTIONS and len(node.input) > 1 else 0
-            for attribute in node.attribute:
-                if axes > 1 and attribute.name in ("strides", "dilations", "pads") and len(attribute.ints) == 1:
-                    attribute.ints.extend([attribute.ints[0]] * ((2 if attribute.name == "pads" else 1) * axes - 1))
+            for entry in node.attribute:
+                if axes > 1 and entry.name in ("strides", "dilations", "pads") and len(entry.ints) == 1:
+                    entry.ints.extend([entry.ints[0]] * ((2 if entry.name == "pads" else 1) * axes - 1))
 
 
 def _clear(kind: onnx.TypeProto) -> None:
@@ -102,10 +102,7 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
             makers[name] = index
     needed: dict[int, set[int]] = {}
     for index, node in enumerate(graph.node):
-        read = set(node.input)
-        for inner in (inner for subgraph in subgraphs(node) for inner in graphs(subgraph)):
-            read.update(*(inner_node.input for inner_node in inner.node), (value.name for value in inner.output))
-        needed[index] = {makers[name] for name in read if name in makers} - {index}
+        needed[index] = {makers[name] for name in reads(node) if name in makers} - {index}
     itself = next((node for node in graph.node if not set(node.output).isdisjoint({*node.input} - {""})), None)
     if itself is not None:
         raise ModelError(f"is not valid ONNX: node '{_title(itself)}' reads its own output")
@@ -181,7 +178,7 @@ def _check_tensors(model: onnx.ModelProto) -> None:
             _check_tensor(tensor, tensor.name, readers.get(tensor.name, set()))
         for node in graph.node:
             read = readers.get(node.output[0], set()) if node.op_type == "Constant" and node.output else set()
-            for tensor in (tensor for attribute in node.attribute for tensor in (attribute.t, *attribute.tensors)):
+            for tensor in (tensor for entry in node.attribute for tensor in (entry.t, *entry.tensors)):
                 _check_tensor(tensor, node.name or next(iter(node.output), node.op_type), read)
 
 
@@ -225,7 +222,7 @@ def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]
     title = f"is not valid ONNX: node '{_title(node)}' ({node.op_type})"
     inputs = [shapes.get(name) if name else None for name in node.input]
     channels = inputs[0][1] if inputs and inputs[0] is not None and len(inputs[0]) > 1 else None
-    attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
+    attributes = {entry.name: list(entry.ints) for entry in node.attribute}
     axes = len(attributes.get("kernel_shape", ()))
     needed: list[tuple[str, int | None, int | None]] = []
     if node.op_type == "BatchNormalization":
@@ -236,7 +233,7 @@ def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]
         weight, bias = (*inputs[1:3], None, None)[:2]
         if weight is None or len(weight) < 3 or weight[0] is None or weight[1] is None:
             return
-        group = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+        group = attribute(node, "group", 1)
         if group < 1 or weight[0] % group:
             raise ModelError(f"{title} has {group} groups, its weights have {weight[0]} channels")
         inward, outward = weight[1] * group, weight[0]

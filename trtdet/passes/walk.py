@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+PAIR = ("QuantizeLinear", "DequantizeLinear")
+
+SAME_VALUES = ("Unsqueeze", "Squeeze", "Flatten", "Reshape", "Cast", "Identity")
+"""Operators that change the shape or type of their first input, but no values."""
 
 _INDEXING = ("NonZero", "Transpose", "Split", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast")
 
@@ -34,6 +41,13 @@ def number(tensor: gs.Tensor) -> float | None:
 def constant(node: gs.Node, position: int) -> float | None:
     """The value of an input with one element; None if it is missing or computed."""
     return number(node.inputs[position]) if len(node.inputs) > position else None
+
+
+def values_of(tensor: gs.Tensor) -> NDArray[Any] | None:
+    """The values of a constant, also one that a Constant node gives; None if they are computed."""
+    node = maker(tensor, "Constant")
+    constant = tensor if node is None else node.attrs.get("value")
+    return np.asarray(constant.values) if isinstance(constant, gs.Constant) else None
 
 
 def redirect(graph: gs.Graph, old: gs.Variable, new: gs.Variable) -> None:

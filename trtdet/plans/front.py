@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from trtdet.errors import ConfigError
-from trtdet.evaluation.comparison import PartScore, decisive, spread_text
+from trtdet.evaluation.comparison import PartScore, decisive, interval_text, spread_text
 from trtdet.evaluation.confidence import images_needed
 from trtdet.evaluation.parts import Of
 from trtdet.options import PlanOptions, spelled
@@ -93,7 +93,7 @@ class Score:
     @property
     def interval(self) -> str:
         """Interval of the boxes' difference, in points."""
-        return f"{100 * self.low:+.2f} .. {100 * self.high:+.2f}"
+        return interval_text(self.low, self.high)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
-
-from trtdet.errors import ConfigError
 from trtdet.files import write_atomically
-from trtdet.files.documents import DocumentError, parse_document
+from trtdet.files.documents import read_result
 from trtdet.quantization import Format
 from trtdet.tables import Cell, Column, Table
 
@@ -92,23 +88,12 @@ class Sensitivity:
     @staticmethod
     def load(path: Path) -> Sensitivity:
         """Reads ``sensitivity.json``; raises ConfigError if it is missing or holds no ranking."""
-        try:
-            text = path.read_bytes()
-            schema = parse_document(text, _HEADER)["schema"]
-            if schema != _SCHEMA:
-                raise ConfigError(f"ranking '{path}' has schema {schema}, not {_SCHEMA}; measure it again")
-            return parse_document(text, _RANKING)
-        except FileNotFoundError:
-            raise ConfigError(f"ranking '{path}' does not exist; 'trtdet sensitivity' writes one") from None
-        except OSError as error:
-            raise ConfigError(f"ranking '{path}' cannot be read: {error.strerror or error}") from None
-        except DocumentError as error:
-            raise ConfigError(f"'{path}' is not a ranking ({error}); 'trtdet sensitivity' writes one") from None
+        document = read_result(path, _File, "measure it again with 'trtdet sensitivity'")
+        return Sensitivity(**{key.name: getattr(document, key.name) for key in fields(Sensitivity)})
 
 
-class _Header(TypedDict):
-    schema: int
+@dataclass(frozen=True)
+class _File(Sensitivity):
+    """Content of ``sensitivity.json``."""
 
-
-_HEADER = TypeAdapter(_Header)
-_RANKING = TypeAdapter(Sensitivity)
+    schema: Literal[1] = field(kw_only=True)

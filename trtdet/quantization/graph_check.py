@@ -10,7 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
-from trtdet.passes.walk import maker
+from trtdet.passes.walk import PAIR, maker
 from trtdet.quantization.weighted import LAYERS
 
 
@@ -34,7 +34,7 @@ def lint(model: onnx.ModelProto) -> tuple[GraphProblem, ...]:
     half = any(isinstance(scale, gs.Constant) and scale.dtype == np.float16 for scale in scales)
     findings: list[GraphProblem] = []
     for node in graph.nodes:
-        if node.op in ("QuantizeLinear", "DequantizeLinear"):
+        if node.op in PAIR:
             problems = _pair_problems(node, fp8)
         elif node.op in LAYERS:
             problems = _layer_problems(node)

@@ -29,7 +29,7 @@ from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset import HALF_SCALES
 from trtdet.passes.plugin_ops import PLUGIN_ACTIVATIONS
 from trtdet.passes.provenance import Origin, registry
-from trtdet.passes.walk import maker, read_instead, upstream
+from trtdet.passes.walk import PAIR, maker, read_instead, upstream
 from trtdet.quantization.encoding import LARGEST
 from trtdet.quantization.placement import FEWEST_FEATURES
 from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS, PRODUCTS
@@ -51,7 +51,6 @@ _JOINING = {*ACTIVATION_FUNCTIONS, *_ARITHMETIC, *_POOLS, *_MOVES}
 _OF_PLACES = {"MatMul", "Softmax", "LayerNormalization", *ACTIVATION_FUNCTIONS, *_ARITHMETIC}
 """Operators on features of places, on the last axis."""
 _COORDINATES = (2, 4)  # the last sizes of points and boxes
-_PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 _VALUES = {
     **dict.fromkeys(("Resize", "Slice", "Split", "Reshape", "Squeeze", "Unsqueeze"), (0,)),
@@ -78,7 +77,7 @@ def to_half(model: onnx.ModelProto, names: Collection[str], left: Collection[str
     graph = to_graph(model)
     write = Writer(graph, "trtdet/half", Origin.FP16)
     region = _region(graph, set(names), set(left))
-    if graph.opset < HALF_SCALES and any(node.op in _PAIR for node in region):
+    if graph.opset < HALF_SCALES and any(node.op in PAIR for node in region):
         raise ModelError(f"Q/DQ pairs in FP16 need opset {HALF_SCALES}, and the model has opset {graph.opset}")
     inside = {id(node) for node in region}
     # The float32 readers of an FP16 DequantizeLinear get one of their own: a Cast would part them from INT8.
@@ -212,7 +211,7 @@ def _of_places(graph: gs.Graph, region: set[int]) -> set[int]:
 
 
 def _may_join(node: gs.Node, paired: bool, places: set[int]) -> bool:
-    if node.op in _PAIR:
+    if node.op in PAIR:
         return paired
     if node.op in LAYERS and any(maker(tensor, "DequantizeLinear") for tensor in node.inputs):
         return False  # an INT8 product that writes float32

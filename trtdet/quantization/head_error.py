@@ -48,7 +48,7 @@ class HeadError:
     ) -> HeadError:
         """Adds one image's detections of both models. A NaN score counts as 0, and a NaN box overlaps nothing.
 
-        ``beside`` is what both models give beside, without the batch axis.
+        ``beside`` are the masks, keypoints and rotated boxes of both models, without the batch axis.
         """
         (boxes, scores), (moved, changed) = reference, other
         first, second = beside

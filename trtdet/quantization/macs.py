@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from trtdet.passes.protobuf import attribute, sizes_of
+
 DEPTHWISE = "depthwise"  # the group of all depthwise convolutions
 
 
@@ -40,14 +42,14 @@ def multiply_adds(model: onnx.ModelProto) -> dict[str, Macs]:
             constant = makers[constant].input[0]
         kernel = weights.get(constant, ())
         if node.op_type in ("MatMul", "Gemm"):
-            turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+            turned = attribute(node, "transB", 0)
             first, second = (kernel[::-1] if turned else kernel) if len(kernel) == 2 else (0, 0)
             work[node.name] = Macs(counted.get(node.name, 0) // batch, depthwise=False, inputs=first, outputs=second)
             continue
         if not kernel:
             work[node.name] = Macs(0, False)
             continue
-        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+        groups = attribute(node, "group", 1)
         # A transposed convolution uses each weight once per place of its input.
         places = shapes.get(node.output[0] if node.op_type == "Conv" else node.input[0], (0, 0, 0))[2:]
         first, second = kernel[0], kernel[1] * groups
@@ -70,7 +72,7 @@ def products(model: onnx.ModelProto) -> dict[str, int]:
     counts = {}
     for node in model.graph.node:
         if node.op_type in ("MatMul", "Gemm") and node.input[0] in shapes and node.output[0] in shapes:
-            turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+            turned = attribute(node, "transA", 0)
             summed = shapes[node.input[0]][0 if turned else -1]
             counts[node.name] = math.prod(max(size, 1) for size in (*shapes[node.output[0]], summed))
     return counts
@@ -79,7 +81,7 @@ def products(model: onnx.ModelProto) -> dict[str, int]:
 def _shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
     """Sizes of every tensor of known rank; 0 for an open size."""
     return {
-        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        value.name: sizes_of(value)
         for value in (*graph.value_info, *graph.input, *graph.output)
         if value.type.tensor_type.HasField("shape")
     }

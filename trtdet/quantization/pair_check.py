@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from trtdet.passes.walk import above, downstream, maker, upstream
+from trtdet.passes.walk import PAIR, above, downstream, maker, upstream
 from trtdet.quantization.defaults import FEWEST_CHANNELS
 from trtdet.quantization.half import ACTIVATION_FUNCTIONS
 from trtdet.quantization.weighted import CONVOLUTIONS, LAYERS
@@ -22,7 +22,6 @@ COMMUTING = ("MaxPool", "Slice", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "
 
 Kind = Literal["blocks-fusion", "missing-pair", "different-scales", "float-island", "fp16-scales", "asymmetric"]
 
-_PAIR = ("DequantizeLinear", "QuantizeLinear")
 _GATES = ("Sigmoid", "HardSigmoid")
 
 
@@ -79,7 +78,7 @@ def _sums(graph: gs.Graph) -> Iterator[PairProblem]:
     for node in graph.nodes:
         if node.op != "Add" or any(isinstance(tensor, gs.Constant) for tensor in node.inputs):
             continue
-        sources = [above(tensor, *_PAIR) for tensor in node.inputs]
+        sources = [above(tensor, *PAIR) for tensor in node.inputs]
         if sources[0].shape is None or sources[0].shape != sources[1].shape or len(sources[0].shape) != 4:
             continue
         pairs = [maker(tensor, "DequantizeLinear") for tensor in node.inputs]
@@ -171,11 +170,11 @@ def _has_int8_weights(layer: gs.Node) -> bool:
 
 def _has_weights(node: gs.Node) -> bool:
     """Whether a node is a layer whose weights are constant, behind a pair or not."""
-    return node.op in LAYERS and isinstance(above(node.inputs[1], "Transpose", *_PAIR), gs.Constant)
+    return node.op in LAYERS and isinstance(above(node.inputs[1], "Transpose", *PAIR), gs.Constant)
 
 
 def _adds_bias(node: gs.Node) -> bool:
-    constants = any(isinstance(above(tensor, *_PAIR), gs.Constant) for tensor in node.inputs)
+    constants = any(isinstance(above(tensor, *PAIR), gs.Constant) for tensor in node.inputs)
     return node.op == "Add" and constants and any(maker(tensor, "MatMul") for tensor in node.inputs)
 
 

@@ -21,7 +21,7 @@ from trtdet.errors import ConfigError
 from trtdet.passes.provenance import origin_of
 from trtdet.passes.walk import maker
 from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
-from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, channel_axis, is_layer
+from trtdet.quantization.weighted import CONVOLUTIONS, PRODUCTS, is_layer
 
 FEWEST_FEATURES = 16  # a matrix that is smaller on both sides rotates coordinates and mixes no features
 
@@ -100,7 +100,7 @@ def place(model: onnx.ModelProto, attention: bool = False, fp8: bool = False) ->
         if entry.precision == "int8":
             for index, tensor in enumerate(node.inputs[: 2 if entry is _ATTENTION else 1]):
                 readers.setdefault(tensor.name, []).append((node.name, index))
-                last |= {tensor.name} if channel_axis(node) == -1 else set()
+                last |= {tensor.name} if node.op in PRODUCTS else set()
     for node in graph.nodes:
         shapes = [list(tensor.shape or []) for tensor in node.inputs]
         residual = node.op == "Add" and shapes[0] == shapes[1] and len(shapes[0]) == 4

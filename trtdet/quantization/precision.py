@@ -9,11 +9,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict
 
-from trtdet.errors import ConfigError
 from trtdet.files import write_atomically
-from trtdet.files.documents import DocumentError, read_document
+from trtdet.files.documents import read_result
 
 Precision = Literal["int8", "fp16", "fp32"]
 
@@ -131,15 +130,7 @@ class PrecisionPlan:
     @staticmethod
     def load(path: Path) -> PrecisionPlan:
         """Reads ``plan.json``. Raises ConfigError if the file is missing, or is no plan."""
-        try:
-            return PrecisionPlan(read_document(path, TypeAdapter(_File)).entries)
-        except FileNotFoundError:
-            raise ConfigError(f"plan '{path}' does not exist; 'trtdet build' writes one as plan.json") from None
-        except (DocumentError, OSError) as error:
-            if isinstance(error, DocumentError) and (error.place, error.kind) == ("schema", "literal_error"):
-                raise ConfigError(f"plan '{path}' is of another schema; this trtdet reads schema {_SCHEMA}") from None
-            problem = f"plan '{path}' is not a precision plan ({error}); start from a bundle's plan.json"
-            raise ConfigError(problem) from None
+        return PrecisionPlan(read_result(path, _File, "start from the plan.json of a bundle").entries)
 
 
 @dataclass(frozen=True)

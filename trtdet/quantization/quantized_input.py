@@ -27,7 +27,8 @@ from trtdet.errors import ModelError
 from trtdet.passes.base import explained
 from trtdet.passes.clean import fold, name_nodes
 from trtdet.passes.model import to_graph, to_model
-from trtdet.passes.walk import above, constant, maker, read_instead, redirect
+from trtdet.passes.protobuf import add_metadata
+from trtdet.passes.walk import PAIR, above, constant, maker, read_instead, redirect
 from trtdet.quantization.encoding import Rounded, half_step
 from trtdet.quantization.pair_check import COMMUTING, PairProblem, check_pairs
 from trtdet.quantization.placement import QdqPlacement, place
@@ -35,7 +36,6 @@ from trtdet.quantization.precision import Cause, Entry, PrecisionPlan
 from trtdet.quantization.qdq import Corrections
 from trtdet.quantization.weighted import PRODUCTS, Weighted
 
-_PAIR = ("QuantizeLinear", "DequantizeLinear")
 _AGAIN = "quantise the float model again with INT8, one scale for each activation"
 _RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int32": (-(2**31), 2**31 - 1)}
 _NEAR = 0.01  # distance of a weight from its integer, in steps, that rounding of float32 explains
@@ -67,11 +67,13 @@ class OwnScales:
         steps, weights = self.steps, self.weights
         if half:
             steps = {place: np.float32(half_step(step, up=False)) for place, step in steps.items()}
-            weights = {name: replace(one, scales=half_step(one.scales, up=False)) for name, one in weights.items()}
+            weights = {
+                name: replace(rounded, scales=half_step(rounded.scales, up=False)) for name, rounded in weights.items()
+            }
         return Corrections(weights=weights, steps={} if rescaled else steps)
 
-    def said(self, half: bool) -> tuple[PairProblem, ...]:
-        """The problems, with what FP16 scales change if the network has them."""
+    def problems_for(self, half: bool) -> tuple[PairProblem, ...]:
+        """The problems, and that of scales that rounding to FP16 changes, if the network has FP16 scales (``half``)."""
         scales = np.concatenate([[*self.steps.values()], *(one.scales for one in self.weights.values())])
         moved = np.abs(half_step(scales, up=False) / scales.astype(np.float64) - 1)
         if not half or not moved.any():
@@ -177,7 +179,7 @@ def take_apart(model: onnx.ModelProto) -> QuantizedInput:
         graph = to_graph(onnx.shape_inference.infer_shapes(model))
         name_nodes(graph)
         for node in graph.nodes:
-            if node.op in _PAIR:
+            if node.op in PAIR:
                 _check_type(node, types)
         fold(graph)
         _drop_clips(graph)
@@ -197,8 +199,7 @@ def take_apart(model: onnx.ModelProto) -> QuantizedInput:
         _raise_halves(graph)
         graph.cleanup()
         twin = to_model(graph)
-    keys = {entry.key for entry in twin.metadata_props}
-    twin.metadata_props.extend(entry for entry in model.metadata_props if entry.key not in keys)
+    add_metadata(twin, model)
     return QuantizedInput(twin, problems, steps, _weights=weights)
 
 
@@ -288,13 +289,13 @@ def _problem(node: gs.Node, problem: str, hint: str) -> ModelError:
 def _check_type(node: gs.Node, types: Mapping[str, int]) -> None:
     """Refuses other integers than INT8, and INT32 of biases; types are read here, as NumPy lacks some of them."""
     zero = node.inputs[2].name if len(node.inputs) > 2 else ""
-    known = types.get(zero or node.inputs[0].name if node.op == "DequantizeLinear" else zero)
+    kind = types.get(zero or node.inputs[0].name if node.op == "DequantizeLinear" else zero)
     if node.attrs.get("output_dtype") and node.op == "QuantizeLinear":
-        known = node.attrs["output_dtype"]
-    elif known is None and node.op == "QuantizeLinear" and not zero:
-        known = onnx.TensorProto.UINT8  # ONNX's default
-    if known is not None:
-        _check_int8(node, onnx.TensorProto.DataType.Name(known).lower())
+        kind = node.attrs["output_dtype"]
+    elif kind is None and node.op == "QuantizeLinear" and not zero:
+        kind = onnx.TensorProto.UINT8  # ONNX's default
+    if kind is not None:
+        _check_int8(node, onnx.TensorProto.DataType.Name(kind).lower())
     if node.attrs.get("block_size"):
         raise _problem(node, "has a scale for each block", _AGAIN)
 

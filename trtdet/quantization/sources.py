@@ -15,6 +15,7 @@ from trtdet.config import InputConfig
 from trtdet.data import ImageBatch, ImageCache, ImageStream
 from trtdet.errors import ConfigError
 from trtdet.passes import Decoded
+from trtdet.passes.batch import filled
 from trtdet.progress import Progress, silent
 
 HELD_BACK = 4  # one image in this many is held back: it judges corrections and takes no part in computing them
@@ -77,8 +78,7 @@ class Sources:
         """Images as float32 (B, 3, H, W), with the model's batch, or 1 for a dynamic batch."""
         size = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value or 1
         for batch in self._stream(paths, stage, size):
-            missing = size - len(batch)
-            yield np.concatenate([batch.images, np.repeat(batch.images[-1:], missing, axis=0)])
+            yield filled(batch.images, size)
 
     def _stream(self, paths: Sequence[Path], stage: str, batch_size: int) -> Iterator[ImageBatch]:
         """The decoded images; reports a batch as done when its reader requests the next."""

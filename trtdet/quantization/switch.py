@@ -4,13 +4,14 @@ convolutions are equal in all variants and need to run only once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Literal
 
 import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.calibration import Ranges
+from trtdet.passes.protobuf import reads
 from trtdet.passes.provenance import origin_of, put
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.qdq import Corrections, insert_qdq
@@ -34,7 +35,7 @@ class Switch:
         makers = {output: index for index, node in enumerate(self._nodes) for output in node.output}
         self._consumers: dict[str, list[int]] = {}
         for index, node in enumerate(self._nodes):
-            for name in _reads(node):
+            for name in reads(node):
                 self._consumers.setdefault(name, []).append(index)
         # In INT8 another node may compute a node's output, such as a sum with a bias that a product cannot take.
         ends = {node.name: node.output[0] for node in model.graph.node}
@@ -62,7 +63,7 @@ class Switch:
         # Nodes without inputs, such as the Q/DQ pairs of weights; every suffix contains them.
         self._constant: set[int] = set()
         for index, node in enumerate(self._nodes):
-            if all(name in self._initializers or makers.get(name) in self._constant for name in _reads(node)):
+            if all(name in self._initializers or makers.get(name) in self._constant for name in reads(node)):
                 self._constant.add(index)
 
     def whole(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
@@ -110,10 +111,10 @@ class Switch:
         nodes: list[onnx.NodeProto] = []
         for node in reversed(written.values()):
             if needed.intersection(node.output):
-                needed.update(_reads(node))
+                needed.update(reads(node))
                 nodes.insert(0, node)
         produced = {output for node in nodes for output in node.output}
-        read = dict.fromkeys(name for node in nodes for name in _reads(node) if name not in produced)
+        read = dict.fromkeys(name for node in nodes for name in reads(node) if name not in produced)
         graph = onnx.helper.make_graph(
             nodes,
             "variant",
@@ -141,22 +142,9 @@ class _Form:
         node = self._makers[self._ends[name]]
         nodes_by_name, waiting = {node.name: node}, [node]
         while waiting:
-            for tensor in _reads(waiting.pop()):
+            for tensor in reads(waiting.pop()):
                 maker = self._makers.get(tensor)
                 if maker is not None and tensor not in self._shared and maker.name not in nodes_by_name:
                     nodes_by_name[maker.name] = maker
                     waiting.append(maker)
         return sorted(nodes_by_name.values(), key=lambda node: self._order[node.name])
-
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Names of the tensors that a node reads from outside, including its branches and loops."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            own = {value.name for value in graph.input} | {value.name for value in graph.initializer}
-            own |= {output for inner in graph.node for output in inner.output}
-            for inner in graph.node:
-                yield from (name for name in _reads(inner) if name not in own)
-            # A branch may return a tensor from outside.
-            yield from (value.name for value in graph.output if value.name not in own)

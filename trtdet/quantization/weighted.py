@@ -102,11 +102,6 @@ class Weighted:
         return self.node.inputs[2]
 
 
-def channel_axis(reader: gs.Node) -> int:
-    """The channel axis of a layer's input: -1 for products, else 1."""
-    return -1 if reader.op in PRODUCTS else 1
-
-
 def is_layer(product: gs.Node) -> bool:
     """Whether a product with constant weights can be quantised as a layer: it has a matrix and does not scale its
     result."""

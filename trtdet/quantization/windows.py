@@ -21,7 +21,7 @@ MOST_COLUMNS = 4608
 class Window:
     """The geometry of a 2-D convolution, or of a product with a matrix, which is a 1x1 convolution of places in a row.
     Layers with the same geometry and input share their samples. Pairs are (vertical, horizontal); pads are zeros at
-    top, left, bottom and right; for ``axis`` see :func:`trtdet.quantization.weighted.channel_axis`."""
+    top, left, bottom and right; ``axis`` is that of the input's channels, -1 for products, else 1."""
 
     source: str
     groups: int = 1

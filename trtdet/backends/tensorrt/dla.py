@@ -44,13 +44,13 @@ class _Window:
     def problem(self, node: gs.Node, kernel: tuple[int, ...]) -> str:
         """Why the DLA does not take a layer with this kernel; empty if it does."""
         automatic = node.attrs.get("auto_pad", "NOTSET") != "NOTSET"
-        found = {
+        limits = {
             "kernel": (kernel, self.kernel),
             "padding": ((0,) if automatic else node.attrs.get("pads", (0,)), self.padding),
             "stride": (node.attrs.get("strides", (1,)), self.stride),
             "dilation": (node.attrs.get("dilations", (1,)), self.dilation),
         }
-        for name, (values, most) in found.items():
+        for name, (values, most) in limits.items():
             if max(values) > most:
                 return f"its {name} is {'x'.join(map(str, values))}, the largest is {most}"
         return ""

@@ -19,6 +19,7 @@ from trtdet.backends.base import LayerTime, RunInfo
 from trtdet.backends.libraries import LIBRARIES
 from trtdet.backends.tensorrt.loaded_engine import EngineFacts, LoadedEngine, fitting_devices, obstacle, release
 from trtdet.errors import BackendError, one_line
+from trtdet.passes.batch import filled
 
 
 class EngineContext:
@@ -310,13 +311,11 @@ class EngineRunner:
         smallest, _, largest = self._loaded.batches
         if len(images) > largest:
             raise BackendError(f"the engine takes {largest} images at once, not {len(images)}", "build it with --batch")
-        padding = max(0, smallest - len(images))
-        filled = np.concatenate([images, np.repeat(images[-1:], padding, axis=0)]) if padding else images
         with self._lock:
             if self._called is None:
                 self._called = self._make_context(largest)
             context = self._called
-            context.fill(filled)
+            context.fill(filled(images, smallest))
             context.run()
             if not self._loaded.dynamic:
                 self._capture(context)

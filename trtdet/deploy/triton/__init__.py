@@ -26,7 +26,7 @@ from trtdet.deploy.triton.model_configs import Batch, ModelConfigs, TritonOption
 from trtdet.deploy.triton.readme import readme
 from trtdet.errors import BundleError
 from trtdet.passes import load_model
-from trtdet.passes.model import opset_of
+from trtdet.passes.protobuf import opset_of
 
 __all__ = ["TritonOptions", "repository"]
 

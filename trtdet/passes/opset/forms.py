@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 
 from trtdet.passes.base import NodeWriter
-from trtdet.passes.opset.nodes import InexpressibleError, Scope, attribute, text_of
+from trtdet.passes.opset.nodes import InexpressibleError, Scope, text_of
+from trtdet.passes.protobuf import attribute
 
 
 def _reduce(write: NodeWriter, scope: Scope) -> None:

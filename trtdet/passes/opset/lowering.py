@@ -33,8 +33,9 @@ from trtdet.errors import ModelError, one_line
 from trtdet.passes.clean import fold
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.opset.forms import older_form
-from trtdet.passes.opset.nodes import ONNX_DOMAINS, InexpressibleError, Scope, text_of, types_and_constants
-from trtdet.passes.provenance import Origin, graphs, node_names, origin_of, put, replace_nodes, subgraphs
+from trtdet.passes.opset.nodes import InexpressibleError, Scope, text_of, types_and_constants
+from trtdet.passes.protobuf import ONNX_DOMAINS, graphs, node_names, replace_nodes, subgraphs
+from trtdet.passes.provenance import Origin, origin_of, put
 
 MINIMUM = 13
 """First opset whose QuantizeLinear and DequantizeLinear have an axis, for per-channel weights. In older models the same

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-ONNX_DOMAINS = ("", "ai.onnx")  # the two names of the domain of ONNX's own operators
+from trtdet.passes.protobuf import ONNX_DOMAINS
 
 
 class InexpressibleError(Exception):
@@ -75,11 +75,6 @@ def types_and_constants(graph: onnx.GraphProto) -> tuple[dict[str, onnx.TypeProt
     for name, tensor in constants.items():
         types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
     return {name: kind for name, kind in types.items() if kind.elem_type}, constants
-
-
-def attribute(node: onnx.NodeProto, name: str, otherwise: Any = None) -> Any:
-    values = (onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name)
-    return next(values, otherwise)
 
 
 def text_of(value: Any) -> str:

@@ -172,7 +172,7 @@ def _sample(graph: gs.Graph, node: gs.Node) -> str:
     x = write("Unsqueeze", positions(x1, x2, across, width), write.const([1], np.int64))
     y = write("Unsqueeze", positions(y1, y2, down, height), write.const([2], np.int64))
     zero = write.const(np.zeros((1, rows, columns)), np.float32)
-    pair = [write("Unsqueeze", write("Add", one, zero), write.const([3], np.int64)) for one in (x, y)]
+    pair = [write("Unsqueeze", write("Add", axis, zero), write.const([3], np.int64)) for axis in (x, y)]
     grid = write("Reshape", write("Concat", *pair, axis=3), write.const([1, -1, columns, 2], np.int64))
     mode = "linear" if graph.opset >= 20 else "bilinear"
     samples = write("GridSample", features, grid, mode=mode, padding_mode="border", align_corners=1)

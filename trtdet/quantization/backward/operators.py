@@ -32,7 +32,7 @@ def _sizes(tensor: gs.Tensor, what: str) -> tuple[int, ...]:
 
 
 def _conv(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
-    """Of the input only: a convolution with the weights turned round, or a transposed one."""
+    """Of the input only: a convolution with flipped weights, or a transposed convolution."""
     x, weight = node.inputs[:2]
     size, written = (_sizes(tensor, node.op)[2:] for tensor in (x, node.outputs[0]))
     kernel, group = _sizes(weight, "a weight")[2:], int(node.attrs.get("group", 1))
@@ -77,7 +77,7 @@ def _max_pool(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 
 
 def _separable(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
-    """A linear operator along rows and columns: its matrix for each axis is what it makes of the unit vectors."""
+    """A linear operator that is separable into rows and columns. Unit vectors give its matrix for each axis."""
     size = _sizes(node.inputs[0], node.op)
     if len(size) != 4:
         raise NotImplementedError(f"{node.op} of other than four axes")
@@ -140,7 +140,7 @@ def _global_average(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 
 
 def _count(tape: Tape, x: gs.Tensor, reduced: Any) -> Any:
-    """How many values each reduced one has, as float."""
+    """Number of values behind each reduced value, as float."""
     return tape("Cast", tape("Div", tape("Size", x), tape("Size", reduced)), to=onnx.TensorProto.FLOAT)
 
 
@@ -159,12 +159,13 @@ def _reduced(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     return (_spread(tape, x, slope),)
 
 
-def _global_max(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
+def _kept(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
+    """An operator that keeps some values: the gradient is that of the places where input and output are equal."""
     return (tape.masked(tape("Equal", node.inputs[0], node.outputs[0]), slopes[0]),)
 
 
 def _moved(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
-    """An operator that only moves values: what it makes of the values' numbers says where each gradient belongs."""
+    """An operator that only moves values. Applied to their numbers, it shows where each gradient belongs."""
     x, *others = node.inputs
     places = tape.again(node, [tape.numbered(x), *others], len(node.outputs))
     parts = [tape.scattered(x, place, slope) for place, slope in zip(places, slopes, strict=True) if slope is not None]
@@ -199,9 +200,9 @@ def _split(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 
 def _concat(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     axis = int(node.attrs["axis"])
-    known = [sizes_of(tensor) for tensor in node.inputs]
-    if all(size is not None for size in known):
-        lengths: Any = np.array([size[axis] for size in known if size is not None], np.int64)
+    sizes = [sizes_of(tensor) for tensor in node.inputs]
+    if all(size is not None for size in sizes):
+        lengths: Any = np.array([size[axis] for size in sizes if size is not None], np.int64)
     else:
         at = np.array([axis], np.int64)
         lengths = tape("Concat", *(tape("Gather", tape("Shape", each), at) for each in node.inputs), axis=0)
@@ -296,7 +297,7 @@ def _gemm(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     scale = np.float32(node.attrs.get("alpha", 1.0))
     slope = tape("Mul", slopes[0], scale)
     turned = [bool(node.attrs.get(key, 0)) for key in ("transA", "transB")]
-    # y = A' B': the gradient of A' is that of y times B' turned round, and a matrix given turned takes it turned.
+    # For y = A' B' the gradient of A' is that of y times the transpose of B'; a transposed input gets its transpose.
     own = tape("MatMul", slope, other if turned[1] else _turned(tape, other))
     its = tape("MatMul", first if turned[0] else _turned(tape, first), slope)
     parts = [
@@ -320,8 +321,8 @@ def _einsum(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
             for index, (text, tensor) in enumerate(zip(terms, node.inputs, strict=True))
             if index != place
         ]
-        known = set(sides[1]).union(*(text for text, _ in others))
-        if not set(term) <= known:
+        letters = set(sides[1]).union(*(text for text, _ in others))
+        if not set(term) <= letters:
             raise NotImplementedError(f"Einsum of {node.attrs['equation']}")
         equation = ",".join([sides[1], *(text for text, _ in others)]) + f"->{term}"
         parts.append(tape("Einsum", slopes[0], *(tensor for _, tensor in others), equation=equation))
@@ -358,7 +359,7 @@ def _layer_norm(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 
 
 def _arithmetic(each: Callable[..., tuple[Any, Any]]) -> Derivative:
-    """Of two tensors that are broadcast: ``each`` takes the tape, both, the result and its gradient."""
+    """Of an operator on two broadcast tensors. ``each`` takes the tape, both tensors, the result and its gradient."""
 
     def derivative(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
         y = node.outputs[0]
@@ -405,8 +406,8 @@ def _prelu(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 
 
 def _each(factor: Callable[..., Any], **defaults: float) -> Derivative:
-    """Of a function of each value: ``factor`` takes the tape, the input, the output, and the attributes with these
-    defaults, and returns what the gradient is multiplied by."""
+    """Of an element-wise function. ``factor`` takes the tape, the input, the output, and the attributes with these
+    defaults, and returns the factor of the gradient."""
 
     def derivative(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
         settings = [np.float32(node.attrs.get(key, value)) for key, value in defaults.items()]
@@ -467,10 +468,6 @@ def _erf_factor(tape: Tape, x: Any, y: Any) -> Any:
     return tape("Mul", tape("Exp", tape("Neg", tape("Mul", x, x))), np.float32(2 / math.sqrt(math.pi)))
 
 
-def _clip(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
-    return (tape.masked(tape("Equal", node.inputs[0], node.outputs[0]), slopes[0]),)
-
-
 def _cast(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
     return (tape("CastLike", slopes[0], node.inputs[0]),)
 
@@ -488,7 +485,7 @@ OPERATORS: dict[str, Derivative] = {
     "Min": _extreme,
     "Max": _extreme,
     "Where": _where,
-    "Clip": _clip,
+    "Clip": _kept,
     "Cast": _cast,
     "Identity": _same,
     "Dropout": _same,
@@ -498,7 +495,7 @@ OPERATORS: dict[str, Derivative] = {
     "AveragePool": _separable,
     "Resize": _separable,
     "GlobalAveragePool": _global_average,
-    "GlobalMaxPool": _global_max,
+    "GlobalMaxPool": _kept,
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduced),
     **dict.fromkeys(("GatherElements", "GatherND", "Tile"), _moved),
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Flatten"), _reshaped),

@@ -44,8 +44,8 @@ class Tape:
 
     def shape(self, tensor: Any) -> gs.Tensor:
         """The shape, int64 (axes,): a constant if it is known."""
-        known = sizes_of(tensor)
-        return self._tensor(np.array(known, np.int64)) if known is not None else self("Shape", tensor)
+        sizes = sizes_of(tensor)
+        return self._tensor(np.array(sizes, np.int64)) if sizes is not None else self("Shape", tensor)
 
     def shaped(self, tensor: Any, like: Any) -> gs.Variable:
         """The values in the shape of another tensor with as many."""

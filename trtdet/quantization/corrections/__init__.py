@@ -61,10 +61,9 @@ def correct(
         ConfigError: an unknown correction, or fewer than two images.
         ModelError: weights are not finite.
     """
-    registered = [correction.name for correction in REGISTRY]
-    unknown = [name for name in names if name not in registered]
+    unknown = [name for name in names if name not in CORRECTIONS]
     if unknown:
-        raise ConfigError(f"no correction '{unknown[0]}'; allowed: none, or some of {', '.join(registered)}")
+        raise ConfigError(f"no correction '{unknown[0]}'; allowed: none, or some of {', '.join(CORRECTIONS)}")
     enabled = tuple(correction for correction in REGISTRY if correction.name in names)
     fit, held = held_back(sources.images)
     task = Task(

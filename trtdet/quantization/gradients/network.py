@@ -13,18 +13,12 @@ from onnx.reference import ReferenceEvaluator
 
 from trtdet.errors import ModelError
 from trtdet.passes.model import to_graph
+from trtdet.quantization.backward import STEPS
 from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.gradients.operators import OPERATORS
 
 Read = Callable[[str, torch.Tensor], torch.Tensor]
 """Replaces a tensor at a Q/DQ pair: from its name and value to the value that the next operator reads."""
-
-
-_STEPS = (
-    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "IsNaN", "ArgMax", "ArgMin"),
-    *("NonZero", "Sign", "Round", "Ceil"),
-)
-"""Operators whose results change in steps, with gradient 0."""
 
 
 class TorchNetwork:
@@ -96,7 +90,7 @@ def _run(node: gs.Node, inputs: Sequence[Any], opset: int) -> Any:
             return OPERATORS[node.op](node, inputs)
         except NotImplementedError as missing:
             raise ModelError(f"'{node.name}' has no gradient here: {missing}") from None
-    if node.op not in _STEPS and any(value is not None and value.requires_grad for value in inputs):
+    if node.op not in STEPS and any(value is not None and value.requires_grad for value in inputs):
         raise ModelError(f"'{node.name}' has no gradient here: the operator {node.op}")
     # Shape computations: ONNX's own evaluator has every operator.
     values = {
