@@ -10,10 +10,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +39,6 @@ _MOST_BYTES = 1 << 30
 
 _MOST_META = 1 << 24
 """Most bytes of its names and numbers, which are JSON."""
-
-_UNREADABLE = (
-    *(OSError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, SyntaxError, RuntimeError),
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, MemoryError),
-)
-"""Exceptions of NumPy and zipfile for a file that is truncated, damaged or of another kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +174,9 @@ class Collection:
             return Collection(histograms, **{name: getattr(meta, name) for name in _STORED})
         except FileNotFoundError:
             raise CalibrationError(f"'{path}' does not exist; make it with 'trtdet calibrate'") from None
-        except _UNREADABLE as error:
+        except CalibrationError:
+            raise
+        except Exception as error:  # NumPy, zipfile and zlib raise many types for a damaged file
             if isinstance(error, DocumentError) and (error.place, error.kind) == ("schema", "literal_error"):
                 raise CalibrationError(f"'{path}' {_OTHER_VERSION}") from None
             raise CalibrationError(

@@ -55,10 +55,9 @@ _QUIET = 1e-3
 @dataclass(frozen=True, eq=False)
 class Requantized:
     """Result of :func:`requantize`: the model, equal but for the rounding of the activations' inputs; numbers of plugin
-    activations, and of those that read and write INT8; and why others stay float."""
+    activations that read and write INT8; and why others stay float."""
 
     model: onnx.ModelProto
-    activations: int = 0
     read: int = 0
     written: int = 0
     skipped: tuple[str, ...] = ()
@@ -82,7 +81,7 @@ def requantize(model: onnx.ModelProto, inputs: Mapping[str, ChannelRange]) -> Re
         read += not reasons["reads"]
         skipped += [f"{node.name}: it {side} float: {reason}" for side, reason in reasons.items() if reason]
     graph.cleanup()
-    return Requantized(to_model(graph), activations=len(nodes), read=read, written=written, skipped=tuple(skipped))
+    return Requantized(to_model(graph), read=read, written=written, skipped=tuple(skipped))
 
 
 def _quantize_inputs(write: Writer, concat: gs.Node) -> None:
