@@ -1,4 +1,4 @@
-"""The start of every program that runs on the stand-ins for TensorRT and the CUDA driver."""
+"""The beginning of each program that runs on the stand-ins for TensorRT and the CUDA driver."""
 
 import importlib.util
 from typing import Any

@@ -1,4 +1,4 @@
-"""The building process, with as much of TensorRT as it touches."""
+"""The build process on a partial stand-in for TensorRT."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""TensorRT's calibrators, with a stand-in for TensorRT: what it is given, and what is said when it does not take it.
+"""TensorRT's calibrators on a stand-in for TensorRT: their input, and errors if TensorRT ignores it.
 
 The real library is asked in tests/tensorrt86.
 """

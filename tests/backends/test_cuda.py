@@ -1,4 +1,4 @@
-"""Working on a CUDA device: with the real cuda-python on the stand-in driver, and with the stand-in for PyCUDA."""
+"""A CUDA device through cuda-python on a stand-in for the driver, and through a stand-in for PyCUDA."""
 
 from dataclasses import replace
 

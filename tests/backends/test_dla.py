@@ -1,4 +1,4 @@
-"""What Jetson's DLA takes, by NVIDIA's published limits."""
+"""The layers that Jetson's DLA takes, by NVIDIA's published limits."""
 
 import numpy as np
 import onnx

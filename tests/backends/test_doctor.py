@@ -1,4 +1,4 @@
-"""What doctor says of a library that is installed and cannot start."""
+"""The report of doctor on a library that is installed and cannot start."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Running engines, on the stand-ins for TensorRT and the CUDA driver; cuda-python is the real one."""
+"""Running engines on the stand-ins for TensorRT and the CUDA driver, with the real cuda-python."""
 
 import json
 

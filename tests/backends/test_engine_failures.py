@@ -1,4 +1,4 @@
-"""Engines that cannot be run, and failures while they run, on the stand-ins; cuda-python is the real one."""
+"""Engines that cannot run or fail while running, on the stand-ins, with the real cuda-python."""
 
 import pytest
 from engine_programs import PRELUDE, RTX, needs_cuda_python

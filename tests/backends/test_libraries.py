@@ -1,4 +1,4 @@
-"""The table of libraries; outside ``backends`` nothing decides by the name of one."""
+"""The table of libraries; code outside ``backends`` does not decide by a library's name."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""FP16 on the CPU: each result as NumPy rounds it to float16, bit for bit.
+"""FP16 on the CPU equals NumPy's rounding to float16, bit for bit.
 
 Sums are of so few bits that float32 holds them in any order, but FP16 does not.
 """

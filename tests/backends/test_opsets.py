@@ -1,4 +1,4 @@
-"""Which opset each parser reads: the table by version, and TensorRT-RTX's row held to its parser."""
+"""The newest opset of each parser, and TensorRT-RTX's row against its own parser."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""The activation plugins that are compiled ahead of time: every kernel through NVRTC, and what TensorRT is told."""
+"""Activation plugins compiled ahead of time: every kernel through NVRTC, and the calls to TensorRT."""
 
 from __future__ import annotations
 

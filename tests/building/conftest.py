@@ -1,4 +1,4 @@
-"""The tiny detector as files, with images and annotations."""
+"""Files of the tiny detector, with images and annotations."""
 
 import json
 

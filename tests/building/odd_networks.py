@@ -1,4 +1,4 @@
-"""Detectors of a few convolutions in which something is out of the ordinary, so that a whole build takes a moment."""
+"""Small detectors with unusual parts, which are built quickly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Detectors of random structure: what is in real ones, put together by a seed."""
+"""Detectors of random structure, from parts of real ones and a seed."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""The best plan within a bound: what is open to the choice, what is cheap, and what is refused before work begins."""
+"""The cheapest plan within a limit: its choices, its costs, and options that are refused before any work."""
 
 import json
 import re

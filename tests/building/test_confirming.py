@@ -1,4 +1,4 @@
-"""A guessed configuration is confirmed by detections, corrected where another reading is clearly better, or doubted."""
+"""A guessed configuration is confirmed or corrected by detections on images, or reported as uncertain."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What stays in FP16 without being asked for, from the options to the bundle."""
+"""Layers that stay in FP16 by default, from the options to the bundle."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The default plan of TensorRT-RTX is the fastest by the estimates of engines, and FP16 alone where none gains."""
+"""TensorRT-RTX's default plan is the fastest by estimates of engines, or FP16 alone if INT8 gains nothing."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""What a command is going to do, told before it is done; what it then does is what was told."""
+"""The forecast of a command lists the stages that the command then runs."""
 
 import json
 from dataclasses import replace

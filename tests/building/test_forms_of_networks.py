@@ -1,4 +1,4 @@
-"""The graph that strongly typed builders get for a real detector, in each form."""
+"""The graph for strongly typed builders, of a real detector, in each form."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What would exceed FP16's largest value on the calibration images runs in FP32, and a warning says so."""
+"""Layers whose values exceed FP16 on the calibration images run in FP32, with a warning."""
 
 import warnings
 from dataclasses import replace

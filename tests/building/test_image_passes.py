@@ -1,4 +1,4 @@
-"""The passes of a build over its images share what was decoded."""
+"""The passes of a build over its images share the decoded images."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where the input is checked: a wrong configuration is told of by calibrate and build, once and for all."""
+"""calibrate and build warn once of a wrong configuration."""
 
 import warnings
 

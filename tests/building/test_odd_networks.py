@@ -1,4 +1,4 @@
-"""Whatever a network is like, a whole build of it ends in a bundle that can be run, or says in one line why not."""
+"""A build of an unusual network gives a bundle that runs, or an error of one line."""
 
 from pathlib import Path
 

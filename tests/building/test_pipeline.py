@@ -1,4 +1,4 @@
-"""The parts of the pipeline that need no whole build: which images are taken, and what counts as done."""
+"""Parts of a build without a whole build: the selected images, and when a bundle is up to date."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The choices of a plan under a bound, and what its scores are."""
+"""Choices and scores of a plan within a limit."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Sweeps along the number of proposals of a two-stage detector."""
+"""Sweeps over the number of proposals of a two-stage detector."""
 
 import warnings
 from dataclasses import replace

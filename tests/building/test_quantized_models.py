@@ -1,4 +1,4 @@
-"""Models that are quantised already: their integers and scales are those of the bundle."""
+"""Bundles of models that are quantised already keep their integers and scales."""
 
 from dataclasses import replace
 

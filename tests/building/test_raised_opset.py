@@ -1,4 +1,4 @@
-"""The opset of a model that is to hold scales in FP16."""
+"""The opset of a model is raised for FP16 scales."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The INT8 form of a default build: nothing between Q and convolution, and little between convolution and Q."""
+"""The INT8 graph of a default build: nothing between Q/DQ and a convolution, and little before the next Q."""
 
 import importlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A build with --effort thorough: stopped, gone on with, and the same as if it had not been."""
+"""A build with --effort thorough that is stopped and resumed gives the same bundle."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is wrong with the options is an error before an image is decoded, a model is run or a file is written."""
+"""Wrong options are an error before an image is decoded, a model is run or a file is written."""
 
 import json
 from dataclasses import replace

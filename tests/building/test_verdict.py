@@ -1,4 +1,4 @@
-"""INT8 against FP16 after a build: the estimate, the bound on the speed, and the bundle that is shipped."""
+"""The comparison of INT8 with FP16 after a build: estimate, speed limit, and the shipped bundle."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""Each form of weight scales that a backend may be fastest with is built, and the engine that moves less is kept."""
+"""Each form of weight scales of a backend is built, and the engine with the least traffic is kept."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A detector of five convolutions, so that a whole build takes a moment."""
+"""A detector of five convolutions, which is built quickly."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TensorRT's calibration cache: what is written, what is read, and what is refused."""
+"""Writing and reading TensorRT's calibration cache, and errors of damaged caches."""
 
 import math
 

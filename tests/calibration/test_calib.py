@@ -1,4 +1,4 @@
-"""The pinned lists and the published ranges are those that the project itself makes."""
+"""The pinned image lists and the published ranges can be reproduced."""
 
 import pytest
 

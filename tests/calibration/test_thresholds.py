@@ -1,4 +1,4 @@
-"""Each rule against a second implementation: NumPy's percentile, or plain loops over the published definition."""
+"""Each threshold rule against a second implementation: NumPy's percentile, or plain loops over the definition."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""What is no mask of its image is named before a library rasterises it."""
+"""Invalid masks are refused before a library rasterises them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Commands that are killed while they work."""
+"""Kills commands while they work."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The error of INT8 against the number of calibration images, and the number that is enough."""
+"""The INT8 error by number of calibration images, and the number that is enough."""
 
 from dataclasses import replace
 from pathlib import Path

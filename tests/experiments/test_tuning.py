@@ -1,4 +1,4 @@
-"""The front of a model: its points and what they rest on; it goes on after a kill, and its points can be built."""
+"""The Pareto front of a model: its points, resuming after a kill, and builds of its points."""
 
 import json
 import shutil

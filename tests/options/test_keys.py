@@ -1,4 +1,4 @@
-"""Every option says how it enters the keys of a build, and takes effect in them from its stage on."""
+"""Every option declares how it enters the keys of a build, and changes them from its stage on."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What follows from the options of a plan: whether a ranking is needed, and whether estimates may choose."""
+"""When a plan's options need a ranking, and when estimates may choose the plan."""
 
 from pathlib import Path
 

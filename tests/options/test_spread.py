@@ -1,4 +1,4 @@
-"""How far an option reaches into the package: it is a row in trtdet/options, and few files read it from there."""
+"""Options are rows in trtdet/options, and few files read each of them."""
 
 import ast
 from collections.abc import Iterator

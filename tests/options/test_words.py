@@ -1,4 +1,4 @@
-"""The words of a command that a report shows give the options again that a bundle, a tune or a sweep was made with."""
+"""The command line in a report repeats the options of a bundle, a tune or a sweep."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""A model with the forms that the passes rewrite, and changes that damage a model."""
+"""A model with every form that the passes rewrite, and mutations that damage a model."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A batch that was fixed at export becomes the one that is asked for."""
+"""A batch that is fixed at export is changed to the requested batch."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""Graphs that end with the best detections, written as exporters write them: cut, and left alone."""
+"""Graphs that end with a selection of the best detections: which are cut, and which stay."""
 
 from typing import Any
 

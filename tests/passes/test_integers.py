@@ -1,4 +1,4 @@
-"""Operators on integers, as onnxruntime's quantiser writes them, become float layers and pairs."""
+"""Operators on integers from onnxruntime's quantiser become float layers with Q/DQ pairs."""
 
 import nets
 import numpy as np

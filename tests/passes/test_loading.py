@@ -1,4 +1,4 @@
-"""What a model must be to be loaded, and what is corrected while loading it."""
+"""Requirements on a model that is loaded, and corrections while loading."""
 
 from contextlib import nullcontext
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each node before and after, run by onnxruntime with its own graph optimisations off."""
+"""Each lowered node computes the same in onnxruntime, without its graph optimisations."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Damaged models: whatever is wrong with one, loading and rewriting it succeed or say so in an error of trtdet."""
+"""Loading and rewriting a damaged model succeeds or raises an error of trtdet."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The plugin operators: what ONNX infers of them, and what a CPU computes for them, against their contract in NumPy."""
+"""Plugin operators: ONNX's shape inference, and the CPU form against NumPy."""
 
 from typing import Any
 

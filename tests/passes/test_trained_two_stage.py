@@ -1,4 +1,4 @@
-"""A Mask R-CNN that was trained: images of the shapes, and what torchvision itself finds on them.
+"""A trained Mask R-CNN gives torchvision's detections on images of shapes.
 
 tests/fixtures/shapes_rcnn has the model in the form of either exporter; scripts of benchmarks/fixtures made it.
 """

@@ -1,4 +1,4 @@
-"""torchvision's two-stage detectors, in the form of either exporter; benchmarks/fixtures/two_stage.py made them."""
+"""torchvision's two-stage detectors from both exporters; benchmarks/fixtures/two_stage.py made the files."""
 
 import json
 from collections import Counter

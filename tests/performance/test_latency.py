@@ -1,4 +1,4 @@
-"""Timing with runners whose times are known: nothing here depends on how fast the machine is."""
+"""Timing with simulated runners of known times, so that the machine's speed does not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of layers whose times are known, and onnxruntime's trace."""
+"""Profiles of simulated layers with known times, and onnxruntime's trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the cheapest plan within a bound: few measurements, other images to report on, the upper end kept."""
+"""The search for the cheapest plan within a limit: number of measurements, other images to verify, interval ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

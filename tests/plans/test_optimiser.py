@@ -1,4 +1,4 @@
-"""The integer program: the optimum by brute force, at any bound, with costs that neighbours have together."""
+"""The integer program gives the optimum of a brute-force search, at any limit and with costs of neighbours."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The models, weights and ranges of tests of quantisation, and what they look up in the models that it writes."""
+"""Models, weights and ranges for the tests of quantisation, and searches in quantised models."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Channel maps as Q/DQ pairs: written, folded and padded, they mean what they say."""
+"""Channel maps as Q/DQ pairs keep the function, also where they are folded or padded."""
 
 import numpy as np
 import onnx

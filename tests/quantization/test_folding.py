@@ -1,4 +1,4 @@
-"""A factor a channel goes into what makes the tensor, and changes nothing but the tensor."""
+"""A factor per channel is folded into the layers before a tensor and changes no other tensor."""
 
 from dataclasses import replace
 from typing import Any

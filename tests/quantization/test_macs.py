@@ -1,4 +1,4 @@
-"""Multiply-adds counted from the shapes in a model."""
+"""Multiply-adds, counted from the shapes in a model."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""Faults planted in the pairs of a model, and whether they are found."""
+"""Each kind of fault in the Q/DQ pairs of a model is found."""
 
 import nets
 import numpy as np

@@ -1,4 +1,4 @@
-"""INT8 through the plugin's activations: the steps are those of the ranges, and the numbers those of plain NumPy."""
+"""INT8 input and output of plugin activations: steps from the ranges, values as computed by NumPy."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Products with a constant matrix as layers: what of them is quantised, how it is written, what is folded into it."""
+"""Products with a constant matrix as layers: which are quantised, their Q/DQ pairs, and folding into them."""
 
 from dataclasses import replace
 from typing import Any

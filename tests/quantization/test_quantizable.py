@@ -1,4 +1,4 @@
-"""What TensorRT may quantise by itself, and what it is told to leave in float."""
+"""The nodes that TensorRT may quantise by itself, and those that must stay in float."""
 
 import nets
 import numpy as np

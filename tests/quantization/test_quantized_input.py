@@ -1,4 +1,4 @@
-"""What is taken of models that are quantised already, and what is refused."""
+"""Models that other tools quantised: their integers and scales are kept, or an error says why not."""
 
 from typing import Any
 

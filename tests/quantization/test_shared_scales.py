@@ -1,4 +1,4 @@
-"""Tensors that values are only moved between share a scale where their ranges are close."""
+"""Tensors between which values only move share a scale if their ranges are close."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""One weight scale a tensor with the channels' ratios outside is the same function as one a channel."""
+"""One weight scale per tensor with the channels' ratios outside computes the same as one scale per channel."""
 
 import numpy as np
 import onnx

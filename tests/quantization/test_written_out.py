@@ -1,4 +1,4 @@
-"""Normalisations and attentions are found by their form, whatever stands between that only changes types."""
+"""Decomposed normalisations and attentions are found, also with type changes in between."""
 
 import nets
 import numpy as np

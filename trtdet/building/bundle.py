@@ -191,7 +191,7 @@ def _manifest(build: CheckedBuild, engine: Engine, seen: Plausibility | None) ->
 
 
 def _parts(config: Config) -> DetectionParts | None:
-    """What the detector gives beside boxes; None for plain boxes and for two-stage masks."""
+    """Masks, keypoints and rotated boxes of a one-stage detector; None for boxes alone."""
     head = config.head
     if not head.has_parts:
         return None

@@ -60,7 +60,7 @@ class BuildNetwork:
     precision: Precision  # the lowest precision that the engine may use
     plan: PrecisionPlan
     precisions: Mapping[str, str] = field(default_factory=dict)
-    """Of nodes that stay out of INT8, by node name, for weakly typed networks."""
+    """``fp16`` or ``fp32`` by name of each node that stays out of INT8, for weakly typed networks."""
     implicit: Implicit | None = None  # ranges of a model without Q/DQ nodes
     cache: str = ""  # the ranges as text of a calibration cache
     prepared: Prepared | None = None  # None for float networks and for the user's calibration cache

@@ -151,7 +151,7 @@ def as_given(graph: PlacedGraph, selected: Selection) -> Calibrated:
 
 
 def without_histograms(graph: PlacedGraph, selected: Selection, rule: str, tensors: Mapping[str, Range]) -> Calibrated:
-    """These ranges, which no image was run for; ``rule`` names where they are from."""
+    """Ranges without calibration images; ``rule`` names their source."""
     images, source = selected.sha256, graph.model.graph.input[0].name
     ranges = Ranges(rule, None, tensors, key="", images=0, images_sha256=images)
     collection = Collection({}, key="", images=0, images_sha256=images, source=source)

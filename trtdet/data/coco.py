@@ -184,7 +184,7 @@ class CocoDataset:
 
     @cached_property
     def _masks_problem(self) -> str:
-        """What is wrong with the first mask that is none; empty if all are masks. They are read once."""
+        """The problem of the first invalid mask; empty if all are valid. The masks are read once."""
         sizes = {image.id: (image.width, image.height) for image in self.images}
         masks = () if self.truth.segmentations is None else self.truth.segmentations
         for image_id, mask in zip(self.truth.image_ids.tolist(), masks, strict=True):

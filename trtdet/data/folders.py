@@ -17,8 +17,8 @@ IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif
 def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Path, ...]:
     """The images of a folder, sorted by name and without subfolders, or those of a list, in its order.
 
-    A list is a ``.txt`` file with a file name a line, relative to ``root`` (None: the folder of the list). Blank lines
-    and lines that start with ``#`` are skipped.
+    A list is a ``.txt`` file with one file name per line, relative to ``root`` (None: the folder of the list). Blank
+    lines and lines that start with ``#`` are skipped.
 
     Raises:
         DataError: the source does not exist or has no images, or files of the list are missing.
@@ -48,11 +48,11 @@ def find_images(source: Path | str, root: Path | str | None = None) -> tuple[Pat
         lines = [line.strip() for line in source.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"image list '{source}' cannot be read: {error}; write one file name a line, in UTF-8"
+            f"image list '{source}' cannot be read: {error}; write one file name per line, in UTF-8"
         ) from None
     names = [line for line in lines if line and not line.startswith("#")]
     if not names:
-        raise DataError(f"image list '{source}' names no file; write one file name a line")
+        raise DataError(f"image list '{source}' names no file; write one file name per line")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"image list '{source}' names {len(twice)} files twice: {first_names(twice)}; name each once")

@@ -46,7 +46,7 @@ class ImageTransform:
     pad_x: int
     pad_y: int
     width: int
-    """Of the original image, in pixels."""
+    """Width of the original image, in pixels."""
     height: int
 
     def to_image(self, boxes: ArrayLike) -> NDArray[np.float32]:
@@ -203,7 +203,7 @@ def normalise(
 
 @functools.lru_cache(maxsize=32)
 def _tables(config: InputConfig) -> NDArray[np.float32]:
-    """float32 (3, 256): the normalised value of each 8-bit value, one row a channel."""
+    """float32 (3, 256): the normalised value of each 8-bit value, one row per channel."""
     values = np.arange(256, dtype=np.float64)
     rows = [(values * config.scale - mean) / std for mean, std in zip(config.mean, config.std, strict=True)]
     return np.array(rows, dtype=np.float32)
@@ -211,7 +211,7 @@ def _tables(config: InputConfig) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, eq=False)
 class Overlay:
-    """What a picture shows of a detection beside its box, name and score."""
+    """What is drawn of a detection besides its box, name and score."""
 
     mask: NDArray[np.bool_] | None = None
     """bool (H, W): pixels that are coloured."""

@@ -98,7 +98,7 @@ class CommandRun:
 
     @property
     def percentile(self) -> float:
-        """Of the calibration rule. Raises ConfigError: the options have none."""
+        """Percentile of the calibration rule, in percent. Raises ConfigError: the options have no rule."""
         try:
             return rule_percentile(self.options.get("build", self.options)["calibration"]["rule"])
         except (TypeError, LookupError, AttributeError, ValueError):

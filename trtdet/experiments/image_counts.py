@@ -90,7 +90,7 @@ class ImageCurve:
         return enough_images({p.images: [p.corrected] for p in self.points if p.corrected is not None})
 
     def sentences(self) -> tuple[str, ...]:
-        """What the curve says, and what it covers."""
+        """Advice on the number of images, and what the curve covers."""
         subjects = [(f"ranges of {self.rule}", self.enough)]
         if self.points[0].corrected is not None:
             subjects.append((f"corrections of --effort {self.effort}", self.enough_corrected))

@@ -52,7 +52,7 @@ def cut(graph: gs.Graph, options: Options) -> Options:
 
 
 class _Best(NamedTuple):
-    """What a selection chooses from: boxes (B, N, 4), scores (B, N, C) and parts, and its K, None if computed."""
+    """The inputs of a selection: boxes (B, N, 4), scores (B, N, C) and parts; and its K, None if computed."""
 
     boxes: gs.Tensor
     scores: gs.Tensor

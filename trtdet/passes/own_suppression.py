@@ -90,7 +90,7 @@ class OwnSuppression:
 
     @property
     def background_column(self) -> Literal["none", "first", "last"]:
-        """As the key ``head.background``."""
+        """The column as a value of the key ``head.background``."""
         return "none" if self.background < 0 else "last" if self.background else "first"
 
     @property

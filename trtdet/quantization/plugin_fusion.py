@@ -3,7 +3,7 @@
 In a graph with Q/DQ pairs an activation of the plugin library absorbs its neighbours:
 
 - behind it: channel map and step become its ``factor`` and ``offset``, and it writes INT8;
-- before it: an INT8 convolution's output has a step a channel, ``step * r_c``. ``1 / r_c`` goes exactly into the
+- before it: an INT8 convolution's output has one step per channel, ``step * r_c``. ``1 / r_c`` goes exactly into the
   convolution's weight scales and bias, so its output needs one step, and ``input_scale`` restores the channels.
 
 No other node may read the float tensors. If a sum reads an activation's output, the activation writes float, with the
@@ -169,7 +169,7 @@ def _quantized(graph: gs.Graph, tensor: gs.Tensor, reader: gs.Node) -> _End | st
             return f"'{output.name}' on the way to Q is read elsewhere as well"
         tensor, reader = output, output.outputs[0]
     if reader.inputs[0] is not tensor or reader.inputs[1].values.size != 1:
-        return f"QuantizeLinear '{reader.name}' has a step a channel"
+        return f"QuantizeLinear '{reader.name}' has a step per channel"
     return _End(reader, factor=factor, offset=offset, pads=pads)
 
 

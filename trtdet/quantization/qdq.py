@@ -1,6 +1,6 @@
 """Q/DQ pairs in the form that TensorRT accepts: symmetric INT8, zero point 0, float bias.
 
-Activations have one scale a tensor. Weights have one scale an output channel, or one scale a tensor with the channels'
+Activations have one scale per tensor. Weights have one scale per output channel, or one per tensor with the channels'
 ratios after the layer, see :mod:`trtdet.quantization.weight_forms`. All readers of a tensor share one pair.
 
 With a channel map, ``scale * x`` is quantised. The map is folded into the layers before, see

@@ -46,7 +46,7 @@ class Simulator(Protocol):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where calibration data comes from."""
+    """Calibration images, and how models run on them."""
 
     images: Sequence[Path]  # calibration images, in any order
     preprocess: InputConfig

@@ -1,4 +1,4 @@
-"""Gradients written as ONNX nodes are those that torch computes, operator by operator and through a whole detector."""
+"""Gradients written as ONNX nodes equal those of torch, for each operator and for a whole detector."""
 
 from typing import Any
 

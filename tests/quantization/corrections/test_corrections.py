@@ -1,4 +1,4 @@
-"""The registry of corrections, from images to what is written, and the gate that keeps what helps."""
+"""The registry of corrections, their results from images, and the gate that keeps improvements."""
 
 import warnings
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Corrections of products in FP8: weights and biases, judged like those of INT8, and nothing FP8 has no use for."""
+"""Corrections of FP8 products: weights and biases are corrected, ranges and channel maps are not."""
 
 import ml_dtypes
 import numpy as np

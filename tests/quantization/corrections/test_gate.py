@@ -1,4 +1,4 @@
-"""The gate over whole networks: what it keeps, and how sure it says it is."""
+"""The gate compares whole networks: its choice, and its confidence."""
 
 from dataclasses import replace
 

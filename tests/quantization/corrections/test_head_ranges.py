@@ -1,4 +1,4 @@
-"""Ranges and channel maps by what they do to the detections."""
+"""Ranges and channel maps, chosen by their effect on the detections."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The whole INT8 network learned by what it does to the detections."""
+"""Learning a whole INT8 network by its effect on the detections."""
 
 from dataclasses import replace
 from typing import Any

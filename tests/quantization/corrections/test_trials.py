@@ -1,4 +1,4 @@
-"""The criterion by which a layer's trials are compared, as docs/accuracy.md describes it."""
+"""The criterion that compares the trials of a layer, as docs/accuracy.md describes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The torch form of a model computes what onnxruntime computes, operator by operator and as a whole."""
+"""The torch form of a model gives onnxruntime's results, for each operator and for whole models."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The error of detections and what is beside them in torch: that of NumPy, with gradients."""
+"""The detection error in torch equals that in NumPy, and has gradients."""
 
 from typing import Any
 

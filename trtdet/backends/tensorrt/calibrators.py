@@ -25,7 +25,7 @@ CALIBRATORS = {
 """TensorRT's own calibrators, by calibration rule."""
 
 _CUTOFF = 1.0
-"""Where the percentile calibrator starts to extrapolate, as a share of the largest value; 1 disables that. This and the
+"""Share of the largest value from which the percentile calibrator extrapolates; 1 disables that. This and the
 quantile 0.9999 are from NVIDIA's BERT demo (NVIDIA/TensorRT, release/8.6, ``demo/BERT/helpers/calibrator.py``)."""
 
 _WORDS = (

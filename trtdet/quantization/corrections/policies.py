@@ -177,7 +177,7 @@ def worst(sites: Sequence[Site]) -> frozenset[str]:
 
 
 def choose(site: Site, policy: str, chosen: Collection[str] = ()) -> Choice:
-    """What a policy chooses, see :data:`POLICIES`; ``chosen`` are the tensors that ``few`` maps."""
+    """The choice of a policy, see :data:`POLICIES`; ``chosen`` are the tensors that ``few`` maps."""
     rule = min(site.rules, key=lambda trial: trial.loss())
     maps = site.worthwhile()
     if policy == "textbook" or (policy == "few" and site.tensor not in chosen):

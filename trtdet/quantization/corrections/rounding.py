@@ -51,8 +51,8 @@ def compensated(
     This lowers ``(W - Q) covariance (W - Q)^T``, the variance of the output error; ``bias`` compensates its mean.
     Source: Frantar et al. 2023, "OPTQ" (GPTQ), arXiv:2210.17323, with columns in order of falling variance.
 
-    ``rows`` are float64 (groups, out, D), the weights, one matrix a group; ``scales`` float32 (groups, out), one a row;
-    ``covariance`` is float64 (groups, D, D), of the input's windows. Raises numpy.linalg.LinAlgError if it is not
+    ``rows`` are float64 (groups, out, D), the weights, one matrix per group; ``scales`` float32 (groups, out), one per
+    row; ``covariance`` is float64 (groups, D, D), of the input's windows. Raises numpy.linalg.LinAlgError if it is not
     positive definite, even with damping.
     """
     power = np.einsum("gii->gi", covariance)
