@@ -18,7 +18,7 @@ from trtdet.errors import ConfigError, ModelError
 from trtdet.evaluation.guessing import guess_config
 from trtdet.exporter.forms import no_detector
 from trtdet.passes import load_model
-from trtdet.passes.exported import said
+from trtdet.passes.exported import changes_of
 from trtdet.runtime.detector import Detector
 
 CLASSES = 5
@@ -322,7 +322,7 @@ def test_an_input_of_another_form_becomes_one(saved, form):
         model = rows
     before = _run(model, fed)
     loaded = load_model(saved(model))
-    assert len(said(loaded)) == 1
+    assert len(changes_of(loaded)) == 1
     if form == "own transpose":  # undone rather than done twice
         orders = [list(each.ints) for node in loaded.graph.node for each in node.attribute if each.name == "perm"]
         assert [0, 3, 1, 2] not in orders
@@ -355,7 +355,7 @@ def test_a_loop_over_one_image_is_written_out(saved):
     (before,) = _run(model, image)
     loaded = load_model(saved(model))
     assert "Loop" not in {node.op_type for node in loaded.graph.node}
-    assert said(loaded)[0] == "the loop over the images of the batch, which has one image, is written out"
+    assert changes_of(loaded)[0] == "the loop over the images of the batch, which has one image, is written out"
     (after,) = _run(loaded, image.transpose(0, 3, 1, 2).astype(np.float32))
     np.testing.assert_array_equal(after, before)
     np.testing.assert_array_equal(after, image.transpose(0, 3, 1, 2))

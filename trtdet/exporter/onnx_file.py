@@ -28,7 +28,7 @@ from trtdet.exporter.forms import TASKS, form_of, no_detector
 from trtdet.exporter.trials import resized
 from trtdet.passes import CutOff, Options, batch, clean, cut_off, load_model, two_stage
 from trtdet.passes.base import explained
-from trtdet.passes.exported import SIZES, WHOLE_PIXELS, images, resized_to, said
+from trtdet.passes.exported import SIZES, WHOLE_PIXELS, changes_of, images, resized_to
 from trtdet.passes.input_size import with_input_size
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.protobuf import add_metadata, metadata, sizes_of
@@ -107,7 +107,7 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     refusal = no_detector(notes, (), size)
     if refusal is not None:
         raise ModelError(f"model '{path}' is not taken: {refusal[0]}", refusal[1])
-    whole = WHOLE_PIXELS in said(model)
+    whole = WHOLE_PIXELS in changes_of(model)
     cut = cut_off(model)
     maps = before_flattening(model) if cut is None else None
     source = maps or (model if cut is None else cut.model)
@@ -145,7 +145,7 @@ def guess(path: Path, model: onnx.ModelProto, options: ExportOptions) -> tuple[C
     if whole:
         pixels = config.input.model_copy(update=_AS_THEY_ARE)
         config = config.model_copy(update={"input": pixels})
-    return config, "; ".join((note, *said(model)))
+    return config, "; ".join((note, *changes_of(model)))
 
 
 def _single_image(path: Path, model: onnx.ModelProto) -> tuple[str, list[int]]:
@@ -221,7 +221,7 @@ def _guessed_as_exported(
 ) -> tuple[Config, str]:
     """The configuration of a model, or of what is left of it after ``cut``, by its outputs on images."""
     form, names, input_name = form_of(model), class_names(model), images(model)[0].name
-    whole = WHOLE_PIXELS in said(model)
+    whole = WHOLE_PIXELS in changes_of(model)
     if cut is None and (form is None or form.name != "RF-DETR or LW-DETR"):
         return guessed(outputs, size, path.stem, input_name=input_name, classes=names, whole_pixels=whole)
     family = load_config(form.family if form is not None else "yolov8")

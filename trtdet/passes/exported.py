@@ -2,7 +2,7 @@
 
 Exporters write other inputs: sizes beside the image, FP16, whole pixels (uint8), channels last, no batch dimension, or
 a loop over the images of the batch. ``STEPS`` replaces each of these before anything else reads the model. Results stay
-the same, except that FP16 arithmetic becomes float32. The model's metadata keep what was changed, see :func:`said`.
+the same, except that FP16 arithmetic becomes float32. :func:`changes_of` lists the changes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def unwrapped(model: onnx.ModelProto) -> onnx.ModelProto:
     return changed
 
 
-def said(model: onnx.ModelProto) -> list[str]:
+def changes_of(model: onnx.ModelProto) -> list[str]:
     """The changes by :func:`unwrapped`, a sentence each."""
     notes: list[str] = json.loads(metadata(model).get(KEY, "[]"))
     return notes

@@ -150,7 +150,7 @@ def lower_on(first: HeadError, other: HeadError) -> tuple[int, int]:
     return int((_distance(own) < _distance(its)).sum()), len(own)
 
 
-def sureness(first: HeadError, other: HeadError) -> float:
+def confidence(first: HeadError, other: HeadError) -> float:
     """Confidence that the first model's error is lower than the other's on the same images, 0..1.
 
     A paired randomisation test of the distance (Fisher, The Design of Experiments, 1935, section 21). If the models
@@ -172,7 +172,7 @@ def sureness(first: HeadError, other: HeadError) -> float:
 
 
 def fewest_images(sure: float) -> int:
-    """Number of images with detections that :func:`sureness` needs for this value if all of them agree."""
+    """Number of images with detections that :func:`confidence` needs for this value if all of them agree."""
     return math.ceil(-math.log2(1 - sure))
 
 

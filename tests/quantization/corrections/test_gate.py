@@ -9,7 +9,7 @@ from models import head_error, judged_by
 from trtdet.quantization import insert_qdq, place
 from trtdet.quantization.corrections import gate
 from trtdet.quantization.corrections.gate import QuantizedForm, Task, Verdict, compare
-from trtdet.quantization.head_error import fewest_images, lower_on, sureness
+from trtdet.quantization.head_error import confidence, fewest_images, lower_on
 from trtdet.quantization.sources import held_back
 
 
@@ -60,7 +60,7 @@ def test_the_least_error_is_kept(task, monkeypatch, distances, kept, said):
     same = "0.3000 -> 0.3000" in said or len(distances) == 1
     counts = f"on {0 if same else 6} of 6 where anything is detected, {0 if same else 98} % sure"
     assert sentence.startswith(f"error at the head {said} {counts}; detections agree by ")
-    assert sureness(verdict.errors[kept], verdict.errors[0]) == pytest.approx(0 if same or kept == 0 else 63 / 64)
+    assert confidence(verdict.errors[kept], verdict.errors[0]) == pytest.approx(0 if same or kept == 0 else 63 / 64)
     assert verdict.doubt() == ""
 
 
@@ -91,8 +91,8 @@ def test_of_two_that_the_images_cannot_tell_apart_the_simpler_is_kept(by_image, 
 
 def test_as_many_images_make_it_as_sure_as_chance_allows():
     for count in (1, 2, 3, 5, 7):
-        assert sureness(head_error(*[0.1] * count), head_error(*[0.2] * count)) == pytest.approx(1 - 0.5**count)
-    assert sureness(head_error(*[0.1] * 40), head_error(*[0.2] * 40)) > 0.999
+        assert confidence(head_error(*[0.1] * count), head_error(*[0.2] * count)) == pytest.approx(1 - 0.5**count)
+    assert confidence(head_error(*[0.1] * 40), head_error(*[0.2] * 40)) > 0.999
     assert [fewest_images(sure) for sure in (0.5, 0.9, 0.95, 0.99)] == [1, 4, 5, 7]
     assert lower_on(head_error(0.1, 0.1, 0.3), head_error(0.2, 0.2, 0.2)) == (2, 3)
 
@@ -108,23 +108,23 @@ def test_sureness_is_that_of_the_pooled_error():
         pooled.append(np.sqrt(sum(two)) - np.sqrt(sum(one)))
     expected = 1 - np.mean([gain >= pooled[0] - 1e-9 for gain in pooled])
     assert 0 < expected < 0.9
-    assert sureness(first, other) == pytest.approx(expected)
-    assert sureness(first, first) == 0
-    assert sureness(other, first) == pytest.approx(1 - np.mean([-gain >= -pooled[0] - 1e-9 for gain in pooled]))
+    assert confidence(first, other) == pytest.approx(expected)
+    assert confidence(first, first) == 0
+    assert confidence(other, first) == pytest.approx(1 - np.mean([-gain >= -pooled[0] - 1e-9 for gain in pooled]))
 
 
 def test_images_on_which_nothing_is_detected_say_nothing():
     quiet = head_error(0.0, 0.0, weight=0.01)
-    assert sureness(quiet, quiet) == 0
+    assert confidence(quiet, quiet) == 0
     assert lower_on(quiet, quiet) == (0, 0)
     few = [head_error(0.1, 0.1), head_error(0.2, 0.2)]
     for error in few:
         empty = np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)
         error.update(empty, empty)
-    assert sureness(*few) == pytest.approx(0.75)
+    assert confidence(*few) == pytest.approx(0.75)
     assert lower_on(*few) == (2, 2)
 
 
 def test_other_images_cannot_be_compared():
     with pytest.raises(ValueError, match="2 and 3 images are not the same images"):
-        sureness(head_error(0.1, 0.1), head_error(0.1, 0.1, 0.1))
+        confidence(head_error(0.1, 0.1), head_error(0.1, 0.1, 0.1))

@@ -17,7 +17,7 @@ import onnx
 from trtdet.calibration import Ranges, expose
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.head_ranges import Start
-from trtdet.quantization.head_error import HeadError, chooses_rows, fewest_images, lower_on, sureness
+from trtdet.quantization.head_error import HeadError, chooses_rows, confidence, fewest_images, lower_on
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.plugin_fusion import requantize
 from trtdet.quantization.qdq import Corrections, insert_qdq
@@ -81,7 +81,7 @@ class Verdict:
         simpler = []
         for index, error in enumerate(self.errors):
             near = error.distance <= (_MUCH if index else _STANDING) * best.distance
-            if detected and self.nodes[index] < self.nodes[least] and near and sureness(best, error) < _SURE:
+            if detected and self.nodes[index] < self.nodes[least] and near and confidence(best, error) < _SURE:
                 simpler.append(index)
         return min(simpler, key=lambda index: (self.nodes[index], self.errors[index].distance), default=least)
 
@@ -97,12 +97,12 @@ class Verdict:
         figures = (
             f"error at the head {before.distance:.4f} -> {after.distance:.4f} on {len(before.by_image)} images held "
             f"back, {'lower' if gained else 'higher'} on {lower} of {detected} where anything is detected, "
-            f"{int(100 * sureness(*pair))} % sure; detections agree by {100 * before.agreement:.1f} % "
+            f"{int(100 * confidence(*pair))} % sure; detections agree by {100 * before.agreement:.1f} % "
             f"before, {100 * after.agreement:.1f} % after"
         )
         if kept == least:
             return (figures,)
-        more, sure = self.nodes[least] - self.nodes[kept], sureness(self.errors[least], self.errors[kept])
+        more, sure = self.nodes[least] - self.nodes[kept], confidence(self.errors[least], self.errors[kept])
         left_out = f"{self.forms[least].name}, error {self.errors[least].distance:.4f} for {more} nodes more"
         return (f"left out: {left_out}, {int(100 * sure)} % sure", figures)
 
