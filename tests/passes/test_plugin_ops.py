@@ -138,7 +138,7 @@ def test_a_plugin_in_a_branch_is_found_and_lowered(net, normal):
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
-        ({"factor": [1.0, 2.0]}, r"has 2 values for a channel each, its input has 3 channels"),
+        ({"factor": [1.0, 2.0]}, r"has 2 values in factor, but its input has 3 channels"),
         ({"output_type": 7}, r"output_type is 7; allowed: -1 as the input, 0 float32, 1 float16, 2 int8"),
     ],
 )

@@ -85,7 +85,7 @@ class Candidate:
 
     @property
     def model(self) -> str:
-        """Its ONNX file."""
+        """File name of the candidate's model."""
         return f"{self.name}.onnx"
 
 

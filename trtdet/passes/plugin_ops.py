@@ -105,8 +105,8 @@ def _lowered(node: onnx.NodeProto, source: onnx.TypeProto.Tensor | None) -> list
         channels = shape[1].dim_value if len(shape) > 1 else 0
         if len(shape) < 2 or channels not in (0, numbers.size):
             raise ModelError(
-                f"{title} has {numbers.size} values for a channel each, its input has "
-                f"{channels if len(shape) > 1 else 'no'} channels; give 1 or as many as there are channels"
+                f"{title} has {numbers.size} values in {attribute}, but its input has "
+                f"{channels if len(shape) > 1 else 'no'} channels; give one value, or one for each channel"
             )
         return write(op, tensor, write.const(numbers.reshape(-1, *[1] * (len(shape) - 2)), np.float32))
 

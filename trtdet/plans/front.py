@@ -176,7 +176,7 @@ class Search:
     """Inputs of a search within an accuracy limit."""
 
     start: Problem  # the choices and their costs, without errors
-    # Gives the same with errors; not called if the cheapest plan is clearly within the limit.
+    # Returns the problem with errors; not called if the cheapest plan is clearly within the limit.
     ranked: Callable[[], Problem]
     macs: dict[str, int]  # multiply-adds of each convolution per image, by name
     unit: str  # of the costs

@@ -146,7 +146,7 @@ class _Program:
         self._problem = problem
         self._choices: dict[str, list[PrecisionChoice]] = {name: [] for name in problem.choices}
         for name, kept in self._choices.items():
-            # Without choices that are no better in error and cost than another of the same precision.
+            # Choices that another of the same precision equals or beats in both error and cost are left out.
             for choice in sorted(problem.choices[name], key=lambda choice: (choice.error, choice.cost)):
                 if not any(other.half == choice.half and other.cost <= choice.cost for other in kept):
                     kept.append(choice)

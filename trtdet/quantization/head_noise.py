@@ -327,7 +327,7 @@ def _signs(tape: Tape, like: gs.Tensor, seed: int) -> gs.Variable:
     if tape.opset <= _LAST_RANDOM:
         drawn = tape("RandomUniformLike", like, low=-1.0, high=1.0, seed=float(seed), dtype=onnx.TensorProto.FLOAT)
         return tape("Where", tape("Less", drawn, np.float32(0)), np.float32(-1), np.float32(1))
-    # The middle-square idea modulo a prime, on the elements' numbers.
+    # A hash of each element's number: multiplied, squared and multiplied again, modulo the prime 2^31 - 1.
     prime = np.int64(2**31 - 1)
     mixed = tape("Mod", tape("Mul", tape("Add", tape.numbered(like), np.int64(seed)), np.int64(48271)), prime)
     mixed = tape("Mod", tape("Mul", tape("Mod", tape("Mul", mixed, mixed), prime), np.int64(69621)), prime)

@@ -32,7 +32,7 @@ def _sizes(tensor: gs.Tensor, what: str) -> tuple[int, ...]:
 
 
 def _conv(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
-    """Of the input only: a convolution with flipped weights, or a transposed convolution."""
+    """The gradient of the input alone: a convolution with flipped weights, or a transposed convolution."""
     x, weight = node.inputs[:2]
     size, written = (_sizes(tensor, node.op)[2:] for tensor in (x, node.outputs[0]))
     kernel, group = _sizes(weight, "a weight")[2:], int(node.attrs.get("group", 1))
@@ -359,7 +359,10 @@ def _layer_norm(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 
 
 def _arithmetic(each: Callable[..., tuple[Any, Any]]) -> Derivative:
-    """Of an operator on two broadcast tensors. ``each`` takes the tape, both tensors, the result and its gradient."""
+    """The derivative of an operator on two broadcast tensors.
+
+    ``each`` takes the tape, both tensors, the result and its gradient, and returns the gradients of both tensors.
+    """
 
     def derivative(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
         y = node.outputs[0]
@@ -406,8 +409,11 @@ def _prelu(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
 
 
 def _each(factor: Callable[..., Any], **defaults: float) -> Derivative:
-    """Of an element-wise function. ``factor`` takes the tape, the input, the output, and the attributes with these
-    defaults, and returns the factor of the gradient."""
+    """The derivative of an element-wise function.
+
+    ``factor`` takes the tape, the input, the output, and the attributes with these defaults; it returns the factor of
+    the gradient.
+    """
 
     def derivative(tape: Tape, node: gs.Node, slopes: Slopes) -> Sequence[Any]:
         settings = [np.float32(node.attrs.get(key, value)) for key, value in defaults.items()]

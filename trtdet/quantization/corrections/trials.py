@@ -53,7 +53,7 @@ class Trial:
     roundings: dict[str, list[Rounding]] = field(default_factory=dict)  # by convolution, rounding to nearest first
     # By window, the sum of the quantised samples.
     means: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
-    # The same, mapped and clipped, but not rounded.
+    # By window, the sum of the samples that are mapped and clipped, but not rounded.
     inside: dict[Window, NDArray[np.floating]] = field(default_factory=dict)
     # By convolution, float64 (roundings, offsets): see :meth:`Site.add_errors`.
     errors: dict[str, NDArray[np.float64]] = field(default_factory=dict)
