@@ -186,7 +186,7 @@ print(alive())
     assert "Cannot find plugin: TRT_SiLU" in said[0]
     assert said[0].endswith("give the library that has the plugin with --set engine.plugins=LIBRARY when building")
     assert said[1].startswith("the engine needs the plugin library")
-    assert said[1].endswith("no.so', which does not exist")
+    assert said[1].endswith("no.so', which does not exist; put it there")
     assert "text.so" in said[2]
     assert said[3] == "[0, 0, 0, 0, 0, 0]"
 

@@ -86,7 +86,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "no.json",
     ),
     "plan that does not exist": ({"keep_fp16": Path("no.json")}, "does not exist"),
-    "plan of another model": ({"keep_fp16": Path("p.json")}, "p.json': the plan is of another model"),
+    "plan of another model": (
+        {"keep_fp16": Path("p.json")},
+        "p.json': the plan is of another model: .*; start from the plan.json of a bundle",
+    ),
     "nothing in INT8 to keep out of it": (
         {"precision": "fp16", "max_latency": 1.0},
         "is about INT8; leave it out with --fp16",

@@ -181,7 +181,9 @@ def test_an_input_that_does_not_fit_is_an_error(net, applied, text, message):
 
 
 def test_the_input_that_is_named_must_exist_and_be_the_only_one(net, configure, applied):
-    with pytest.raises(ModelError, match=r"key 'input\.name' is 'images' but the model's inputs are x$"):
+    with pytest.raises(
+        ModelError, match=r"key 'input\.name' is 'images' but the model's inputs are x; give one of them$"
+    ):
         applied(clean, net(PLAIN), configure(input={"name": "images"}))
     applied(clean, net(PLAIN), configure(input={"name": "x"}))
     model = net("(float[1,3,8,8] x, float[1] s) => (float[1,3,8,8] y) {y = Mul(x, s)}")

@@ -363,6 +363,10 @@ def test_proposals_are_limited_by_the_configuration(exported):
         ({"classes": ["a", "b"]}, "has 11 columns, and 'classes' lists 2; expected are 2, or 3 with the background"),
         ({"head": {"decode": "detections", "outputs": ["scores", "labels", "boxes"]}}, r"boxes \(n, 4\), labels"),
         ({"head": {"decode": "detections", "outputs": ["boxes", "scores"]}}, "expected are boxes"),
+        (
+            {"head": {"decode": "detections", "outputs": ["boxes", "labels", "score"]}},
+            "names 'score', which the model does not have; name the outputs for boxes, labels and scores",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(exported, changed, words):

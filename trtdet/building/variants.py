@@ -222,7 +222,10 @@ def load_prepared(
     ranged = calibrated(graph, calibration, selected, progress=progress)
     meta, corrections = _read_corrected(folder / CORRECTED)
     if meta.key != key:
-        raise ConfigError(f"'{folder / CORRECTED}' is of another model, other images or other options")
+        raise ConfigError(
+            f"'{folder / CORRECTED}' is of another model, other images or other options",
+            "run 'trtdet tune' again into another folder",
+        )
     ranged, plan = replace(ranged, ranges=meta.plain), PrecisionPlan(meta.plan)
     return Prepared(ranged, ranges=meta.ranges, corrections=corrections, plan=plan, summary=meta.summary)
 

@@ -93,7 +93,9 @@ def network_input(graph: gs.Graph, name: str | None) -> gs.Variable:
     if name is None:
         raise ModelError(f"the model has inputs {', '.join(names)}; name the input of the image with key 'input.name'")
     if name not in names:
-        raise ModelError(f"key 'input.name' is '{name}' but the model's inputs are {', '.join(names)}")
+        raise ModelError(
+            f"key 'input.name' is '{name}' but the model's inputs are {', '.join(names)}; give one of them"
+        )
     return graph.inputs[names.index(name)]
 
 
@@ -109,7 +111,7 @@ def _checked_input(graph: gs.Graph, options: Options) -> gs.Variable:
         raise ModelError(f"input '{tensor.name}' is {dtype}, float32 is needed; export the float model")
     shape = list(tensor.shape or [])
     if len(shape) != 4 or shape[1] != 3:
-        raise ModelError(f"input '{tensor.name}' has shape {shape}, (batch, 3, height, width) is needed")
+        raise ModelError(f"input '{tensor.name}' has shape {shape}, (batch, 3, height, width) is needed; export it so")
     for axis, size in ((2, config.height), (3, config.width)):
         if isinstance(shape[axis], int) and shape[axis] > 0 and shape[axis] != size:
             raise ModelError(

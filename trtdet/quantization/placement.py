@@ -68,12 +68,13 @@ class QdqPlacement:
         unknown = sorted(plan.entries.keys() ^ self.plan.entries.keys())
         if unknown:
             raise ConfigError(
-                f"the plan is of another model: '{unknown[0]}' ({len(unknown)} in all) is not a layer of both"
+                f"the plan is of another model: '{unknown[0]}' ({len(unknown)} in all) is not a layer of both",
+                "start from the plan.json of a bundle of this model",
             )
         for name, entry in plan.entries.items():
             here = self.plan.entries[name]
             if entry.precision == "int8" and here.precision != "int8":
-                raise ConfigError(f"the plan asks for '{name}' in INT8, which cannot be: {here.reason}")
+                raise ConfigError(f"the plan asks for '{name}' in INT8, which cannot be: {here.reason}", "give it fp16")
         chosen, layers = set(plan.names("int8")), plan.entries
         readers = {
             tensor: tuple(reader for reader in places if reader[0] in chosen or reader[0] not in layers)

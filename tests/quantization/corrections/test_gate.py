@@ -97,7 +97,7 @@ def test_as_many_images_make_it_as_sure_as_chance_allows():
     assert lower_on(head_error(0.1, 0.1, 0.3), head_error(0.2, 0.2, 0.2)) == (2, 3)
 
 
-def test_sureness_is_that_of_the_pooled_error():
+def test_confidence_is_that_of_the_pooled_error():
     first, other = head_error(0.1, 0.1, 0.1, 0.3), head_error(0.2, 0.2, 0.2, 0.2)
     # All scores weigh the same, so that the sums of the squares say it all.
     pooled = []

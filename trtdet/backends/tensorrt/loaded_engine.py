@@ -184,7 +184,9 @@ class LoadedEngine:
             )
         missing = [path for path in facts.plugins if not path.is_file()]
         if missing:
-            raise BackendError(f"the engine needs the plugin library '{missing[0]}', which does not exist")
+            raise BackendError(
+                f"the engine needs the plugin library '{missing[0]}', which does not exist", "put it there"
+            )
         if facts.library.loads_plugins:
             # This registers TensorRT's own plugins, such as EfficientNMS. TensorRT-RTX must have no creators at all.
             self.trt.init_libnvinfer_plugins(self.logger, "")

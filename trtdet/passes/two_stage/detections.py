@@ -63,7 +63,10 @@ def outputs(graph: gs.Graph, config: Config) -> Outputs:
     if names is not None:
         missing = [name for name in names if name not in tensors]
         if missing:
-            raise ModelError(f"head.outputs names '{missing[0]}', which the model does not have")
+            raise ModelError(
+                f"head.outputs names '{missing[0]}', which the model does not have",
+                "name the outputs for boxes, labels and scores",
+            )
         selected = [tensors[name] for name in names]
     else:
         named = [tensor for name in ("boxes", "labels", "scores") for tensor in graph.outputs if tensor.name == name]
