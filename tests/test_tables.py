@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from trtdet.tables import Column, LabelledLines, Table, Tables
+from trtdet.tables import Column, LabelledLines, Table, Tables, counted
 
 SCORES = Table(
     ("variant", Column("mAP", ".2f"), Column("against FP32", "+.2f"), "note"),
@@ -147,3 +147,13 @@ def test_a_summary_has_a_keyword_before_each_line(monkeypatch):
         "\x1b[1;36mdone\x1b[0m   wrote one two three",
         "       four",
     ]
+
+
+@pytest.mark.parametrize(("number", "noun", "text"), [(1, "image", "1 image"), (2, "image", "2 images")])
+def test_a_number_and_its_noun(number, noun, text):
+    assert counted(number, noun) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1 class"), (0, "0 classes"), (80, "80 classes")])
+def test_a_number_of_classes(number, text):
+    assert counted(number, "class") == text

@@ -21,8 +21,9 @@ _NUMBER = re.compile(r"[-+]?[\d ]*\d(\.\d+)?([eE][-+]?\d+)?\s?%?$")
 
 
 def counted(number: int, noun: str = "image") -> str:
-    """``1 image``, ``2 images``."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    """``1 image``, ``2 images``, ``2 classes``."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def listed(names: Sequence[str], most: int = 2) -> str:

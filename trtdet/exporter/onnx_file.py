@@ -32,6 +32,7 @@ from trtdet.passes.exported import SIZES, WHOLE_PIXELS, changes_of, images, resi
 from trtdet.passes.input_size import with_input_size
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.protobuf import add_metadata, metadata, sizes_of
+from trtdet.tables import counted
 
 
 def convert(
@@ -196,7 +197,8 @@ def guessed_task(
     match_outputs({key: array.shape for key, array in outputs.items()}, config)
     return (
         config,
-        f"recognised by task {metadata['task']} in its metadata: {len(classes)} classes, as {family} reads them",
+        f"recognised by task {metadata['task']} in its metadata: {counted(len(classes), 'class')}, as {family} reads "
+        "them",
     )
 
 
@@ -253,8 +255,8 @@ def _guessed_as_exported(
     kept = ", ".join(f"{key} {value}" for key, value in zip(thresholds, shown, strict=True))
     cut_part = "suppression" if config.nms.suppresses else "selection of the best"
     return config, (
-        f"recognised as an export of {origin}, {count} classes: its {cut_part} is cut off and done again, with {kept}; "
-        f"as usual for it: {config.input.color}, {config.input.resize}"
+        f"recognised as an export of {origin}, {counted(count, 'class')}: its {cut_part} is cut off and done again, "
+        f"with {kept}; as usual for it: {config.input.color}, {config.input.resize}"
     )
 
 
@@ -388,7 +390,7 @@ def guessed(
             break
         else:
             listed = ", ".join(f"'{key}' {shape}" for key, shape in shapes.items())
-            of_classes = f" of {len(classes)} classes" if classes else ""
+            of_classes = f" of {counted(len(classes), 'class')}" if classes else ""
             raw = all(len(shape) == 5 and shape[1] == 3 for shape in shapes.values())
             anchors = (
                 ": raw maps of three anchors a cell, whose sizes the model does not hold (YOLOv7's exporter decodes "
@@ -403,7 +405,10 @@ def guessed(
     except ModelError as error:
         raise UnknownHead(error.problem, error.hint, known) from None
     head = config.head
-    parts = [f"decode {head.decode}", f"{len(config.classes)} classes{'' if classes else ', not named in the model'}"]
+    parts = [
+        f"decode {head.decode}",
+        counted(len(config.classes), "class") + ("" if classes else ", not named in the model"),
+    ]
     if head.decode == "dfl":
         parts.append(f"{head.bins} bins, strides {' '.join(map(str, head.strides))}")
     if head.decode in ("boxes", "detections"):
