@@ -205,6 +205,15 @@ class Experiment:
         formats = f"; made with {' '.join(self.formats)}" if self.formats else ""
         return f"Variants are compared by {self.unit}; {images}{formats}"
 
+    @property
+    def repeated(self) -> str:
+        """One line about variants with an earlier variant's network; empty without such variants."""
+        titles = [variant.same_as for variant in self.variants if variant.same_as]
+        if not titles:
+            return ""
+        first = "; ".join(dict.fromkeys(titles))
+        return f"{len(titles)} of the rows have the network of an earlier variant, which was scored once: {first}"
+
     def cost(self, variant: Variant) -> float:
         """Cost of a variant, in ``unit``."""
         if self.objective == "size":

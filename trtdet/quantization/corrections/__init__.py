@@ -61,9 +61,10 @@ def correct(
         ConfigError: an unknown correction, or fewer than two images.
         ModelError: weights are not finite.
     """
-    unknown = [name for name in names if name not in CORRECTIONS]
+    registered = [correction.name for correction in REGISTRY]
+    unknown = [name for name in names if name not in registered]
     if unknown:
-        raise ConfigError(f"no correction '{unknown[0]}'; allowed: none, or some of {', '.join(CORRECTIONS)}")
+        raise ConfigError(f"no correction '{unknown[0]}'; allowed: none, or some of {', '.join(registered)}")
     enabled = tuple(correction for correction in REGISTRY if correction.name in names)
     fit, held = held_back(sources.images)
     task = Task(
