@@ -101,6 +101,7 @@ def test_where_nothing_gains_fp16_alone_is_said_first_and_built(wide, options, t
     assert done(wide, tmp_path / "b", options).up_to_date
 
 
+@pytest.mark.slow
 def test_the_guard_says_from_which_speed_on_int8_is_worth_it(wide, options, times, tmp_path):
     """At 1.01 times the speed of FP16 it is not by default, and is where one asks for less."""
     times(lambda int8: 1.01 if len(int8) < len(INNER) else 1.0)

@@ -57,6 +57,7 @@ def test_what_the_detections_tell_replaces_what_is_usual(images, tmp_path):
     assert load_config(str(tmp_path / "odd.yaml")) == found.config
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("input_check")
 def test_what_the_exporter_reads_stands_where_images_do_not_decide(images, tmp_path):
     model = onnx.load(str(SHAPES_MODEL))

@@ -61,6 +61,7 @@ def test_drawings_of_a_size_share_no_image(total):
     assert {len(each) for size, each in drawings.items() if 5 * size <= total} <= {5}
 
 
+@pytest.mark.slow
 def test_a_point_has_all_drawings_and_the_corrected_error(curve):
     assert [(point.images, len(point.errors)) for point in curve.points] == [(4, 3), (8, 1), (12, 1)]
     assert curve.held == 4 and curve.coverage.images == 16 and curve.seconds > 0
@@ -75,6 +76,7 @@ def test_a_point_has_all_drawings_and_the_corrected_error(curve):
     assert "corrections of --effort bias" in table and "4 other images judged" in table
 
 
+@pytest.mark.slow
 def test_the_last_point_is_what_one_pass_over_its_images_gives(curve, images, tmp_path):
     """Histograms of parts add up to those of all."""
     graph = host_graph(SHAPES_MODEL, CONFIG)
