@@ -83,8 +83,8 @@ void append_tensor(std::string& bytes, const inference::ModelInferRequest& reque
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Takes one field after the other, up to the end of the message that is read. tensor: given its number and kind, takes
-// one that belongs to a tensor and returns its bytes; -1 where it is none, which is then skipped.
+// Reads one field after the other, up to the end of the message. tensor: given a field's number and wire type, reads
+// the field and returns its bytes if it belongs to a tensor; without a value the field is skipped.
 template <typename Tensor>
 std::uint64_t tensor_bytes_in(CodedInputStream& encoded, const Tensor& tensor) {
     std::uint64_t bytes = 0;
