@@ -76,14 +76,15 @@ def test_a_tune_scores_what_there_is_beside_boxes(task, measured, calibration, t
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrtdetWarning)
-        found = tune(MODEL, configured(task), tmp_path / "tuned", TuneOptions(build=asked, points=1))
+        found = tune(MODEL, configured(task), tmp_path / "tuned", TuneOptions(build=asked, points=2))
         chosen = next(variant for variant in found.variants if "all INT8" in variant.titles)
         options, config = variant_options(tmp_path / "tuned", chosen.number, configured(task))
         bundle = build(MODEL, config, tmp_path / "chosen", options).bundle
     assert len(found.variants) > 2 and bundle.manifest.precision.fp16 == 0
     for variant in found.variants:
         assert variant.parts.keys() == {task}
-        assert variant.parts[task]["difference"] > (-0.001 if "all FP16" in variant.titles else -0.03)
+        # FP16 rounds too; INT8 has no corrections here.
+        assert variant.parts[task]["difference"] > (-0.003 if "all FP16" in variant.titles else -0.1)
 
 
 @pytest.mark.parametrize("task", TASKS)
