@@ -24,7 +24,7 @@ def test_300_inputs_give_a_result_or_one_error(tmp_path):
     done = run("fuzz.py", "-o", tmp_path, "--count", 300, "--seed", 7)
     assert done.returncode == 0, done.stderr
     _, *kinds, total = (line.strip("| ").split(" | ") for line in done.stdout.splitlines()[1:])
-    assert len(kinds) == 23
+    assert len(kinds) == 25
     assert total[0] == "all" and int(total[1]) >= 300
     assert total[4:6] == ["0", "0"], done.stderr
     # The same inputs are not read again.
