@@ -41,7 +41,7 @@ FEW, CONVS, SIDE = 64, 60, 320
 """Images, layers and side in pixels of what an axis does not change."""
 CALIBRATED = 32  # images of what does not measure calibration
 RANKED = 4  # images on which layers are ranked: the time of a ranking grows with the square of the layers
-SETTINGS = ("--set", "calibration.check_input=false", f"plan.rank_images={RANKED}")
+UNCHECKED = ("--set", "calibration.check_input=false")  # these networks detect nothing
 
 CONFIG = """
 name: chain
@@ -107,9 +107,10 @@ def commands(options: argparse.Namespace, axis: str, value: int) -> Iterator[tup
     count = value if axis == "images" else FEW
     convs, side = value if axis == "layers" else CONVS, value if axis == "side" else SIDE
     chosen, images = network(options.output, convs, side), annotated(options, count)
-    calibration = ["--images", annotated(options, FEW)[0], "--num-images", CALIBRATED, "--effort", "none", *SETTINGS]
-    yield "calibrate", ["calibrate", *chosen, "--images", images[0], "--num-images", count, "-o", "ranges"]
-    yield "eval", ["eval", *chosen, "--images", *images]
+    calibration = ["--images", annotated(options, FEW)[0], "--num-images", CALIBRATED, "--effort", "none"]
+    calibration += [*UNCHECKED, f"plan.rank_images={RANKED}"]
+    yield "calibrate", ["calibrate", *chosen, "--images", images[0], "--num-images", count, *UNCHECKED, "-o", "ranges"]
+    yield "eval", ["eval", *chosen, "--images", *images, *UNCHECKED]
     scored = ["--val-images", *images]
     target = ["--for", "tensorrt-10.3", "--points", 1]
     yield "prepare", ["prepare", *chosen, *calibration, *scored, *target, "-o", "prepared"]
