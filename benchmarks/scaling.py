@@ -1,6 +1,6 @@
 """How processor time and memory grow with images, layers and input size, and what Ray workers gain.
 
-    python benchmarks/scaling.py --images DIR --annotations JSON -o OUT [--chart PNG] [--only AXIS ...]
+    python benchmarks/scaling.py --images DIR --annotations JSON -o OUT [--chart PNG] [--only AXIS ...] [--commands NAME ...]
 
 Networks are chains of residual convolutions with 32 channels at an eighth of the input's side, with random weights:
 ``calibrate``, ``eval``, ``prepare`` and ``tune`` do the same work on them as on trained ones. Each command is a process
@@ -37,6 +37,7 @@ from odd_networks import Draft  # noqa: E402
 
 CHANNELS, STRIDE = 32, 8
 AXES = {"images": (64, 512, 1742), "layers": (60, 113, 300, 600), "side": (320, 640, 960, 1280)}
+COMMANDS = ("calibrate", "eval", "prepare", "tune")
 FEW, CONVS, SIDE = 64, 60, 320
 """Images, layers and side in pixels of what an axis does not change."""
 CALIBRATED = 32  # images of what does not measure calibration
@@ -211,6 +212,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--annotations", type=Path, required=True, help="COCO instances of the images")
     parser.add_argument("--only", nargs="+", choices=AXES, default=list(AXES))
+    parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=COMMANDS)
     parser.add_argument("--chart", type=Path, help="PNG of time and memory")
     parser.add_argument("--ray", action="store_true", help="rank on Ray workers of this machine instead")
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -224,15 +226,17 @@ def main() -> None:
     rows = [Row(**json.loads(line)) for line in journal.read_text().splitlines()] if journal.is_file() else []
     for axis in options.only:
         for value in AXES[axis]:
-            for name, command in commands(options, axis, value):
+            chosen = (item for item in commands(options, axis, value) if item[0] in options.commands)
+            for name, command in chosen:
                 if not any((row.axis, row.command, row.value) == (axis, name, value) for row in rows):
                     rows.append(Row(axis, name, value, *measured(command, options.output / "run")))
                     with journal.open("a") as stream:
                         print(json.dumps(asdict(rows[-1])), file=stream)
+    rows = [row for row in rows if row.axis in options.only and row.command in options.commands]
     for axis in options.only:
         report(axis, [row for row in rows if row.axis == axis])
     if options.chart is not None:
-        draw([row for row in rows if row.axis in options.only], options.chart)
+        draw(rows, options.chart)
 
 
 if __name__ == "__main__":
