@@ -1,6 +1,6 @@
 """How processor time and memory grow with images, layers and input size, and what Ray workers gain.
 
-    python benchmarks/scaling.py --images DIR --annotations JSON -o OUT [--chart PNG] [--only AXIS ...] [--commands NAME ...]
+    python benchmarks/scaling.py --images DIR --annotations JSON -o OUT [--chart PNG] [--only AXIS ...] [--commands ...]
 
 Networks are chains of residual convolutions with 32 channels at an eighth of the input's side, with random weights:
 ``calibrate``, ``eval``, ``prepare`` and ``tune`` do the same work on them as on trained ones. Each command is a process
