@@ -177,14 +177,18 @@ def draw(rows: list[Row], path: Path) -> None:
     for column, axis in enumerate(axes):
         for command in dict.fromkeys(row.command for row in rows if row.axis == axis):
             part = sorted((r for r in rows if (r.axis, r.command) == (axis, command)), key=lambda row: row.value)
-            values = [row.value for row in part]
-            panels[0][column].loglog(values, [row.cpu for row in part], marker="o", label=command)
-            panels[1][column].semilogx(values, [row.peak for row in part], marker="o", label=command)
+            values, colour = [row.value for row in part], f"C{COMMANDS.index(command)}"
+            panels[0][column].loglog(values, [row.cpu for row in part], colour, marker="o", label=command)
+            panels[1][column].semilogx(values, [row.peak for row in part], colour, marker="o")
         for panel in (panels[0][column], panels[1][column]):
             panel.set_xticks(AXES[axis], [str(value) for value in AXES[axis]])
             panel.minorticks_off()
             panel.grid(alpha=0.3)
             panel.set_xlabel({"images": "images", "layers": "convolutions", "side": "side of the input, pixels"}[axis])
+        marks = [mark * 10**power for power in range(4) for mark in (1, 2, 5)]
+        low, high = panels[0][column].get_ylim()
+        shown = [mark for mark in marks if low <= mark <= high]
+        panels[0][column].set_yticks(shown, [str(mark) for mark in shown])
         panels[1][column].set_ylim(bottom=0)
     panels[0][0].set_ylabel("processor time, s")
     panels[1][0].set_ylabel("peak of memory, MiB")
