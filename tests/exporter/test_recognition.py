@@ -12,6 +12,7 @@ from trtdet.demo.shapes import generate
 from trtdet.detection import expressions
 from trtdet.errors import ModelError, OutputError
 from trtdet.exporter import SHAPES_MODEL, ExportOptions, export, onnx_file
+from trtdet.tables import counted
 
 TWO_STAGE = Path(__file__).parents[1] / "fixtures" / "two_stage" / "faster_dynamo.onnx"
 
@@ -50,7 +51,7 @@ def _shipped(family: str) -> Any:
 
 def _guessed(outputs: dict[str, Any], classes: tuple[str, ...] | None = None) -> Any:
     config, said = onnx_file.guessed(outputs, SIZE, "m", "x", classes)
-    guess = f"guessed from shapes and values: decode {config.head.decode}, {len(config.classes)} classes"
+    guess = f"guessed from shapes and values: decode {config.head.decode}, {counted(len(config.classes), 'class')}"
     assert said.startswith(guess)
     assert (config.name, config.input.size, config.input.name) == ("m", SIZE, "x")
     return config
