@@ -263,14 +263,9 @@ model.export(OUT, preprocessing=False, input_image_shape=(320, 320),
     )
 
 
-def _mmdeploy(config: str, deploy: str, last: str) -> Recipe:
-    """MMDetection by MMDeploy; ``last`` begins the names of the layers that give scores. Of mmcv the package without
-    compiled operators is enough: they are rewritten."""
-    return Recipe(
-        "open-mmlab+mmdeploy",
-        f"""
+_MMCV = """
 import cv2, mmcv, torchvision
-mmcv.__version__ = '2.1.0'  # of 2.2, which MMDetection refuses, all that is used is the same
+mmcv.__version__ = '2.1.0'  # of 2.2, which MMDetection and MMPose refuse, all that is used is the same
 def compiled(name):
     if name.startswith('__'):
         raise AttributeError(name)
@@ -278,7 +273,17 @@ def compiled(name):
 sys.modules['mmcv._ext'] = types.ModuleType('mmcv._ext')
 sys.modules['mmcv._ext'].__spec__ = importlib.machinery.ModuleSpec('mmcv._ext', None)
 sys.modules['mmcv._ext'].__getattr__ = compiled
-sys.path.insert(0, '.')
+"""
+"""mmcv without its compiled operators, of which the rewritten networks need none but the suppression."""
+
+
+def _mmdeploy(config: str, deploy: str, last: str) -> Recipe:
+    """MMDetection by MMDeploy; ``last`` begins the names of the layers that give scores. Of mmcv the package without
+    compiled operators is enough: they are rewritten."""
+    return Recipe(
+        "open-mmlab+mmdeploy",
+        f"""
+{_MMCV}sys.path.insert(0, '.')
 import mmdeploy.apis.utils.utils
 import mmdet, mmengine
 from mmdet.registry import MODELS
@@ -317,16 +322,7 @@ def _mmpose(config: str, deploy: str) -> Recipe:
     return Recipe(
         "open-mmlab+mmdeploy",
         f"""
-import cv2, mmcv, torchvision
-mmcv.__version__ = '2.1.0'  # of 2.2, which MMPose refuses, all that is used is the same
-def compiled(name):
-    if name.startswith('__'):
-        raise AttributeError(name)
-    return lambda boxes, scores, iou_threshold, offset: torchvision.ops.nms(boxes, scores, iou_threshold)
-sys.modules['mmcv._ext'] = types.ModuleType('mmcv._ext')
-sys.modules['mmcv._ext'].__spec__ = importlib.machinery.ModuleSpec('mmcv._ext', None)
-sys.modules['mmcv._ext'].__getattr__ = compiled
-import pycocotools.coco, pycocotools.cocoeval, pycocotools.mask
+{_MMCV}import pycocotools.coco, pycocotools.cocoeval, pycocotools.mask
 for name in ('', '.coco', '.cocoeval', '.mask'):  # its fork, which NumPy 2 does not load, scores data sets
     sys.modules['xtcocotools' + name] = sys.modules['pycocotools' + name]
 sys.modules['chumpy'] = types.ModuleType('chumpy')  # of body models, which these are not

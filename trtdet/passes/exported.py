@@ -75,16 +75,15 @@ def resized_to(model: onnx.ModelProto) -> tuple[int, int] | None:
     """The height and width to which a graph resizes its image before the first convolution; None if it does not, or
     not to a constant size."""
     image = _image(model)
-    constants = _constants(model)
     depending = set() if image is None else {image.name}
-    makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
         if depending.isdisjoint(node.input):
             continue
         if node.op_type == "Conv":
             return None
         if node.op_type == "Resize" and len(node.input) > 3:
-            joined = makers.get(node.input[3])
+            constants = _constants(model)
+            joined = next((before for before in model.graph.node if node.input[3] in before.output), None)
             parts = [constants.get(name) for name in (joined.input if joined is not None else ())]
             sides = next((part.tolist() for part in parts if part is not None and part.shape == (2,)), None)
             return None if sides is None else (int(sides[0]), int(sides[1]))
@@ -258,19 +257,17 @@ def _whole_pixels(model: onnx.ModelProto) -> str:
         return ""
     element = image.type.tensor_type.elem_type
     image.type.tensor_type.elem_type = _FLOAT
-    names, nodes = {image.name}, list[onnx.NodeProto]()
+    names, casts, nodes = {image.name}, set[str](), list[onnx.NodeProto]()
     for node in model.graph.node:
-        moved = [name for name in node.input if name in names]
-        if moved and node.op_type in _ANY_TYPE and node.input[0] in names:
+        if node.op_type in _ANY_TYPE and node.input[0] in names:
             names.update(node.output)
         elif node.op_type != "Cast":
             inner = [other for graph in subgraphs(node) for part in graphs(graph) for other in part.node]
             for reader in (node, *inner):
-                for position, name in enumerate(reader.input):
-                    if name in names:
-                        cast = reader.input[position] = f"{name}/whole"
-                        if not any(cast in other.output for other in nodes):
-                            nodes.append(helper.make_node("Cast", [name], [cast], cast, to=element))
+                for name in dict.fromkeys(name for name in reader.input if name in names and name not in casts):
+                    casts.add(name)
+                    nodes.append(helper.make_node("Cast", [name], [f"{name}/whole"], f"{name}/whole", to=element))
+                reader.input[:] = [f"{name}/whole" if name in names else name for name in reader.input]
         nodes.append(node)
     replace_nodes(model.graph, nodes)
     del model.graph.value_info[:]

@@ -35,7 +35,7 @@ from trtdet.errors import ModelError
 from trtdet.passes.kept_rows import read_all_keypoints
 from trtdet.passes.levels import read_all_pairs, read_all_rows
 from trtdet.passes.nms import EFFICIENT
-from trtdet.passes.walk import SAME_VALUES, constant, depends, maker, number, upstream
+from trtdet.passes.walk import SAME_VALUES, constant, depends, downstream, maker, number, upstream
 
 ONNX = "NonMaxSuppression"
 
@@ -196,11 +196,8 @@ def _split_by_class(nodes: Sequence[gs.Node]) -> gs.Tensor | None:
     if len(nodes) < 2 or any(node.op != ONNX or node.inputs[0] is not nodes[0].inputs[0] for node in nodes):
         return None
     columns = [_column(node.inputs[1]) for node in nodes]
-    whole = columns[0][0]
-    same = all(
-        [constant(node, at) for at in (2, 3, 4)] == [constant(nodes[0], at) for at in (2, 3, 4)] for node in nodes
-    )
-    if whole is None or not whole.shape or not same or any(scores is not whole for scores, _ in columns):
+    whole, thresholds = columns[0][0], {tuple(constant(node, at) for at in (2, 3, 4)) for node in nodes}
+    if whole is None or not whole.shape or len(thresholds) > 1 or any(scores is not whole for scores, _ in columns):
         return None
     return whole if sorted(index for _, index in columns) == list(range(whole.shape[-1])) else None
 
@@ -445,16 +442,11 @@ def _limits(node: gs.Node) -> list[int]:
 
 def _counted(node: gs.Node) -> list[int]:
     """The constants that limit how far a Range counts detections behind a suppression."""
-    limits, queue, seen = list[int](), list(node.outputs), set[int]()
-    for tensor in queue:
-        for reader in tensor.outputs:
-            if id(reader) in seen:
-                continue
-            seen.add(id(reader))
-            queue += reader.outputs
-            if reader.op == "Min" and any(last.op == "Range" for last in reader.outputs[0].outputs):
-                known = [number(source) for source in reader.inputs]
-                limits += [int(value) for value in known if value is not None]
+    limits = list[int]()
+    for reader in downstream([node]):
+        if reader.op == "Min" and any(last.op == "Range" for last in reader.outputs[0].outputs):
+            known = [number(source) for source in reader.inputs]
+            limits += [int(value) for value in known if value is not None]
     return limits
 
 
