@@ -18,6 +18,8 @@ __version__ = "0.1.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from trtdet.building import calibrate, sensitivity
     from trtdet.building.variants import variant_options
     from trtdet.bundle import Bundle
@@ -54,10 +56,37 @@ if TYPE_CHECKING:
     from trtdet.runtime.prediction import Prediction
     from trtdet.runtime.saving import save_predictions
 
-# No module may have one of these names: importing it would replace the function by the module.
-_HOMES = {
-    name: home
-    for home, names in {
+# fmt: off
+__all__ = [
+    "AgreementOptions", "BenchOptions", "Bootstrap", "BuildOptions", "Bundle", "CalibrationOptions", "CocoDataset",
+    "Config", "Detector", "EngineOptions", "Experiment", "ExportOptions", "FinishOptions", "Finished", "ImageCurve",
+    "NmsOptions", "PackageOptions", "PlanOptions", "Prediction", "PrepareOptions", "PreparedFolder", "ProfileOptions",
+    "SensitivityOptions", "SweepOptions", "TritonOptions", "TrtdetError", "TrtdetWarning", "TuneOptions", "Variant",
+    "__version__", "agree", "bench", "build", "calibrate", "compare", "evaluate", "export", "finish", "guess_config",
+    "how_many_images", "load_config", "package", "prepare", "profile", "save_predictions", "score_shift", "sensitivity",
+    "sweep", "tune", "variant_options",
+]
+# fmt: on
+
+
+def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package, which imports a part when it is first used. ``homes`` has its modules, and the names
+    that each gives, between spaces."""
+    modules = {name: module for module, names in homes.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+
+    return load
+
+
+# 'trtdet --help' loads neither NumPy nor ONNX. No module may have one of these names: importing it would replace the
+# function by the module.
+__getattr__ = importer(
+    __name__,
+    {
         "building": "calibrate sensitivity",
         "building.variants": "variant_options",
         "bundle": "Bundle",
@@ -83,25 +112,5 @@ _HOMES = {
         "runtime.detector": "Detector",
         "runtime.prediction": "Prediction",
         "runtime.saving": "save_predictions",
-    }.items()
-    for name in names.split()
-}
-
-# fmt: off
-__all__ = [
-    "AgreementOptions", "BenchOptions", "Bootstrap", "BuildOptions", "Bundle", "CalibrationOptions", "CocoDataset",
-    "Config", "Detector", "EngineOptions", "Experiment", "ExportOptions", "FinishOptions", "Finished", "ImageCurve",
-    "NmsOptions", "PackageOptions", "PlanOptions", "Prediction", "PrepareOptions", "PreparedFolder", "ProfileOptions",
-    "SensitivityOptions", "SweepOptions", "TritonOptions", "TrtdetError", "TrtdetWarning", "TuneOptions", "Variant",
-    "__version__", "agree", "bench", "build", "calibrate", "compare", "evaluate", "export", "finish", "guess_config",
-    "how_many_images", "load_config", "package", "prepare", "profile", "save_predictions", "score_shift", "sensitivity",
-    "sweep", "tune", "variant_options",
-]
-# fmt: on
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a name at its first use, so that ``trtdet --help`` loads neither NumPy nor ONNX."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'trtdet' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"trtdet.{_HOMES[name]}"), name)
+    },
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trtdet import importer
 
 if TYPE_CHECKING:
     from trtdet.backends.base import (
@@ -24,17 +25,6 @@ if TYPE_CHECKING:
     from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
     from trtdet.backends.tensorrt.loaded_engine import EngineFacts, obstacle
     from trtdet.backends.tensorrt.silu_aot import check_compiler
-
-_PARTS = {
-    "base": "Backend BuildRequest Built Capabilities EngineTarget Implicit OwnCalibrator RunInfo Runner",
-    "choice": "build_remembering choose",
-    "libraries": "LIBRARIES Library library_named",
-    "onnxruntime": "OnnxRunner for_scores portable",
-    "tensorrt.dla": "place_on_dla",
-    "tensorrt.engine": "EngineRunner open_engine",
-    "tensorrt.loaded_engine": "EngineFacts obstacle",
-    "tensorrt.silu_aot": "check_compiler",
-}
 
 __all__ = [
     "LIBRARIES",
@@ -62,10 +52,17 @@ __all__ = [
     "portable",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Imports a part when it is first used: the table of libraries then loads neither NumPy nor ONNX."""
-    for module, names in _PARTS.items():
-        if name in names.split():
-            return getattr(importlib.import_module(f"trtdet.backends.{module}"), name)
-    raise AttributeError(f"module 'trtdet.backends' has no attribute '{name}'")
+# The table of libraries alone loads neither NumPy nor ONNX.
+__getattr__ = importer(
+    __name__,
+    {
+        "base": "Backend BuildRequest Built Capabilities EngineTarget Implicit OwnCalibrator RunInfo Runner",
+        "choice": "build_remembering choose",
+        "libraries": "LIBRARIES Library library_named",
+        "onnxruntime": "OnnxRunner for_scores portable",
+        "tensorrt.dla": "place_on_dla",
+        "tensorrt.engine": "EngineRunner open_engine",
+        "tensorrt.loaded_engine": "EngineFacts obstacle",
+        "tensorrt.silu_aot": "check_compiler",
+    },
+)

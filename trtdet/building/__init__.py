@@ -3,6 +3,7 @@
 | module | result |
 |---|---|
 | ``job``, ``validation``, ``variants`` | a checked build: wrong options fail before an image is decoded |
+| ``request`` | whether a bundle is what the same command would build, before the model is parsed |
 | ``graph`` | the rewritten model with its Q/DQ placement |
 | ``ranges`` | histograms of the calibration images, and the ranges of a rule |
 | ``corrections``, ``half`` | corrections that pass a test on other images; nodes whose values exceed FP16 |
@@ -16,6 +17,15 @@
 | ``verbs`` | the public functions |
 """
 
-from trtdet.building.verbs import BuildResult, build, calibrate, sensitivity
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtdet import importer
+
+if TYPE_CHECKING:
+    from trtdet.building.verbs import BuildResult, build, calibrate, sensitivity
 
 __all__ = ["BuildResult", "build", "calibrate", "sensitivity"]
+
+__getattr__ = importer(__name__, {"verbs": "BuildResult build calibrate sensitivity"})

@@ -19,6 +19,7 @@ from trtdet.building.graph import model_bytes
 from trtdet.building.job import CheckedBuild
 from trtdet.building.plan import RANKING, Planned
 from trtdet.building.ranges import HISTOGRAMS
+from trtdet.building.request import REQUEST
 from trtdet.bundle import (
     FLOAT,
     PORTABLE,
@@ -218,9 +219,9 @@ def audit_part(audit: Audit | None) -> AuditPart | None:
 
 
 def command_of(build: CheckedBuild) -> dict[str, Any]:
-    """The options and the configuration of a build as plain values, for the manifest."""
+    """The options and the configuration of a build as plain values, for the manifest; and the hash of its request."""
     options = json.loads(json.dumps(asdict(build.options), default=str))
-    return {**options, "config": build.graph.config.model_dump(mode="json")}
+    return {**options, "config": build.graph.config.model_dump(mode="json"), REQUEST: build.job.request}
 
 
 def _quantization_part(network: BuildNetwork, options: BuildOptions) -> QuantizationPart:

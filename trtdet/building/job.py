@@ -16,6 +16,7 @@ from trtdet.building.default_plan import DefaultPlan, decided_by_time, fastest_p
 from trtdet.building.graph import PlacedGraph, build_graph, model_bytes
 from trtdet.building.plan import check_placement
 from trtdet.building.ranges import Selection, select_images
+from trtdet.building.request import request_of
 from trtdet.building.validation import bounding_images, check_build, plugin_parts
 from trtdet.building.variants import check_tuned, resolved, tuned_key
 from trtdet.bundle import Bundle, PluginPart
@@ -33,28 +34,32 @@ from trtdet.quantization import PrecisionPlan
 
 @dataclass(frozen=True)
 class Job:
-    """Input of a build: an ONNX model, its configuration, the bundle's folder, and the options."""
+    """Input of a build: an ONNX model, its configuration, the bundle's folder, and the options. ``request`` is of
+    :func:`trtdet.building.request.request_of`, for a build that a command can ask for again."""
 
     model: Path
     config: Config
     output: Path
     options: BuildOptions
+    request: str | None = None
 
     def beside(self, name: str) -> Path:
         """A file beside the bundle, such as ``timing-cache``, the default timing cache."""
         return self.output.with_name(f"{self.output.name}.{name}")
 
 
-def job_of(model: Path, config: Config, output: Path, options: BuildOptions) -> Job:
-    """Makes a job: applies the variant of ``--from``, and puts options such as thresholds into the configuration."""
+def job_of(model: Path, config: Config, output: Path, options: BuildOptions, repeatable: bool = False) -> Job:
+    """Makes a job: applies the variant of ``--from``, and puts options such as thresholds into the configuration.
+    ``repeatable`` adds the request, by which :func:`trtdet.building.request.unchanged` knows the bundle."""
     if not Path(model).exists():
         raise ModelError(f"model '{model}' does not exist; give the path of an ONNX file")
+    request = request_of(Path(model), config, options) if repeatable else None
     options, config = resolved(options, config)
     options = replace(options, quantized=has_pairs(Path(model)))
     config = config.with_nms(**options.nms.values)
     if options.input.size is not None:
         config = config.with_size(options.input.size)
-    return Job(Path(model), config=config, output=Path(output), options=options)
+    return Job(Path(model), config=config, output=Path(output), options=options, request=request)
 
 
 @dataclass(frozen=True, eq=False)

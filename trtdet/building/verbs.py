@@ -87,7 +87,7 @@ def build(
         TrtdetError: a step failed; its subclass names the kind of failure. ``output`` is unchanged. A failing
             builder's messages are in a file beside ``output``, which the error names.
     """
-    return build_job(job_of(Path(model), config, Path(output), options=options), progress, expect)
+    return build_job(job_of(Path(model), config, Path(output), options=options, repeatable=True), progress, expect)
 
 
 def build_job(

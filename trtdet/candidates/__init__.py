@@ -9,9 +9,26 @@
 | ``building`` | both in a row, where one machine has the images and the GPU |
 """
 
-from trtdet.candidates.building import build
-from trtdet.candidates.finishing import Finished, finish, times_table
-from trtdet.candidates.folder import PreparedFolder
-from trtdet.candidates.preparing import prepare
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtdet import importer
+
+if TYPE_CHECKING:
+    from trtdet.candidates.building import build
+    from trtdet.candidates.finishing import Finished, finish, times_table
+    from trtdet.candidates.folder import PreparedFolder
+    from trtdet.candidates.preparing import prepare
 
 __all__ = ["Finished", "PreparedFolder", "build", "finish", "prepare", "times_table"]
+
+__getattr__ = importer(
+    __name__,
+    {
+        "building": "build",
+        "finishing": "Finished finish times_table",
+        "folder": "PreparedFolder",
+        "preparing": "prepare",
+    },
+)

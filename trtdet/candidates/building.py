@@ -36,7 +36,7 @@ def build(
     timed side by side, and the fastest within the bound on accuracy ships. Otherwise the plan of the options is built
     and compared with FP16, see :func:`trtdet.building.build`, which has the arguments and errors.
     """
-    job = job_of(Path(model), config, Path(output), options=options)
+    job = job_of(Path(model), config, Path(output), options=options, repeatable=True)
     return build_job(job, progress, expect, fastest=_fastest)
 
 

@@ -15,6 +15,7 @@ from trtdet.progress import Console
 from trtdet.tables import LabelledLines
 
 if TYPE_CHECKING:
+    from trtdet.building import BuildResult
     from trtdet.bundle import Bundle
 
 _MOST_PAIRS = 3
@@ -102,27 +103,41 @@ def _how_many(options: Namespace, calibrate_options: CalibrateOptions, console: 
 
 
 def _build(options: Namespace, console: Console) -> dict[str, Any]:
-    from trtdet.building.forecasts import foresee_build
-    from trtdet.building.worth import WORTH, read_worth
-    from trtdet.candidates import build, times_table
+    from trtdet.building.request import unchanged
     from trtdet.config import load_config
-    from trtdet.quantization import PrecisionPlan, left_by_default
 
     config, build_options = load_config(options.config), options_of(options, BuildOptions)
     if options.dry_run:
+        from trtdet.building.forecasts import foresee_build
+
         forecast = foresee_build(options.model, config, options.output, options=build_options)
         console.say(forecast.table())
         return {"dry_run": True, "bundle": str(options.output), **forecast.as_dict()}
+    bundle = unchanged(options.model, config, options.output, options=build_options)
+    if bundle is not None:
+        return _built(bundle, options, console)
+    from trtdet.candidates import build
+
     result = build(
         options.model, config, options.output, options=build_options, progress=console.progress, expect=console.expect
     )
+    if not result.up_to_date:
+        _say_how(result, build_options, console)
+    return _built(result.bundle, options, console, result=result)
+
+
+def _say_how(result: BuildResult, options: BuildOptions, console: Console) -> None:
+    """The audit, the plan, the pairs and corrections of a bundle that was just built, and what it was chosen from."""
+    from trtdet.candidates import times_table
+    from trtdet.quantization import PrecisionPlan, left_by_default
+
     bundle, manifest, audit = result.bundle, result.bundle.manifest, result.audit
     if audit is not None:
         console.say(audit.summary)
         if audit.advice:
             console.say(f"to try, the first of {len(audit.advice)} that 'trtdet audit' lists: {audit.advice[0]}")
     fp16_by_default = left_by_default(PrecisionPlan.load(bundle.file("plan.json")))
-    if fp16_by_default and build_options.from_ is None:  # The plan of a tune's variant gives its own reasons.
+    if fp16_by_default and options.from_ is None:  # The plan of a tune's variant gives its own reasons.
         flag = spelled(BuildOptions, "plan.int8_all")
         console.say(f"in FP16 by default, as INT8 makes them no faster: {fp16_by_default} (plan.json has each; {flag})")
     found: dict[str, list[str]] = {}
@@ -140,24 +155,34 @@ def _build(options: Namespace, console: Console) -> dict[str, Any]:
         console.say(str(result.within))
     if manifest.candidates:
         console.say(times_table(manifest.candidates))
+    if manifest.nms.reason:
+        console.say(f"NMS {manifest.nms.mode}: {manifest.nms.reason}")
+
+
+def _built(bundle: Bundle, options: Namespace, console: Console, result: BuildResult | None = None) -> dict[str, Any]:
+    """The last lines of a build, and its JSON; without a result the bundle was up to date."""
+    from trtdet.building.worth import WORTH, read_worth
+
+    manifest, up_to_date = bundle.manifest, result is None or result.up_to_date
     worth: dict[str, Any] | None = None
-    if result.worth is not None:
+    if result is not None and result.worth is not None:
         worth = result.worth.as_dict()
     elif WORTH in manifest.files:  # From the existing bundle, which is up to date.
         worth = read_worth(bundle)
-    if manifest.nms.reason:
-        console.say(f"NMS {manifest.nms.mode}: {manifest.nms.reason}")
     cost = worth["said"] if worth is not None else "not compared with FP16"
     following = f"trtdet eval {bundle.path} --images DIR --annotations JSON --against {options.model}"
-    rows = (*_done(bundle, build_options, result.up_to_date), ("cost", cost), ("next", following))
-    console.say(LabelledLines(rows))
+    console.say(
+        LabelledLines(
+            (*_done(bundle, options_of(options, BuildOptions), up_to_date), ("cost", cost), ("next", following))
+        )
+    )
     return {
         "bundle": str(bundle.path),
-        "up_to_date": result.up_to_date,
+        "up_to_date": up_to_date,
         "manifest": json.loads(manifest.to_json()),
         "worth": worth,
-        "trade_off": result.trade_off.as_dict() if result.trade_off else None,
-        "within": result.within.as_dict() if result.within else None,
+        "trade_off": result.trade_off.as_dict() if result is not None and result.trade_off else None,
+        "within": result.within.as_dict() if result is not None and result.within else None,
     }
 
 

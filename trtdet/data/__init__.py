@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from trtdet.data.coco import CocoDataset, CocoImage, GroundTruth
-from trtdet.data.folders import IMAGE_SUFFIXES, content_hash, evenly, find_images
-from trtdet.data.stream import ImageBatch, ImageCache, ImageStream
+from typing import TYPE_CHECKING
+
+from trtdet import importer
+
+if TYPE_CHECKING:
+    from trtdet.data.coco import CocoDataset, CocoImage, GroundTruth
+    from trtdet.data.folders import IMAGE_SUFFIXES, content_hash, evenly, find_images
+    from trtdet.data.stream import ImageBatch, ImageCache, ImageStream
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -18,3 +23,12 @@ __all__ = [
     "evenly",
     "find_images",
 ]
+
+__getattr__ = importer(
+    __name__,
+    {
+        "coco": "CocoDataset CocoImage GroundTruth",
+        "folders": "IMAGE_SUFFIXES content_hash evenly find_images",
+        "stream": "ImageBatch ImageCache ImageStream",
+    },
+)
