@@ -70,8 +70,8 @@ __all__ = [
 
 
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package, which imports a part when it is first used. ``homes`` has its modules, and the names
-    that each gives, between spaces."""
+    """The ``__getattr__`` of a package, which imports a part when it is first used. ``homes`` has its modules, and the
+    names that each gives, between spaces."""
     modules = {name: module for module, names in homes.items() for name in names.split()}
 
     def load(name: str) -> Any:
