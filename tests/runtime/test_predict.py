@@ -20,13 +20,14 @@ from trained_cards import HEADS, MODEL, configured
 
 from benchmarks import cards
 from trtdet import Detector, Prediction, load_config
+from trtdet.backends import OnnxRunner
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import ConfigError, DataError, OutputError, TrtdetError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.runtime.saving import save_predictions
-from trtdet.runtime.sources import ahead
+from trtdet.runtime.sources import Frame, ahead
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +226,56 @@ def test_images_fill_batches(files, expected):
     assert sizes == [4, 2]
     for prediction, (boxes, _, _) in zip(predictions, expected, strict=True):
         np.testing.assert_allclose(prediction.boxes, boxes, atol=0.01)
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """On a machine of four cores: the threads of the sessions that are made for several runs at a time."""
+    made: list[int] = []
+    real = OnnxRunner.with_threads
+    monkeypatch.setattr("trtdet.runtime.detector.cores", lambda: 4)
+
+    def counted(runner: OnnxRunner, threads: int) -> OnnxRunner:
+        made.append(threads)
+        return real(runner, threads)
+
+    monkeypatch.setattr(OnnxRunner, "with_threads", counted)
+    return made
+
+
+def test_many_images_run_side_by_side_and_come_in_their_order(detector, files, expected, sessions):
+    same(detector.predict(files * 8), expected * 8)
+    assert sessions == [1]
+
+
+def test_few_images_need_no_other_session(detector, files, sessions):
+    detector.predict([*files, *files[:2]])
+    assert sessions == []
+
+
+def test_an_error_among_many_images_comes_where_its_image_would(detector, files, sessions):
+    stream = detector.predict([*files * 3, "missing.png", *files * 3], stream=True)
+    found = list(itertools.islice(stream, 18))
+    assert [one.path for one in found] == files * 3
+    with pytest.raises(DataError, match=r"missing\.png"):
+        next(stream)
+
+
+def test_a_stream_of_many_images_can_be_left(detector, files, sessions):
+    before = threading.active_count()
+    stream = detector.predict(itertools.cycle(files), stream=True)
+    for _ in range(12):
+        next(stream)
+    stream.close()
+    assert (sessions, threading.active_count()) == ([1], before)
+
+
+def test_frames_of_a_camera_run_one_after_the_other(detector, files, sessions, monkeypatch):
+    pixels = read_image(files[0])
+    live = [Frame(lambda: pixels, seconds=index / 30, index=index) for index in range(12)]
+    monkeypatch.setattr("trtdet.runtime.detector.frames", lambda source, color: iter(live))
+    assert len(detector.predict(0)) == 12
+    assert sessions == []
 
 
 def test_a_threshold_outside_of_its_range_is_an_error(detector, files):

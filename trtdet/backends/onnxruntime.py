@@ -65,6 +65,7 @@ class OnnxRunner:
         # The session refers to the same bytes, so keeping them for a profile costs nothing.
         self._data, self._plugins = _runnable(model)
         self._alone, self._unoptimised = alone, False
+        self._threads = 1 if alone else 0
         self._optimised: bytes | None = None
         self._session = self._load(self._data, self._options())
         source = self._session.get_inputs()[0]
@@ -85,6 +86,13 @@ class OnnxRunner:
         """
         other = copy.copy(self)
         other._unoptimised, other._optimised = True, None
+        other._session = other._load(other._data, other._options())
+        return other
+
+    def with_threads(self, threads: int) -> OnnxRunner:
+        """The same model with this number of threads for a run, so that several runs side by side fill the CPU."""
+        other = copy.copy(self)
+        other._threads = threads
         other._session = other._load(other._data, other._options())
         return other
 
@@ -154,8 +162,8 @@ class OnnxRunner:
         options.log_severity_level = 3
         if self._unoptimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = self._threads  # 0: one for each core
         if self._alone:
-            options.intra_op_num_threads = 1
             # The second run plans a pattern in fresh memory, which costs more than it saves if runs are few.
             options.enable_mem_pattern = False
         # Spinning threads would take the cores that decode images, count values and run NMS.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -222,22 +223,47 @@ class Detector:
                 frame, pixels=pixels, transform=prepare(pixels, inputs[frame.color], array[row]), array=array
             )
 
-        def outputs(ready: Iterator[_Prepared]) -> Iterator[tuple[list[_Prepared], dict[str, NDArray[Any]]]]:
+        def batches(ready: Iterator[_Prepared]) -> Iterator[list[_Prepared]]:
             while batch := list(itertools.islice(ready, self.batch)):
-                array = batch[0].array
-                yield batch, self.runner(array[: len(batch)])
-                arrays.put(array)
+                yield batch
 
-        def results(run: tuple[list[_Prepared], dict[str, NDArray[Any]]]) -> list[Prediction]:
+        def run(runner: Runner, batch: list[_Prepared]) -> _Run:
+            outputs = runner(batch[0].array[: len(batch)])
+            arrays.put(batch[0].array)
+            return batch, outputs
+
+        def results(run: _Run) -> list[Prediction]:
             return self._results(*run, score_threshold)
 
         workers = cores()
         with (
             closing(ahead(with_places(), prepared, workers, most=2 * workers + self.batch)) as ready,
-            closing(ahead(outputs(ready), results, workers=1, most=2)) as done,
+            closing(self._runs(batches(ready), run)) as runs,
+            closing(ahead(runs, results, workers=1, most=2)) as done,
         ):
             for predictions in done:
                 yield from predictions
+
+    def _runs(
+        self, batches: Iterator[list[_Prepared]], run: Callable[[Runner, list[_Prepared]], _Run]
+    ) -> Generator[_Run, None, None]:
+        """Runs batches in their order. On the CPU, several run at a time after the first, as a thread alone wastes
+        nothing on waiting for others; those of a live source do not, so that each is done as soon as possible."""
+        live = False
+        for batch in itertools.islice(batches, _ALONE):
+            live = batch[0].frame.live
+            yield run(self.runner, batch)
+        batch = next(batches, [])
+        lanes = min(cores(), _LANES)
+        if not batch:
+            return
+        rest = itertools.chain([batch], batches)
+        if live or lanes == 1 or not isinstance(self.runner, OnnxRunner):
+            for batch in rest:
+                yield run(self.runner, batch)
+            return
+        runner = self.runner.with_threads(cores() // lanes)
+        yield from ahead(rest, partial(run, runner), workers=lanes, most=lanes)
 
     def _results(
         self, batch: list[_Prepared], outputs: Mapping[str, NDArray[Any]], score_threshold: float
@@ -277,6 +303,16 @@ class _Prepared:
     pixels: NDArray[np.uint8]
     transform: ImageTransform
     array: NDArray[np.float32]
+
+
+_Run = tuple[list[_Prepared], dict[str, NDArray[Any]]]
+"""A batch, and the outputs of the network by name."""
+
+_ALONE = 8
+"""Batches that run before several run at a time, which takes another session."""
+
+_LANES = 4
+"""Most batches that run at a time: each needs memory for its activations."""
 
 
 def _array_of(arrays: queue.SimpleQueue[NDArray[np.float32]], shape: tuple[int, ...]) -> NDArray[np.float32]:

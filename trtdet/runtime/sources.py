@@ -53,6 +53,11 @@ class Frame:
     rate: float | None = None
     """Frames per second that the video states, 0 if it states none; None for images."""
 
+    @property
+    def live(self) -> bool:
+        """Whether the frame is of a camera or a stream."""
+        return self.seconds is not None and self.path is None
+
 
 def frames(source: Any, color: Color | None = None) -> Iterator[Frame]:
     """The frames of a source, in its order.
