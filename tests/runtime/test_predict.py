@@ -21,13 +21,14 @@ from trained_cards import HEADS, MODEL, configured
 from benchmarks import cards
 from trtdet import Detector, Prediction, load_config
 from trtdet.backends import OnnxRunner
+from trtdet.data.ahead import ahead
 from trtdet.data.images import preprocess, read_image
 from trtdet.demo import shapes
 from trtdet.detection.masks import from_run_lengths
 from trtdet.errors import ConfigError, DataError, OutputError, TrtdetError
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.runtime.saving import save_predictions
-from trtdet.runtime.sources import Frame, ahead
+from trtdet.runtime.sources import Frame
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +234,7 @@ def sessions(monkeypatch):
     """On a machine of four cores: the threads of the sessions that are made for several runs at a time."""
     made: list[int] = []
     real = OnnxRunner.with_threads
-    monkeypatch.setattr("trtdet.runtime.detector.cores", lambda: 4)
+    monkeypatch.setattr("trtdet.backends.onnxruntime.cores", lambda: 4)
 
     def counted(runner: OnnxRunner, threads: int) -> OnnxRunner:
         made.append(threads)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from trtdet.backends.choice import build_remembering, choose
     from trtdet.backends.libraries import LIBRARIES, Library, library_named
-    from trtdet.backends.onnxruntime import OnnxRunner, for_scores, portable
+    from trtdet.backends.onnxruntime import OnnxRunner, at_once, for_scores, portable, side_by_side
     from trtdet.backends.tensorrt.dla import place_on_dla
     from trtdet.backends.tensorrt.engine import EngineRunner, open_engine
     from trtdet.backends.tensorrt.loaded_engine import EngineFacts, obstacle
@@ -41,6 +41,7 @@ __all__ = [
     "OwnCalibrator",
     "RunInfo",
     "Runner",
+    "at_once",
     "build_remembering",
     "check_compiler",
     "choose",
@@ -50,6 +51,7 @@ __all__ = [
     "open_engine",
     "place_on_dla",
     "portable",
+    "side_by_side",
 ]
 
 # The table of libraries alone loads neither NumPy nor ONNX.
@@ -59,7 +61,7 @@ __getattr__ = importer(
         "base": "Backend BuildRequest Built Capabilities EngineTarget Implicit OwnCalibrator RunInfo Runner",
         "choice": "build_remembering choose",
         "libraries": "LIBRARIES Library library_named",
-        "onnxruntime": "OnnxRunner for_scores portable",
+        "onnxruntime": "OnnxRunner at_once for_scores portable side_by_side",
         "tensorrt.dla": "place_on_dla",
         "tensorrt.engine": "EngineRunner open_engine",
         "tensorrt.loaded_engine": "EngineFacts obstacle",

@@ -11,7 +11,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from trtdet.backends import OnnxRunner
+from trtdet.backends import OnnxRunner, side_by_side
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.ranges import Selection
 from trtdet.calibration import expose
@@ -97,8 +97,8 @@ class Magnitudes:
             graph.outputs.append(pooled)
         runner = OnnxRunner(expose(to_model(graph), list(outputs.values())))
         images = 0
-        for batch in ImageStream(selected.paths, config, batch_size=runner.batch or 1, cache=selected.cache):
-            maxima = runner(batch.images)
+        stream = ImageStream(selected.paths, config, batch_size=runner.batch or 1, cache=selected.cache)
+        for batch, maxima in side_by_side(runner, lambda run, batch: (batch, run(batch.images)), iter(stream)):
             for name in names:
                 values = maxima[outputs[name]].astype(np.float64)
                 most = values.reshape(*values.shape[:2], -1).max(axis=(0, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections import deque
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.config import InputConfig
+from trtdet.data.ahead import cores
 from trtdet.data.folders import first_names
 from trtdet.data.images import ImageTransform, normalise, read_image, resize
 from trtdet.errors import DataError, TrtdetWarning
@@ -165,7 +165,7 @@ class ImageStream:
         on_bad: Literal["skip", "raise"] = "skip",
         cache: ImageCache | None = None,
     ) -> None:
-        workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        workers = cores() if workers is None else workers
         if batch_size < 1 or workers < 1:
             raise ValueError(f"batch_size and workers must be at least 1, got {batch_size} and {workers}")
         self.paths = tuple(Path(path) for path in paths)

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.backends import OnnxRunner
+from trtdet.backends import OnnxRunner, Runner, side_by_side
 from trtdet.bundle import Bundle
 from trtdet.config import Config
 from trtdet.data import evenly
@@ -320,7 +320,7 @@ class _Subject:
     decodes the head; None if the outputs are raw, so that other heads can be tried.
     """
 
-    run: Callable[[Float], Mapping[str, NDArray[Any]]]
+    run: Runner
     config: Config
     batch: int
     detector: Detector | None = None
@@ -329,7 +329,9 @@ class _Subject:
         """For each pair of images float32 (3, H, W) its outputs: one of two rows, or, where the network takes one image
         at a time, one for each image, which need not have a batch dimension."""
         if self.batch == 1:
-            return [[dict(self.run(image[None])) for image in pair] for pair in pairs]
+            singles = (image[None] for pair in pairs for image in pair)
+            found = list(side_by_side(self.run, lambda run, image: dict(run(image)), singles))
+            return [found[start : start + 2] for start in range(0, len(found), 2)]
         images = np.stack([image for pair in pairs for image in pair])
         parts = [self.run(images[start : start + self.batch]) for start in range(0, len(images), self.batch)]
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
-from trtdet.backends import OnnxRunner, RunInfo
+from trtdet.backends import OnnxRunner, RunInfo, Runner, at_once, side_by_side
 from trtdet.config import InputConfig, NmsConfig
-from trtdet.data import CocoDataset, ImageCache, ImageStream
+from trtdet.data import CocoDataset, ImageBatch, ImageCache, ImageStream
 from trtdet.errors import ConfigError, DataError, ModelError
 from trtdet.evaluation.metrics import CocoMetric, CocoResult
 from trtdet.evaluation.parts import NAMES, KeypointResult, Of, RotatedResult
@@ -26,7 +28,8 @@ class Evaluation:
 
     Attributes:
         metric: the detections, so that two evaluations can be compared image by image.
-        ms_per_image: wall time of inference and NMS, without decoding the image file, in milliseconds.
+        ms_per_image: milliseconds of inference and NMS for each image, without decoding its file; those of runs side by
+            side are shared out.
         file: engine or ONNX file that ran.
         nms: where NMS ran, with these ``thresholds``.
         masks, keypoints, rotated_boxes: scores of these; None if the detector or the annotations have none.
@@ -116,17 +119,21 @@ def evaluate_each(
         cache=cache,
     )
     seconds, image_count = [0.0] * len(metrics), 0
-    for batch in stream:
+
+    def run(runner: Runner, batch: ImageBatch) -> tuple[ImageBatch, Mapping[str, NDArray[Any]], float]:
         started = time.perf_counter()
         outputs = runner(batch.images)
-        shared = time.perf_counter() - started
-        for number, (metric, nms) in enumerate(zip(metrics, thresholds, strict=True)):
-            started = time.perf_counter()
-            detections = detector.suppressed(outputs, nms)
-            seconds[number] += shared + time.perf_counter() - started
-            metric.update_batch(batch, detections, detector.mask_threshold)
-        image_count += len(batch)
-        progress(image_count, len(dataset.images))
+        return batch, outputs, (time.perf_counter() - started) / at_once(runner)
+
+    with closing(side_by_side(runner, run, iter(stream))) as runs:
+        for batch, outputs, shared in runs:
+            for number, (metric, nms) in enumerate(zip(metrics, thresholds, strict=True)):
+                started = time.perf_counter()
+                detections = detector.suppressed(outputs, nms)
+                seconds[number] += shared + time.perf_counter() - started
+                metric.update_batch(batch, detections, detector.mask_threshold)
+            image_count += len(batch)
+            progress(image_count, len(dataset.images))
     return [
         Evaluation(
             result=metric.compute(),

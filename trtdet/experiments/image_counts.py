@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from trtdet.backends import OnnxRunner
+from trtdet.backends import OnnxRunner, side_by_side
 from trtdet.building.corrections import prepared
 from trtdet.building.graph import PlacedGraph, host_graph
 from trtdet.building.ranges import Calibrated, calibration_runner, check_detections, select_images, sources_of
@@ -239,8 +239,8 @@ class _Measurement:
         stream = ImageStream(paths, config.input, batch_size=runner.batch or 1, cache=self.cache)
         nms = config.with_nms(score_threshold=SURE).nms
         counter, showing, readable = CoverageCounter(config.classes), set(), []
-        for batch in stream:
-            detections = non_max_suppression(*head.read(runner(batch.images)), nms)
+        for batch, outputs in side_by_side(runner, lambda run, batch: (batch, run(batch.images)), iter(stream)):
+            detections = non_max_suppression(*head.read(outputs), nms)
             for row, (path, transform) in enumerate(zip(batch.paths, batch.transforms, strict=True)):
                 boxes, _, classes = detections.image(row)
                 pixels = self.cache.read(path, config.input).pixels

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from trtdet.backends import OnnxRunner
+from trtdet.backends import OnnxRunner, side_by_side
 from trtdet.calibration import expose
 from trtdet.data import ImageStream
 from trtdet.errors import ConfigError
@@ -127,8 +127,9 @@ def telling(subject: RankingSubject) -> tuple[Path, ...]:
     runner = OnnxRunner(expose(subject.model, subject.head.names))
     weights = np.zeros(len(subject.images))
     stream = ImageStream(subject.images, subject.preprocess, batch_size=runner.batch or 1, cache=subject.cache)
-    for batch in stream:
-        for index, scores in zip(batch.indices, subject.head.read(runner(batch.images))[1], strict=True):
+    runs = side_by_side(runner, lambda run, batch: (batch, subject.head.read(run(batch.images))[1]), iter(stream))
+    for batch, found in runs:
+        for index, scores in zip(batch.indices, found, strict=True):
             weights[index] = HeadError.weight(scores)
     order = np.argsort(-weights, kind="stable")
     enough = int(np.searchsorted(np.cumsum(weights[order]), _WEIGHT * weights.sum())) + 1

@@ -15,10 +15,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtdet.backends import EngineFacts, OnnxRunner, Runner, for_scores, obstacle, open_engine
+from trtdet.backends import EngineFacts, OnnxRunner, Runner, for_scores, obstacle, open_engine, side_by_side
 from trtdet.backends.libraries import LIBRARIES
 from trtdet.bundle import Bundle, Manifest
 from trtdet.config import Config, InputConfig, KeypointsConfig, NmsConfig, NmsMode
+from trtdet.data.ahead import ahead, cores
 from trtdet.data.images import ImageTransform, prepare
 from trtdet.detection.masks import THRESHOLD
 from trtdet.detection.parts import PROTOTYPES, ROTATED_BOXES
@@ -28,7 +29,7 @@ from trtdet.errors import BackendError, ConfigError, DataError
 from trtdet.passes import MASKS, Options, embedded_nms, load_model, rewrite
 from trtdet.passes.nms import refused_parts
 from trtdet.runtime.prediction import Prediction
-from trtdet.runtime.sources import Color, Frame, ahead, cores, frames
+from trtdet.runtime.sources import Color, Frame, frames
 
 Runtime = Literal["auto", "engine", "onnxruntime"]
 """The file of a bundle to run: the engine if possible, else the model (``auto``); only the engine; only the model."""
@@ -254,16 +255,10 @@ class Detector:
             live = batch[0].frame.live
             yield run(self.runner, batch)
         batch = next(batches, [])
-        lanes = min(cores(), _LANES)
         if not batch:
             return
         rest = itertools.chain([batch], batches)
-        if live or lanes == 1 or not isinstance(self.runner, OnnxRunner):
-            for batch in rest:
-                yield run(self.runner, batch)
-            return
-        runner = self.runner.with_threads(cores() // lanes)
-        yield from ahead(rest, partial(run, runner), workers=lanes, most=lanes)
+        yield from map(partial(run, self.runner), rest) if live else side_by_side(self.runner, run, rest)
 
     def _results(
         self, batch: list[_Prepared], outputs: Mapping[str, NDArray[Any]], score_threshold: float
@@ -310,9 +305,6 @@ _Run = tuple[list[_Prepared], dict[str, NDArray[Any]]]
 
 _ALONE = 8
 """Batches that run before several run at a time, which takes another session."""
-
-_LANES = 4
-"""Most batches that run at a time: each needs memory for its activations."""
 
 
 def _array_of(arrays: queue.SimpleQueue[NDArray[np.float32]], shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtdet.data import IMAGE_SUFFIXES
+from trtdet.data.ahead import ahead, cores
 from trtdet.errors import ConfigError, OutputError, TrtdetWarning
 from trtdet.files import NewFiles, writing
 from trtdet.runtime.prediction import Prediction, encoded
-from trtdet.runtime.sources import VIDEO_SUFFIXES, ahead, cores
+from trtdet.runtime.sources import VIDEO_SUFFIXES
 
 DETECTIONS = "detections.jsonl"
 
