@@ -348,7 +348,7 @@ int serve_until_stopped(Options options) {
     Signals::block();
     Log log(options.log_level, options.log_json);
     Metrics metrics;
-    allow_descriptors(options.http.max_connections, log);
+    allow_descriptors(options.http.max_connections * (options.grpc_port ? 2 : 1), log);
     options.model.detector.on_batch = [&metrics](int batch, Clock::duration ran) { metrics.batch(batch, ran); };
     std::vector<std::unique_ptr<Model>> models(options.bundles.size());
     std::vector<ModelSource> sources;
@@ -362,7 +362,12 @@ int serve_until_stopped(Options options) {
     HttpServer server(options.http, service, log, metrics);
     std::optional<GrpcServer> grpc;
     if (options.grpc_port) {
-        grpc.emplace(GrpcOptions{options.http.host, *options.grpc_port, options.http.stop_timeout}, service, log);
+        const auto& http = options.http;
+        grpc.emplace(
+            GrpcOptions{
+                http.host, *options.grpc_port, http.max_connections, http.header_timeout, http.body_timeout,
+                http.idle_timeout, http.stop_timeout},
+            service, log);
     }
     for (std::size_t i = 0; i < models.size(); ++i) {
         std::tie(options.model.name, options.model.bundle) = options.bundles[i];
