@@ -1,5 +1,5 @@
-"""trtdet-serve as clients of others see it: wrk, KServe's over HTTP and gRPC, Triton's perf_analyzer. Those that are not
-installed are skipped, and the reason says what to install."""
+"""trtdet-serve as clients of others see it: wrk, KServe over HTTP and gRPC, and perf_analyzer of Triton. Those that are
+not installed are skipped, and the reason says what to install."""
 
 import csv
 import json
