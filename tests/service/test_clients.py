@@ -117,13 +117,18 @@ def perf_analyzer(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["http", "grpc"])
 def test_tritons_perf_analyzer_measures_and_reads_what_the_server_did(serve, case, tmp_path, way):
+    from test_open_inference import tensors
+
     program, environment = perf_analyzer(tmp_path / "perf_analyzer")
     with serve("--grpc-port", 0) as server:
         if "built without gRPC" in server.log.read_text():
             pytest.skip("built without gRPC")
         name = case.bundles[0].name
         address = grpc_address(server) if way == "grpc" else f"127.0.0.1:{server.port}"
-        measured = "--concurrency-range", "1:8:7", "-p", 500, "-r", 3, "-s", 1000, "--input-data", "zero"
+        (declared,) = server.call("GET", f"/v2/models/{name}").json["inputs"]
+        (tmp_path / "inputs").mkdir()
+        tensors(case.bundles[0], case, 1)[0].tofile(tmp_path / "inputs" / declared["name"])
+        measured = "--concurrency-range", "1:8:7", "-p", 500, "-r", 3, "-s", 1000, "--input-data", tmp_path / "inputs"
         command = program, "-m", name, "-i", way, "-u", address, *measured, "-f", tmp_path / "table.csv"
         shown = finished(*command, timeout=2 * PATIENCE, env=environment).stdout
         assert server.metrics()["trtdet_images_total"] > 0
