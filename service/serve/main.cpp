@@ -331,16 +331,16 @@ void allow_descriptors(int connections, Log& log) {
 
 // glibc by itself takes ever larger blocks from the heaps of threads, where those of a model that was replaced stay:
 // the service grew with each. What a model takes comes and goes as pages of its own, what an image takes is kept for
-// the next.
+// the next, in as many places as there are cores: glibc would have eight times as many, each as full as its worst
+// image.
 void bound_kept_memory() {
 #ifdef __GLIBC__
     constexpr int largest_of_image = 4 << 20;
     ::mallopt(M_MMAP_THRESHOLD, largest_of_image);
     ::mallopt(M_TRIM_THRESHOLD, 4 * largest_of_image);
     rlimit space{};
-    if (::getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
-        ::mallopt(M_ARENA_MAX, 1);
-    }
+    const bool bounded = ::getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY;
+    ::mallopt(M_ARENA_MAX, bounded ? 1 : std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
 #endif
 }
 
