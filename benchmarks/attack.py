@@ -6,9 +6,9 @@ notices of them.
 
 The service gets small limits, ``--max-bodies-mb 128 --max-decoded-mb 256 --max-queue-mb 64``: its stated budget is
 their sum, above what it has when it is warm. Attackers come from 127.0.0.2 and on, on 64 connections, from a process of
-lower priority; the client whose times are measured comes from 127.0.0.1 and asks for one image after the other. Its
-times without an attack are taken before and after each, and an attack's peak memory from the kernel, which is told to
-forget the peak before.
+lower priority; the client whose times are measured comes from 127.0.0.1 and asks for one image after the other, over
+gRPC where the attack comes over it. Its times without an attack are taken before and after each, and an attack's peak
+memory from the kernel, which is told to forget the peak before. Needs tritonclient[grpc].
 
 With ``--against-aiohttp`` the same attacks, but for those on other endpoints, go to
 ``benchmarks/peers/aiohttp_server.py``.
@@ -20,9 +20,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -32,13 +34,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import costly_requests
+from benchmarks.http2 import Call, outcome, prefixed
+from benchmarks.service import free_port
+from trtdet.bundle import Bundle
 from trtdet.data import evenly, find_images
 from trtdet.files import write_atomically
 
@@ -65,14 +72,18 @@ class Attack:
         piece: bytes of each of these.
         only_service: whether it needs an endpoint that the peer lacks.
         leaves: whether the client does not wait for the answer.
+        call: over gRPC, in place of data.
+        connections: at a time.
     """
 
     name: str
-    data: bytes
+    data: bytes = b""
     pause: float = 0.0
     piece: int = 0
     only_service: bool = False
     leaves: bool = False
+    call: Call | None = None
+    connections: int = CONNECTIONS
 
 
 def attacks(model: str, picture: bytes) -> list[Attack]:
@@ -97,6 +108,47 @@ def attacks(model: str, picture: bytes) -> list[Attack]:
     ]
 
 
+def inference(bundle: Path, data: bytes, datatype: str = "BYTES", shape: Sequence[int] = (1,)) -> bytes:
+    """An inference's message over gRPC: one tensor, of one image file or of what bytes are given."""
+    # Only attacks over gRPC, and who asks over it, need it.
+    from tritonclient.grpc import service_pb2 as protocol
+
+    place = protocol.ModelInferRequest.InferInputTensor(
+        name=Bundle(bundle).manifest.input.name, datatype=datatype, shape=shape
+    )
+    raw = len(data).to_bytes(4, "little") + data if datatype == "BYTES" else data
+    made = protocol.ModelInferRequest(model_name=bundle.name, inputs=[place], raw_input_contents=[raw])
+    return bytes(made.SerializeToString())
+
+
+def grpc_attacks(bundle: Path) -> list[Attack]:
+    """One of each kind over gRPC."""
+    most, shape = 30 * MIB, [1, *Bundle(bundle).manifest.input.shape.max[1:]]
+    packed = (("grpc-encoding", b"gzip"),)
+    calls = {
+        "small inputs": Call("ModelInfer", prefixed(b"\x2a\x00" * (most // 2))),
+        "unknown fields": Call("ModelInfer", prefixed(b"\x78\x01" * (most // 2))),
+        "unknown fields of a page": Call("ServerLive", prefixed(b"\x78\x01" * (most // 2))),
+        "raw contents, too long": Call("ModelInfer", prefixed(inference(bundle, bytes(most), "FP32", shape))),
+        "raw contents, too short": Call("ModelInfer", prefixed(inference(bundle, bytes(4), "FP32", [2**31, *shape]))),
+        "gzip of zeros": Call("ModelInfer", prefixed(costly_requests.gzip_of_zeros(30), True), packed),
+        "gzip of 256 MiB": Call("ModelInfer", prefixed(costly_requests.gzip_of_zeros(256), True), packed),
+        "WebP file of tables": Call("ModelInfer", prefixed(inference(bundle, costly_requests.webp_of_tables()))),
+        "progressive JPEG file": Call("ModelInfer", prefixed(inference(bundle, costly_requests.progressive_jpeg()))),
+        "PNG file of texts": Call("ModelInfer", prefixed(inference(bundle, costly_requests.png_of_texts()))),
+        "PNG file of one colour": Call("ModelInfer", prefixed(inference(bundle, costly_requests.png_of_rows()))),
+        "message that never ends": Call("ModelInfer", prefixed(bytes(most))[:-1], ends=False),
+        "message that trickles": Call("ModelInfer", prefixed(bytes(4 * MIB)), ends=False, pause=0.05),
+        "100 streams that never end": Call("ModelInfer", prefixed(bytes(most))[:-1], streams=100, ends=False),
+        "10000 streams without data": Call("ModelInfer", streams=10_000, ends=False),
+        "streams given up at once": Call("ModelInfer", streams=10_000, resets=True),
+        "10000 metadata fields": Call("ServerLive", prefixed(b""), [(f"x-{one}", b"y") for one in range(10_000)]),
+    }
+    all_of_them = [Attack(f"gRPC: {name}", call=call, only_service=True) for name, call in calls.items()]
+    silent = Call("ModelInfer", b"\0", ends=False)
+    return [*all_of_them, Attack("gRPC: 2000 connections", call=silent, only_service=True, connections=2000)]
+
+
 async def _send(port: int, address: str, attack: Attack, until: float, counts: Counter[str]) -> None:
     """One connection after the other, each with the attack's bytes."""
     while time.monotonic() < until:
@@ -118,6 +170,9 @@ async def _send(port: int, address: str, attack: Attack, until: float, counts: C
 async def _one(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attack: Attack, counts: Counter[str]
 ) -> None:
+    if attack.call:
+        counts[await outcome(reader, writer, attack.call)] += 1
+        return
     piece = attack.piece or len(attack.data)
     answer = asyncio.ensure_future(reader.read(MIB))
     for start in range(0, len(attack.data), piece):
@@ -141,22 +196,73 @@ def attack_for(
 ) -> None:
     """The attacker's process."""
     os.nice(10)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     async def all_of_them() -> Counter[str]:
         counts: Counter[str] = Counter()
         until = time.monotonic() + seconds
-        sources = [f"127.0.0.{2 + index % addresses}" for index in range(CONNECTIONS)]
+        sources = [f"127.0.0.{2 + index % addresses}" for index in range(attack.connections)]
         await asyncio.gather(*(_send(port, source, attack, until, counts) for source in sources))
         return counts
 
     pipe.send(dict(asyncio.run(all_of_them())))
 
 
+class OverHttp:
+    """A connection that asks for one image after the other."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._stream: socket.socket | None = None
+
+    def ask(self, picture: bytes) -> str:
+        """Asks for one image; what is wrong with the answer, if anything is."""
+        try:
+            if self._stream is None:
+                address = ("127.0.0.1", self._port)
+                self._stream = socket.create_connection(address, timeout=PATIENCE, source_address=(CLIENT, 0))
+            self._stream.sendall(request(picture))
+            head, status = _answer(self._stream)
+            if b"connection: close" in head.lower():
+                self.close()
+        except OSError as error:
+            self.close()
+            return type(error).__name__
+        return "" if status == 200 else str(status)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+class OverGrpc:
+    """The same over gRPC."""
+
+    def __init__(self, port: int, bundle: Path) -> None:
+        import grpc
+
+        self._error, self._channel, self._bundle = grpc.RpcError, grpc.insecure_channel(f"127.0.0.1:{port}"), bundle
+        self._infer = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+    def ask(self, picture: bytes) -> str:
+        try:
+            self._infer(inference(self._bundle, picture), timeout=PATIENCE)
+        except self._error as error:
+            return str(error.code().name)
+        return ""
+
+    def close(self) -> None:
+        self._channel.close()
+
+
 class Client:
     """Asks for one image after the other in a thread of its own, and notes times in seconds."""
 
-    def __init__(self, port: int, pictures: Sequence[bytes]) -> None:
-        self.port, self.pictures = port, pictures
+    def __init__(self, server: Server, pictures: Sequence[bytes], over_grpc: bool = False) -> None:
+        self._over: OverHttp | OverGrpc = server.over_grpc() if over_grpc else OverHttp(server.port)
+        self._pictures = pictures
         self.seconds: list[float] = []
         self.lost: Counter[str] = Counter()
         self._end = threading.Event()
@@ -164,29 +270,14 @@ class Client:
         self._thread.start()
 
     def _ask(self) -> None:
-        stream: socket.socket | None = None
-        count = 0
-        while not self._end.is_set():
-            count += 1
+        for picture in itertools.cycle(self._pictures):
+            if self._end.is_set():
+                break
             begin = time.perf_counter()
-            try:
-                if stream is None:
-                    stream = socket.create_connection(
-                        ("127.0.0.1", self.port), timeout=PATIENCE, source_address=(CLIENT, 0)
-                    )
-                stream.sendall(request(self.pictures[count % len(self.pictures)]))
-                head, status = _answer(stream)
-                if status != 200:
-                    self.lost[str(status)] += 1
-                if b"connection: close" in head.lower():
-                    stream.close()
-                    stream = None
-            except OSError as error:
-                self.lost[type(error).__name__] += 1
-                stream = None
+            if problem := self._over.ask(picture):
+                self.lost[problem] += 1
             self.seconds.append(time.perf_counter() - begin)
-        if stream is not None:
-            stream.close()
+        self._over.close()
 
     def end(self) -> None:
         self._end.set()
@@ -208,8 +299,21 @@ def _answer(stream: socket.socket) -> tuple[bytes, int]:
     return head, int(head.split(b" ", 2)[1])
 
 
-def asked_for(port: int, pictures: Sequence[bytes], seconds: float) -> Client:
-    client = Client(port, pictures)
+@dataclass(frozen=True)
+class Server:
+    """A server that is attacked: its process and its ports; 0 for gRPC where it has none."""
+
+    process: int
+    port: int
+    grpc_port: int
+    bundle: Path
+
+    def over_grpc(self) -> OverGrpc:
+        return OverGrpc(self.grpc_port, self.bundle)
+
+
+def asked_for(server: Server, pictures: Sequence[bytes], seconds: float, over_grpc: bool = False) -> Client:
+    client = Client(server, pictures, over_grpc)
     time.sleep(seconds)
     client.end()
     return client
@@ -287,18 +391,19 @@ def until_idle(process: int) -> None:
         before, now = now, ticks()
 
 
-def measured(process: int, port: int, attack: Attack, pictures: Sequence[bytes], asked: Asked) -> Result:
+def measured(server: Server, attack: Attack, pictures: Sequence[bytes], asked: Asked) -> Result:
     """The other client's times before, during and after the attack, and the peak of memory."""
-    seconds = asked.seconds
-    quiet = asked_for(port, pictures, seconds / 2).seconds
+    seconds, process, over_grpc = asked.seconds, server.process, attack.call is not None
+    quiet = asked_for(server, pictures, seconds / 2, over_grpc).seconds
     Path(f"/proc/{process}/clear_refs").write_text("5")  # the peak begins anew
     before = memory(process, "VmRSS")
     ours, theirs = multiprocessing.Pipe()
+    port = server.grpc_port if over_grpc else server.port
     attacker = multiprocessing.Process(target=attack_for, args=(port, attack, asked.addresses, seconds, theirs))
     attacker.start()
     theirs.close()
     time.sleep(0.5)  # in which it starts
-    client = asked_for(port, pictures, seconds - 1)
+    client = asked_for(server, pictures, seconds - 1, over_grpc)
     try:
         answers = ours.recv() if ours.poll(seconds + PATIENCE) else {}
     except EOFError:
@@ -306,20 +411,20 @@ def measured(process: int, port: int, attack: Attack, pictures: Sequence[bytes],
     attacker.join(PATIENCE)
     grown = memory(process, "VmHWM") - before
     until_idle(process)
-    quiet += asked_for(port, pictures, seconds / 2).seconds
+    quiet += asked_for(server, pictures, seconds / 2, over_grpc).seconds
     return Result(attack, quiet, client.seconds, client.lost, answers, grown)
 
 
 @contextlib.contextmanager
-def started(command: Sequence[object], pattern: str) -> Iterator[tuple[int, int]]:
-    """A server's process, and its port as it prints it."""
+def started(command: Sequence[object], bundle: Path, grpc_port: int = 0) -> Iterator[Server]:
+    """A server, which prints its port for HTTP."""
     process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         line = process.stdout.readline() if process.stdout else ""
-        found = re.search(pattern, line)
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
         if not found:
             raise SystemExit(f"'{command[0]}' did not start: run it by hand to see why")
-        yield process.pid, int(found[1])
+        yield Server(process.pid, int(found[1]), grpc_port, bundle)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -328,22 +433,19 @@ def started(command: Sequence[object], pattern: str) -> Iterator[tuple[int, int]
             process.kill()
 
 
-def table(command: Sequence[object], wanted: Sequence[Attack], pictures: Sequence[bytes], asked: Asked) -> list[str]:
-    """A row for each attack."""
+def table(start: Callable[[], Any], wanted: Sequence[Attack], pictures: Sequence[bytes], asked: Asked) -> list[str]:
+    """A row for each attack. start: makes a context whose value is a Server."""
     rows = []
     with contextlib.ExitStack() as stack:
-        server: Callable[[], tuple[int, int]] = lambda: stack.enter_context(  # noqa: E731
-            started(command, r"http://127\.0\.0\.1:(\d+)")
-        )
-        process, port = server()
-        asked_for(port, pictures, 3)
+        server = stack.enter_context(start())
+        asked_for(server, pictures, 3)
         for index, attack in enumerate(wanted):
             if asked.fresh and index > 0:
                 stack.pop_all().close()
-                process, port = server()
-                asked_for(port, pictures, 3)
+                server = stack.enter_context(start())
+                asked_for(server, pictures, 3)
             try:
-                rows.append(measured(process, port, attack, pictures, asked).row())
+                rows.append(measured(server, attack, pictures, asked).row())
             except (OSError, FileNotFoundError, ValueError) as error:
                 rows.append(f"| {attack.name} | the server ended: {error} |" + " |" * 7)
             print(rows[-1], file=sys.stderr, flush=True)
@@ -357,23 +459,27 @@ def main() -> None:
     parser.add_argument("--service", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each attack")
     parser.add_argument("--addresses", type=int, default=1, choices=range(1, 65), help="that attackers have")
-    parser.add_argument("--only", nargs="+", help="names of attacks")
+    parser.add_argument("--only", nargs="+", help="attacks, by what their names begin with")
     parser.add_argument("--against-aiohttp", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, service_options = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
     pictures = [path.read_bytes() for path in evenly(find_images(options.images), 16)]
-    wanted = attacks(options.bundle.resolve().name, pictures[0])
+    bundle = options.bundle.resolve()
+    wanted = [*attacks(bundle.name, pictures[0]), *grpc_attacks(bundle)]
     if options.only:
-        wanted = [attack for attack in wanted if attack.name in options.only]
+        wanted = [attack for attack in wanted if attack.name.startswith(tuple(options.only))]
     asked = Asked(options.seconds, options.addresses)
+    grpc_port = free_port()
     limits = [part for name, value in LIMITS.items() for part in (name, value)]
-    command = [options.service, options.bundle, "--port", 0, *limits, *service_options]
-    lines = ["## trtdet-serve", "", HEAD, *table(command, wanted, pictures, asked)]
+    command = [options.service, bundle, "--port", 0, "--grpc-port", grpc_port, *limits, *service_options]
+    start = partial(started, command, bundle, grpc_port)
+    lines = ["## trtdet-serve", "", HEAD, *table(start, wanted, pictures, asked)]
     if options.against_aiohttp:
-        peer = [sys.executable, Path(__file__).parent / "peers" / "aiohttp_server.py", options.bundle]
+        peer = [sys.executable, Path(__file__).parent / "peers" / "aiohttp_server.py", bundle]
         theirs = [attack for attack in wanted if not attack.only_service]
-        lines += ["", "## aiohttp", "", HEAD, *table(peer, theirs, pictures, replace(asked, fresh=True))]
+        start = partial(started, peer, bundle)
+        lines += ["", "## aiohttp", "", HEAD, *table(start, theirs, pictures, replace(asked, fresh=True))]
     text = "\n".join(lines) + "\n"
     print(text)
     if options.output:

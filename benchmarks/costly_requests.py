@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -27,6 +28,7 @@ class _Bits:
         return np.packbits(np.concatenate(self._parts), bitorder="little").tobytes()
 
 
+@cache
 def webp_of_tables(side: int = 1024) -> bytes:
     """A lossless WebP file with a group of Huffman tables of its own for every 4 x 4 pixels, all of them black.
 
@@ -68,6 +70,7 @@ def webp_of_tables(side: int = 1024) -> bytes:
     return b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
 
 
+@cache
 def progressive_jpeg(side: int = 3600) -> bytes:
     """A progressive JPEG file of one colour: the decoder holds the coefficients of all blocks, 6 bytes a pixel."""
     file = io.BytesIO()
@@ -86,12 +89,14 @@ def png(size: tuple[int, int], bits: int, colour: int, rows: bytes, more: Sequen
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in chunks)
 
 
+@cache
 def png_of_texts(count: int = 400, megabytes: int = 7) -> bytes:
     """A PNG file of one pixel with compressed texts, each of so many megabytes of one letter."""
     text = b"Comment\0\0" + zlib.compress(b"x" * (megabytes << 20), 9)
     return png((1, 1), 8, 2, bytes(4), [(b"zTXt", text)] * count)
 
 
+@cache
 def png_of_rows(width: int = 6400, height: int = 6400) -> bytes:
     """A PNG file of one colour: 123 MB of pixels in 120 KB."""
     return png((width, height), 8, 2, bytes((3 * width + 1) * height))
@@ -106,3 +111,9 @@ def numbers(megabytes: int) -> bytes:
 def brackets(megabytes: int) -> bytes:
     """The body of an inference that is lists in lists."""
     return b'{"inputs":' + b"[" * (megabytes << 20)
+
+
+def gzip_of_zeros(megabytes: int) -> bytes:
+    """A file of gzip, a thousandth as large as what it becomes."""
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(megabytes)) + packer.flush()

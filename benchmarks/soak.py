@@ -13,8 +13,8 @@ Memory is what the process has resident, as its metrics say it, every quarter of
 replaced. After ``--settle`` requests the rest is cut into five parts; for each bundle, as they need different amounts,
 the median of none may be more than ``--growth-mb`` above that of the first.
 
-With ``--attack`` the attacks of ``attack.py`` come meanwhile from another address, one kind after the other; what is
-refused of theirs is not counted.
+With ``--attack`` the attacks of ``attack.py`` come meanwhile from another address, one kind after the other, with
+``--grpc`` those over it in turn with them; what is refused of theirs is not counted.
 
 With ``--grpc`` every second client asks over gRPC, and every fifth of its calls has to be refused, is given up after a
 millisecond, or asks for a page: all of these have to end as they should. Needs tritonclient[grpc].
@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attack import attack_for, attacks
+from attack import Attack, attack_for, attacks, grpc_attacks
 
 from service import BOX, SCORE, Connection, Found, found_in, free_port, listening
 from trtdet.bundle import Bundle, BundleWriter
@@ -148,8 +148,7 @@ class OverGrpc:
         address = f"127.0.0.1:{port}"
         self._client, self._channel = InferenceServerClient(address), grpc.insecure_channel(address)
         self._errors, self._failed, self._tensor = grpc.RpcError, InferenceServerException, InferInput
-        self._model, manifest = bundle.name, Bundle(bundle).manifest
-        self._input, self._shape = manifest.input.name, [1, *manifest.input.shape.max[1:]]
+        self._model, self._input = bundle.name, Bundle(bundle).manifest.input.name
 
     def __enter__(self) -> OverGrpc:
         return self
@@ -180,9 +179,7 @@ class OverGrpc:
         elif kind == 4:
             code, expected = self._infer(self._file(body[: len(body) // 2 - count]), None), {"INVALID_ARGUMENT"}
         else:
-            values = np.zeros(self._shape, np.float32)
-            tensor = self._tensor(self._input, self._shape, "FP32")
-            code, expected = self._infer(tensor.set_data_from_numpy(values), 0.001), {"OK", "DEADLINE_EXCEEDED"}
+            code, expected = self._infer(self._file(body), 0.001), {"OK", "DEADLINE_EXCEEDED"}
         return "" if code in expected else f"call {kind} over gRPC ended with {code}"
 
     def _file(self, body: bytes) -> Any:
@@ -300,16 +297,22 @@ class Soak:
                 self.course.memory.append((self.course.answered, swaps % 2 == 1, resident))
 
 
-def attack_in_turn(port: int, model: str, picture: bytes, seconds: float) -> None:
+def attack_in_turn(port: int, grpc_port: int | None, wanted: Sequence[Attack], seconds: float) -> None:
     """One kind of attack after the other, for so long each, without end."""
-    for attack in itertools.cycle(attacks(model, picture)):
+    for attack in itertools.cycle(wanted):
         ours, _theirs = multiprocessing.Pipe()
-        attack_for(port, attack, addresses=1, seconds=seconds, pipe=ours)
+        attack_for(grpc_port if attack.call and grpc_port else port, attack, addresses=1, seconds=seconds, pipe=ours)
 
 
 @contextmanager
-def attacked(port: int, model: str, picture: bytes) -> Iterator[None]:
-    attacker = multiprocessing.Process(target=attack_in_turn, args=(port, model, picture, 10.0), daemon=True)
+def attacked(soak: Soak) -> Iterator[None]:
+    wanted = attacks(soak.place.name, soak.bodies[0])
+    if soak.grpc_port:
+        both = itertools.zip_longest(wanted, grpc_attacks(soak.place))
+        wanted = [attack for pair in both for attack in pair if attack]
+    attacker = multiprocessing.Process(
+        target=attack_in_turn, args=(soak.port, soak.grpc_port, wanted, 10.0), daemon=True
+    )
     attacker.start()
     try:
         yield
@@ -385,7 +388,7 @@ def main() -> int:
                 port = server.port
                 soak = Soak(options, port, grpc_port, place)
                 full = soak.full_load()
-                with attacked(port, place.name, soak.bodies[0]) if options.attack else nullcontext():
+                with attacked(soak) if options.attack else nullcontext():
                     soak.run(options.load * full)
                 time.sleep(1)  # in which the last replacement is noticed
                 text, good = report(soak, full, metrics(port))

@@ -291,7 +291,6 @@ private:
         picture.height = image.height;
         detector_->detect(image, deadline(), settled(index), client_->number);
         picture.decoded = Clock::now() - begin;
-        model_.statistics.decoded(picture.decoded);
     }
 
     bool has_more() const override { return wanted_.masks; }

@@ -1,27 +1,47 @@
 #include "grpc_server.hpp"
 
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/util/json_util.h>
 #include <grpc/support/log.h>
-#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/ip/address.hpp>
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <future>
 #include <limits>
+#include <list>
+#include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "clients.hpp"
+#include "encoding.hpp"
+#include "grpc_listener.hpp"
 #include "grpc_message.hpp"
 #include "inference_request.hpp"
 #include "memory_budget.hpp"
-#include "open_inference.grpc.pb.h"
+#include "open_inference.pb.h"
 #include "trtdet/errors.hpp"
+
+// gRPC's own door to what a buffer holds beside its bytes.
+class grpc::internal::GrpcByteBufferPeer {
+public:
+    // How they are compressed.
+    static grpc_compression_algorithm packing(grpc::ByteBuffer& buffer) {
+        return buffer.c_buffer()->data.raw.compression;
+    }
+};
 
 namespace trtdet::serve {
 namespace {
@@ -61,12 +81,6 @@ grpc::Status status_of(const Response& response) {
     return {code, response.message};
 }
 
-// Whether the bytes are such a message.
-bool read_message(grpc::ByteBuffer bytes, google::protobuf::Message& message) {
-    grpc::ProtoBufferReader reader(&bytes);
-    return reader.status().ok() && message.ParseFromZeroCopyStream(&reader);
-}
-
 template <typename Message>
 void write_message(const Message& message, grpc::ByteBuffer& buffer) {
     bool own = false;
@@ -76,98 +90,413 @@ void write_message(const Message& message, grpc::ByteBuffer& buffer) {
     }
 }
 
-// An inference from its message to its answer; it deletes itself when gRPC is done with it.
-class Call : public grpc::ServerUnaryReactor {
+class Call;
+
+// Calls whose message is not there yet. gRPC holds up to a window of each, and all of a message that is asked for: that
+// is charged to the client first, and whoever has no room for it waits. Any thread may call any member at any time.
+class Arrivals {
 public:
-    Call(Service& service, Log& log, std::shared_ptr<Client> client, std::string peer) : service_(service), log_(log) {
+    // What gRPC holds of a call before its message is asked for.
+    static constexpr std::uint64_t window = 65'536;
+
+    // largest: bytes of a message. windows: bytes of what a client may have that are for windows alone, so that it can
+    // begin calls while its messages arrive. patience: until a message must be there.
+    Arrivals(std::uint64_t largest, std::uint64_t windows, std::chrono::milliseconds patience)
+        : largest_(largest),
+          windows_(windows),
+          most_of_client_(std::max<std::size_t>(1, windows / window)),
+          patience_(patience),
+          thread_([this] { watch(); }) {}
+    ~Arrivals();
+
+    Arrivals(const Arrivals&) = delete;
+    Arrivals& operator=(const Arrivals&) = delete;
+
+    // Throws MemoryLimitError: there is no room for the window. Returns whether the client may have one more.
+    bool add(const std::shared_ptr<Call>& call);
+
+    // Its message is there, or it is over.
+    void remove(const Call& call);
+
+    std::size_t most_of_client() const { return most_of_client_; }
+
+private:
+    struct Awaited {
+        std::shared_ptr<Call> call;
+        Clock::time_point until;
+        bool asked = false;  // for its message
+    };
+
+    bool charge_message(const Call& call) const;
+    void watch();
+    std::vector<std::shared_ptr<Call>> take_overdue();
+    std::vector<std::shared_ptr<Call>> take_those_with_room();
+
+    const std::uint64_t largest_;
+    const std::uint64_t windows_;
+    const std::size_t most_of_client_;
+    const std::chrono::milliseconds patience_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool ended_ = false;
+    std::size_t waiting_ = 0;
+    std::list<Awaited> all_;  // in the order in which they came
+    std::unordered_map<const Call*, std::list<Awaited>::iterator> places_;
+    std::unordered_map<std::uint64_t, std::size_t> by_client_;
+    std::thread thread_;
+};
+
+// What a page answers to a message.
+using Page = std::function<grpc::Status(google::protobuf::io::ZeroCopyInputStream& given, grpc::ByteBuffer& answer)>;
+
+// A call from its head to its answer; it deletes itself when gRPC is done with it. page: what answers it, empty for an
+// inference.
+class Call : public grpc::ServerGenericBidiReactor, public std::enable_shared_from_this<Call> {
+public:
+    Call(Service& service, Arrivals& arrivals, Log& log, std::shared_ptr<Client> client, std::string peer, Page page)
+        : service_(service), arrivals_(arrivals), log_(log), page_(std::move(page)) {
         head_.client = std::move(client);
         head_.peer = std::move(peer);
         head_.request_id = request_id("");
+        held_ = service_.body_of(head_);
     }
 
-    void start(const grpc::ByteBuffer& given, grpc::ByteBuffer& answer) try {
-        auto request = read(given);
+    void start() try {
+        self_ = shared_from_this();
+        if (!arrivals_.add(self_)) {
+            end(status_of(client_response(
+                "you have the " + std::to_string(arrivals_.most_of_client()) +
+                " calls that one client may have whose message is not there (--max-bodies-mb, --max-client-percent); "
+                "try again later")));
+        }
+    } catch (const MemoryLimitError& error) {
+        end(status_of(error.response()));
+    }
+
+    void refuse(const grpc::Status& status) {
+        self_ = shared_from_this();
+        end(status);
+    }
+
+    // A call that is over takes no reads any more.
+    void read() {
+        const std::lock_guard lock(ending_);
+        if (!over_) {
+            StartRead(&bytes_);
+        }
+    }
+
+    // Once; what comes later is of no use.
+    void end(const grpc::Status& status) {
+        const auto held = shared_from_this();
+        const std::lock_guard lock(ending_);
+        if (!over_.exchange(true)) {
+            Finish(status);
+        }
+    }
+
+    MemoryBudget::Share& held() const { return *held_; }
+    std::uint64_t client() const { return head_.client->number; }
+
+    void OnReadDone(bool whole) override {
+        arrivals_.remove(*this);
+        if (!whole) {
+            return end({grpc::StatusCode::INVALID_ARGUMENT, "the call ended before its message"});
+        }
+        arrived_ = Clock::now();
+        try {
+            held_->set(bytes_.Length());
+            worked_on_ = true;
+            // What takes a while is not for the threads that all clients share.
+            service_.post(head_, [self = shared_from_this()] { self->work(); });
+        } catch (const std::exception& error) {
+            failed(error);
+        }
+    }
+
+    void OnCancel() override {
+        *abandoned_ = true;
+        arrivals_.remove(*this);
+        // What is worked on ends with its answer, so that a stop knows what hangs.
+        if (!worked_on_) {
+            end(grpc::Status::CANCELLED);
+        }
+    }
+
+    void OnDone() override { self_.reset(); }
+
+private:
+    void work() noexcept try {
+        if (*abandoned_) {
+            return end(grpc::Status::CANCELLED);
+        }
+        if (grpc::internal::GrpcByteBufferPeer::packing(bytes_) != GRPC_COMPRESS_NONE) {
+            unpack();
+            google::protobuf::io::ArrayInputStream given(unpacked_.data(), static_cast<int>(unpacked_.size()));
+            google::protobuf::io::ArrayInputStream again(unpacked_.data(), static_cast<int>(unpacked_.size()));
+            return work_on(given, again, unpacked_.size());
+        }
+        auto bytes = bytes_;  // the same ones, as a reader wants a buffer that may change
+        grpc::ProtoBufferReader given(&bytes);
+        grpc::ProtoBufferReader again(&bytes_);
+        work_on(given, again, bytes_.Length());
+    } catch (const InferenceError& error) {
+        finish(error_response(400, "bad-inference", error.what()));
+    } catch (const EncodingError& error) {
+        finish(error_response(400, "bad-encoding", error.what()));
+    } catch (const BodyTooLargeError& error) {
+        finish(error_response(413, "body-too-large", error.what()));
+    } catch (const MemoryLimitError& error) {
+        finish(error.response());
+    } catch (const std::exception& error) {
+        failed(error);
+    }
+
+    // given, again: the message, twice, as an inference is counted before it is read.
+    void work_on(
+        google::protobuf::io::ZeroCopyInputStream& given, google::protobuf::io::ZeroCopyInputStream& again,
+        std::uint64_t length) {
+        if (!page_) {
+            return infer(given, again, length);
+        }
+        if (length > max_beside_tensors) {
+            return end(
+                {grpc::StatusCode::INVALID_ARGUMENT, "the message has " + std::to_string(length) +
+                                                         " bytes, allowed are " + std::to_string(max_beside_tensors)});
+        }
+        grpc::ByteBuffer answer;
+        const auto status = page_(given, answer);
+        status.ok() ? answered(std::move(answer)) : end(status);
+    }
+
+    void infer(
+        google::protobuf::io::ZeroCopyInputStream& given, google::protobuf::io::ZeroCopyInputStream& again,
+        std::uint64_t length) {
+        auto request = read(given, again, length);
         if (auto refusal = service_.refuse(head_)) {
-            return finish(std::move(*refusal), answer);
+            return finish(std::move(*refusal));
         }
         request.arrived = arrived_;
         request.abandoned = abandoned_;
-        service_.handle(std::move(request), [this, &answer](const Answer& made) {
+        service_.handle(std::move(request), [self = shared_from_this()](const Answer& made) {
             Response response;
             try {
                 response = made();
             } catch (const std::exception&) {
                 response = busy_response("overloaded", "there is no memory for the request; try again later");
             }
-            finish(std::move(response), answer);
+            self->finish(std::move(response));
         });
-    } catch (const InferenceError& error) {
-        finish(error_response(400, "bad-inference", error.what()), answer);
-    } catch (const MemoryLimitError& error) {
-        finish(error.response(), answer);
-    } catch (const std::exception& error) {
-        failed(error);
     }
 
-    void OnCancel() override { *abandoned_ = true; }
-    void OnDone() override { delete this; }
+    void unpack() {
+        std::vector<grpc::Slice> slices;
+        std::string packed;
+        held_->set(2 * bytes_.Length());
+        if (!bytes_.Dump(&slices).ok()) {
+            throw InferenceError("the message is damaged");
+        }
+        packed.reserve(bytes_.Length());
+        for (const auto& slice : slices) {
+            packed.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+        }
+        const auto kind = grpc::internal::GrpcByteBufferPeer::packing(bytes_);
+        const std::string encoding = kind == GRPC_COMPRESS_GZIP ? "gzip" : "deflate";
+        const auto most = page_ ? max_beside_tensors : service_.options().max_body + Arrivals::window;
+        unpacked_ = unpacked(packed, encoding, most, [&](std::uint64_t bytes) {
+            if (*abandoned_) {
+                throw EncodingError("the client has given up");
+            }
+            held_->set(2 * packed.size() + bytes);
+        });
+        slices.clear();
+        bytes_.Clear();
+        held_->set(unpacked_.size());
+    }
 
-private:
     // What the message takes is charged before it is read.
-    Request read(const grpc::ByteBuffer& given) {
-        auto bytes = given;  // the same ones, as a reader wants a buffer that may change
-        grpc::ProtoBufferReader reader(&bytes);
-        const auto beside = bytes_beside_tensors(reader);
+    Request read(
+        google::protobuf::io::ZeroCopyInputStream& given, google::protobuf::io::ZeroCopyInputStream& again,
+        std::uint64_t length) {
+        const auto beside = bytes_beside_tensors(given);
         if (beside > max_beside_tensors) {
             throw InferenceError(
                 "the message has " + std::to_string(beside) + " bytes beside its tensors, allowed are " +
                 std::to_string(max_beside_tensors));
         }
-        const auto held = service_.body_of(head_);
-        held->set(message_memory(given.Length(), beside));
+        held_->set(message_memory(length, beside));
         inference::ModelInferRequest message;
-        if (!read_message(given, message)) {
+        if (!message.ParseFromZeroCopyStream(&again)) {
             throw InferenceError("the message is damaged");
         }
+        bytes_.Clear();
+        unpacked_ = {};
         auto known = infer_head(message);
         head_.method = std::move(known.method);
         head_.target = std::move(known.target);
         auto request = over_http(message, head_);
         head_ = request.head;
-        held->set(request.body.size());
-        request.held = held;
+        held_->set(request.body.size());
+        request.held = std::exchange(held_, nullptr);
         return request;
     }
 
-    void finish(Response response, grpc::ByteBuffer& answer) try {
+    void finish(Response response) noexcept try {
         service_.answered(head_, response, Clock::now() - arrived_);
         if (!response.error.empty()) {
-            return Finish(status_of(response));
+            return end(status_of(response));
         }
+        grpc::ByteBuffer answer;
         write_message(from_http(response), answer);
-        Finish(grpc::Status::OK);
+        held_answer_ = response.held;
+        answered(std::move(answer));
     } catch (const std::exception& error) {
         failed(error);
     }
 
+    void answered(grpc::ByteBuffer answer) {
+        const std::lock_guard lock(ending_);
+        if (!over_.exchange(true)) {
+            answer_ = std::move(answer);
+            StartWriteAndFinish(&answer_, {}, grpc::Status::OK);
+        }
+    }
+
     void failed(const std::exception& error) {
         log_.write(Level::error, "a call failed", error.what());
-        Finish({grpc::StatusCode::INTERNAL, "the request failed; the reason is in the service's log"});
+        end({grpc::StatusCode::INTERNAL, "the request failed; the reason is in the service's log"});
     }
 
     Service& service_;
+    Arrivals& arrivals_;
     Log& log_;
+    const Page page_;
     const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
-    const Clock::time_point arrived_ = Clock::now();
+    std::recursive_mutex ending_;  // gRPC may call back at once
+    std::atomic<bool> over_{false};
+    std::atomic<bool> worked_on_{false};
+    Clock::time_point arrived_ = Clock::now();
     Head head_;
+    std::shared_ptr<MemoryBudget::Share> held_;  // of the message
+    grpc::ByteBuffer bytes_;
+    std::string unpacked_;
+    grpc::ByteBuffer answer_;
+    std::shared_ptr<void> held_answer_;
+    std::shared_ptr<Call> self_;  // until gRPC is done
 };
 
-// Streams are told at once that there are none.
-class NoStream : public grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse> {
-public:
-    NoStream() { Finish({grpc::StatusCode::UNIMPLEMENTED, "there are no streams here; call ModelInfer"}); }
-    void OnDone() override { delete this; }
-};
+Arrivals::~Arrivals() {
+    {
+        const std::lock_guard lock(mutex_);
+        ended_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+}
+
+bool Arrivals::charge_message(const Call& call) const {
+    auto& held = call.held();
+    if (!held.try_set(largest_ + windows_)) {
+        return false;
+    }
+    held.set(largest_);
+    return true;
+}
+
+bool Arrivals::add(const std::shared_ptr<Call>& call) {
+    bool room = false;
+    {
+        const std::lock_guard lock(mutex_);
+        auto& count = by_client_[call->client()];
+        if (count >= most_of_client_) {
+            return false;
+        }
+        try {
+            call->held().set(window);
+        } catch (...) {
+            if (count == 0) {
+                by_client_.erase(call->client());
+            }
+            throw;
+        }
+        ++count;
+        room = charge_message(*call);
+        all_.push_back({call, Clock::now() + patience_, room});
+        places_[call.get()] = std::prev(all_.end());
+        waiting_ += room ? 0 : 1;
+    }
+    if (room) {
+        call->read();
+    }
+    return true;
+}
+
+void Arrivals::remove(const Call& call) {
+    std::shared_ptr<Call> last;  // which may be the last to hold it, and is not to end it under the lock
+    const std::lock_guard lock(mutex_);
+    const auto found = places_.find(&call);
+    if (found == places_.end()) {
+        return;
+    }
+    const auto place = found->second;
+    last = std::move(place->call);
+    waiting_ -= place->asked ? 0 : 1;
+    const auto count = by_client_.find(call.client());
+    if (--count->second == 0) {
+        by_client_.erase(count);
+    }
+    all_.erase(place);
+    places_.erase(found);
+}
+
+void Arrivals::watch() {
+    // What gives memory back does not tell.
+    constexpr std::chrono::milliseconds soon{3}, later{200};
+    std::unique_lock lock(mutex_);
+    while (!ended_) {
+        changed_.wait_for(lock, waiting_ > 0 ? soon : later);
+        const auto overdue = take_overdue();
+        const auto ready = take_those_with_room();
+        lock.unlock();
+        for (const auto& call : overdue) {
+            remove(*call);
+            call->end({grpc::StatusCode::DEADLINE_EXCEEDED, "the message did not arrive in time (--body-timeout)"});
+        }
+        for (const auto& call : ready) {
+            call->read();
+        }
+        lock.lock();
+    }
+}
+
+std::vector<std::shared_ptr<Call>> Arrivals::take_overdue() {
+    std::vector<std::shared_ptr<Call>> overdue;
+    const auto now = Clock::now();
+    for (auto one = all_.begin(); one != all_.end() && one->until < now; ++one) {
+        overdue.push_back(one->call);
+    }
+    return overdue;
+}
+
+std::vector<std::shared_ptr<Call>> Arrivals::take_those_with_room() {
+    std::vector<std::shared_ptr<Call>> ready;
+    std::unordered_set<std::uint64_t> without;
+    const auto now = Clock::now();
+    for (auto one = all_.begin(); one != all_.end() && waiting_ > 0; ++one) {
+        const auto client = one->call->client();
+        if (one->asked || one->until < now || without.count(client) > 0) {
+            continue;
+        }
+        if (charge_message(*one->call)) {
+            one->asked = true;
+            --waiting_;
+            ready.push_back(one->call);
+        } else {
+            without.insert(client);
+        }
+    }
+    return ready;
+}
 
 // gRPC's "ipv4:192.0.2.1:1234" or "ipv6:%5B2001:db8::1%5D:1234".
 boost::asio::ip::address address_of(const std::string& peer) {
@@ -182,155 +511,130 @@ boost::asio::ip::address address_of(const std::string& peer) {
     return boost::asio::ip::make_address(text, ignored);
 }
 
-// All calls but streams, with their messages as they arrive: what a message becomes in memory may be a hundred times as
-// much, so that its size is looked at before it is read.
-// clang-format off
-template <typename Base> using Raw =
-    inference::GRPCInferenceService::WithRawCallbackMethod_ServerLive<
-    inference::GRPCInferenceService::WithRawCallbackMethod_ServerReady<
-    inference::GRPCInferenceService::WithRawCallbackMethod_ModelReady<
-    inference::GRPCInferenceService::WithRawCallbackMethod_ServerMetadata<
-    inference::GRPCInferenceService::WithRawCallbackMethod_ModelMetadata<
-    inference::GRPCInferenceService::WithRawCallbackMethod_ModelInfer<
-    inference::GRPCInferenceService::WithRawCallbackMethod_ModelConfig<
-    inference::GRPCInferenceService::WithRawCallbackMethod_ModelStatistics<
-    inference::GRPCInferenceService::WithRawCallbackMethod_RepositoryIndex<
-    inference::GRPCInferenceService::WithRawCallbackMethod_RepositoryModelLoad<
-    inference::GRPCInferenceService::WithRawCallbackMethod_RepositoryModelUnload<Base>>>>>>>>>>>;
-// clang-format on
-using Calls =
-    Raw<inference::GRPCInferenceService::WithCallbackMethod_ModelStreamInfer<inference::GRPCInferenceService::Service>>;
-
-class Protocol : public Calls {
-    using Context = grpc::CallbackServerContext;
-    using Reactor = grpc::ServerUnaryReactor;
-    using Bytes = grpc::ByteBuffer;
-
+// Which calls there are, by their paths. They are taken as streams, whose messages gRPC does not read by itself.
+class Protocol : public grpc::CallbackGenericService {
 public:
-    Protocol(serve::Service& service, Log& log) : service_(service), log_(log) {}
+    Protocol(serve::Service& service, Arrivals& arrivals, Log& log)
+        : service_(service), arrivals_(arrivals), log_(log), pages_(all_pages()) {}
 
     // Until then there are no models.
     void serve() { serves_ = true; }
 
-    Reactor* ServerLive(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::ServerLiveRequest, inference::ServerLiveResponse>(
-            context, *given, *answer, [this](const auto& /*request*/, auto& response) {
-                return yes_or_no("/v2/health/live", [&](bool yes) { response.set_live(yes); });
-            });
-    }
-
-    Reactor* ServerReady(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::ServerReadyRequest, inference::ServerReadyResponse>(
-            context, *given, *answer, [this](const auto& /*request*/, auto& response) {
-                return yes_or_no("/v2/health/ready", [&](bool yes) { response.set_ready(yes); });
-            });
-    }
-
-    Reactor* ModelReady(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::ModelReadyRequest, inference::ModelReadyResponse>(
-            context, *given, *answer, [this](const auto& request, auto& response) {
-                const auto path = model_path(request.name(), request.version()) + "/ready";
-                return yes_or_no(path, [&](bool yes) { response.set_ready(yes); });
-            });
-    }
-
-    Reactor* ServerMetadata(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
-            context, *given, *answer,
-            [this](const auto& /*request*/, auto& response) { return page("GET", "/v2", response); });
-    }
-
-    Reactor* ModelMetadata(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
-            context, *given, *answer, [this](const auto& request, auto& response) {
-                return page("GET", model_path(request.name(), request.version()), response);
-            });
-    }
-
-    Reactor* ModelConfig(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::ModelConfigRequest, inference::ModelConfigResponse>(
-            context, *given, *answer, [this](const auto& request, auto& response) {
-                const auto path = model_path(request.name(), request.version()) + "/config";
-                return page("GET", path, *response.mutable_config());
-            });
-    }
-
-    Reactor* ModelStatistics(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
-            context, *given, *answer, [this](const auto& request, auto& response) {
-                const auto& name = request.name();
-                const auto model = name.empty() ? "/v2/models" : model_path(name, request.version());
-                return page("GET", model + "/stats", response);
-            });
-    }
-
-    Reactor* RepositoryIndex(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
-            context, *given, *answer, [this](const auto& /*request*/, auto& response) {
-                return page("POST", "/v2/repository/index", response, "models");
-            });
-    }
-
-    // Both are refused: this is not the admin port.
-    Reactor* RepositoryModelLoad(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
-            context, *given, *answer, [this](const auto& request, auto& response) {
-                return page("POST", change_path(request.model_name(), "load"), response);
-            });
-    }
-
-    Reactor* RepositoryModelUnload(Context* context, const Bytes* given, Bytes* answer) override {
-        return call<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
-            context, *given, *answer, [this](const auto& request, auto& response) {
-                return page("POST", change_path(request.model_name(), "unload"), response);
-            });
-    }
-
-    Reactor* ModelInfer(Context* context, const Bytes* given, Bytes* answer) override {
+    grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override {
         const auto peer = context->peer();
-        auto* const call = new Call(service_, log_, service_.clients().of(address_of(peer)), peer);
-        if (serves_) {
-            call->start(*given, *answer);
+        const auto& method = context->method();
+        const auto page = pages_.find(method);
+        const bool is_inference = method == inference_path("ModelInfer");
+        const auto call = std::make_shared<Call>(
+            service_, arrivals_, log_, service_.clients().of(address_of(peer)), peer,
+            page == pages_.end() ? Page() : page->second);
+        if (method == inference_path("ModelStreamInfer")) {
+            call->refuse({grpc::StatusCode::UNIMPLEMENTED, "there are no streams here; call ModelInfer"});
+        } else if (page == pages_.end() && !is_inference) {
+            call->refuse({grpc::StatusCode::UNIMPLEMENTED, "there is no method " + method + " here"});
+        } else if (is_inference && !serves_) {
+            call->refuse(status_of(starting()));
         } else {
-            call->Finish(status_of(starting()));
+            call->start();
         }
-        return call;
-    }
-
-    grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>* ModelStreamInfer(
-        Context* /*context*/) override {
-        return new NoStream;
+        return call.get();
     }
 
 private:
-    // make: given the request, fills in the response and returns how the call ends.
+    static std::string inference_path(const std::string& method) { return "/inference.GRPCInferenceService/" + method; }
+
+    // What a method answers, as those of its messages' types do. make: given the request, fills in the response and
+    // returns how the call ends.
     template <typename Given, typename Made, typename Make>
-    Reactor* call(Context* context, const Bytes& given, Bytes& answer, const Make& make) {
-        auto* const reactor = context->DefaultReactor();
-        reactor->Finish([&]() -> grpc::Status {
-            try {
-                if (given.Length() > max_beside_tensors) {
-                    return {
-                        grpc::StatusCode::INVALID_ARGUMENT, "the message has " + std::to_string(given.Length()) +
-                                                                " bytes, allowed are " +
-                                                                std::to_string(max_beside_tensors)};
-                }
-                Given request;
-                if (!read_message(given, request)) {
-                    return {grpc::StatusCode::INVALID_ARGUMENT, "the message is damaged"};
-                }
-                Made response;
-                const auto status = make(request, response);
-                if (status.ok()) {
-                    write_message(response, answer);
-                }
-                return status;
-            } catch (const std::exception& error) {
-                log_.write(Level::error, "a call failed", error.what());
-                return {grpc::StatusCode::INTERNAL, "the request failed; the reason is in the service's log"};
+    static Page answers(Make make) {
+        return [make](google::protobuf::io::ZeroCopyInputStream& given, grpc::ByteBuffer& answer) -> grpc::Status {
+            Given request;
+            if (!request.ParseFromZeroCopyStream(&given)) {
+                return {grpc::StatusCode::INVALID_ARGUMENT, "the message is damaged"};
             }
-        }());
-        return reactor;
+            Made response;
+            auto status = make(request, response);
+            if (status.ok()) {
+                write_message(response, answer);
+            }
+            return status;
+        };
+    }
+
+    std::unordered_map<std::string, Page> all_pages() {
+        std::unordered_map<std::string, Page> pages;
+        add_health(pages);
+        add_models(pages);
+        add_repository(pages);
+        return pages;
+    }
+
+    void add_health(std::unordered_map<std::string, Page>& pages) {
+        pages[inference_path("ServerLive")] =
+            answers<inference::ServerLiveRequest, inference::ServerLiveResponse>([this](const auto&, auto& response) {
+                return yes_or_no("/v2/health/live", [&](bool yes) { response.set_live(yes); });
+            });
+        pages[inference_path("ServerReady")] =
+            answers<inference::ServerReadyRequest, inference::ServerReadyResponse>([this](const auto&, auto& response) {
+                return yes_or_no("/v2/health/ready", [&](bool yes) { response.set_ready(yes); });
+            });
+        pages[inference_path("ModelReady")] = answers<inference::ModelReadyRequest, inference::ModelReadyResponse>(
+            [this](const auto& request, auto& response) {
+                const auto path = model_path(request.name(), request.version()) + "/ready";
+                return yes_or_no(path, [&](bool yes) { response.set_ready(yes); });
+            });
+        pages["/grpc.health.v1.Health/Check"] = answers<inference::HealthCheckRequest, inference::HealthCheckResponse>(
+            [this](const auto& request, auto& response) -> grpc::Status {
+                using Status = inference::HealthCheckResponse;
+                if (!request.service().empty()) {
+                    return {grpc::StatusCode::NOT_FOUND, "there is no such service; name none"};
+                }
+                return yes_or_no("/v2/health/ready", [&](bool yes) {
+                    response.set_status(yes ? Status::SERVING : Status::NOT_SERVING);
+                });
+            });
+    }
+
+    void add_models(std::unordered_map<std::string, Page>& pages) {
+        pages[inference_path("ServerMetadata")] =
+            answers<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
+                [this](const auto&, auto& response) { return page("GET", "/v2", response); });
+        pages[inference_path("ModelMetadata")] =
+            answers<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
+                [this](const auto& request, auto& response) {
+                    return page("GET", model_path(request.name(), request.version()), response);
+                });
+        pages[inference_path("ModelConfig")] = answers<inference::ModelConfigRequest, inference::ModelConfigResponse>(
+            [this](const auto& request, auto& response) {
+                const auto path = model_path(request.name(), request.version()) + "/config";
+                return page("GET", path, *response.mutable_config());
+            });
+        pages[inference_path("ModelStatistics")] =
+            answers<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
+                [this](const auto& request, auto& response) {
+                    const auto& name = request.name();
+                    const auto model = name.empty() ? "/v2/models" : model_path(name, request.version());
+                    return page("GET", model + "/stats", response);
+                });
+    }
+
+    // The last two are refused: this is not the admin port.
+    void add_repository(std::unordered_map<std::string, Page>& pages) {
+        pages[inference_path("RepositoryIndex")] =
+            answers<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
+                [this](const auto&, auto& response) {
+                    return page("POST", "/v2/repository/index", response, "models");
+                });
+        pages[inference_path("RepositoryModelLoad")] =
+            answers<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
+                [this](const auto& request, auto& response) {
+                    return page("POST", change_path(request.model_name(), "load"), response);
+                });
+        pages[inference_path("RepositoryModelUnload")] =
+            answers<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
+                [this](const auto& request, auto& response) {
+                    return page("POST", change_path(request.model_name(), "unload"), response);
+                });
     }
 
     Response asked(std::string method, std::string path) {
@@ -382,39 +686,62 @@ private:
     }
 
     serve::Service& service_;
+    Arrivals& arrivals_;
     Log& log_;
+    const std::unordered_map<std::string, Page> pages_;
     std::atomic<bool> serves_{false};
 };
 
 }  // namespace
 
+// What a message may have: one that takes more than the half of what its client may have would be refused, as it is
+// there twice while it is read.
+std::uint64_t largest_message(const ServiceOptions& options) {
+    return std::min<std::uint64_t>(
+        {options.max_body + Arrivals::window, part_of_limit(options.max_bodies, options.max_client_percent) / 2,
+         std::numeric_limits<int>::max()});
+}
+
+ListenerOptions listener_options(const GrpcOptions& options, const ServiceOptions& service) {
+    const auto most = static_cast<std::size_t>(options.max_connections);
+    return {options.host, options.port, most, part_of_limit(most, service.max_client_percent)};
+}
+
 class GrpcServer::Impl {
 public:
-    Impl(const GrpcOptions& options, Service& service, Log& log) : options_(options), protocol_(service, log) {
+    Impl(const GrpcOptions& options, Service& service, Log& log)
+        : options_(options),
+          arrivals_(
+              largest_message(service.options()),
+              part_of_limit(service.options().max_bodies, service.options().max_client_percent) / 4,
+              options.body_timeout),
+          protocol_(service, arrivals_, log),
+          listener_(listener_options(options, service.options()), service.clients(), [this](int socket) {
+              grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
+              taken.fd = socket;
+              acceptor_->HandleNewConnection(&taken);
+          }) {
         log_of_library = &log;
         gpr_set_log_function(note);
-        grpc::EnableDefaultHealthCheckService(true);
         grpc::ServerBuilder builder;
-        int port = 0;
-        const bool v6 = options.host.find(':') != std::string::npos;
-        const auto host = v6 ? "[" + options.host + "]" : options.host;
-        builder.AddListeningPort(host + ":" + std::to_string(options.port), grpc::InsecureServerCredentials(), &port);
-        builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-        builder.SetMaxReceiveMessageSize(static_cast<int>(
-            std::min<std::uint64_t>(service.options().max_body + 65'536, std::numeric_limits<int>::max())));
+        acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+            grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+        const auto milliseconds = [](std::chrono::milliseconds time) { return static_cast<int>(time.count()); };
+        builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, milliseconds(options.header_timeout));
+        builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, milliseconds(options.idle_timeout));
+        builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 100);
+        // Windows stay as large as what is charged for them, and messages compressed, as these are small.
+        builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(Arrivals::window));
+        builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+        builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+        builder.SetMaxReceiveMessageSize(static_cast<int>(largest_message(service.options())));
         builder.SetMaxSendMessageSize(-1);
-        // Of messages that arrive, before they are charged to their clients.
-        grpc::ResourceQuota quota("trtdet-serve");
-        quota.Resize(service.options().max_bodies);
-        builder.SetResourceQuota(quota);
-        builder.RegisterService(&protocol_);
+        builder.RegisterCallbackGenericService(&protocol_);
         server_ = builder.BuildAndStart();
-        if (!server_ || port == 0) {
-            throw Error(
-                "cannot listen on " + options.host + " port " + std::to_string(options.port) +
-                " for gRPC; choose another with --host and --grpc-port");
+        if (!server_) {
+            throw Error("gRPC does not start; leave out --grpc-port");
         }
-        address_ = host + ":" + std::to_string(port);
+        listener_.start();
     }
 
     ~Impl() { log_of_library = nullptr; }
@@ -422,7 +749,7 @@ public:
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
 
-    std::string address() const { return address_; }
+    std::string address() const { return listener_.address(); }
 
     void serve() { protocol_.serve(); }
 
@@ -431,6 +758,7 @@ public:
             return true;
         }
         stopped_ = true;
+        listener_.stop();
         const auto done = std::make_shared<std::promise<void>>();
         auto finished = done->get_future();
         std::thread([server = server_.get(), done, patience = options_.stop_timeout] {
@@ -443,9 +771,11 @@ public:
 
 private:
     const GrpcOptions options_;
+    Arrivals arrivals_;
     Protocol protocol_;
+    std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+    GrpcListener listener_;
     std::unique_ptr<grpc::Server> server_;
-    std::string address_;
     bool stopped_ = false;
 };
 

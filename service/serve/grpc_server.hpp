@@ -14,7 +14,12 @@ namespace trtdet::serve {
 struct GrpcOptions {
     std::string host = "127.0.0.1";  // an address, or a name that has one
     std::uint16_t port = 0;          // 0 for any that is free
-    std::chrono::milliseconds stop_timeout{30'000};
+    int max_connections = 1024;      // beside those over HTTP
+
+    std::chrono::milliseconds header_timeout{10'000};  // until a connection speaks HTTP/2
+    std::chrono::milliseconds body_timeout{30'000};    // from a call's head to the end of its message
+    std::chrono::milliseconds idle_timeout{60'000};    // of a connection, between two calls
+    std::chrono::milliseconds stop_timeout{30'000};    // for what is still going on when the service stops
 };
 
 // Any thread may call any member at any time, but for the destructor.

@@ -331,16 +331,16 @@ void allow_descriptors(int connections, Log& log) {
 
 // glibc by itself takes ever larger blocks from the heaps of threads, where those of a model that was replaced stay:
 // the service grew with each. What a model takes comes and goes as pages of its own, what an image takes is kept for
-// the next.
+// the next, in as many places as there are cores: glibc would have eight times as many, each as full as its worst
+// image.
 void bound_kept_memory() {
 #ifdef __GLIBC__
     constexpr int largest_of_image = 4 << 20;
     ::mallopt(M_MMAP_THRESHOLD, largest_of_image);
     ::mallopt(M_TRIM_THRESHOLD, 4 * largest_of_image);
     rlimit space{};
-    if (::getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
-        ::mallopt(M_ARENA_MAX, 1);
-    }
+    const bool bounded = ::getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY;
+    ::mallopt(M_ARENA_MAX, bounded ? 1 : std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
 #endif
 }
 
@@ -348,7 +348,7 @@ int serve_until_stopped(Options options) {
     Signals::block();
     Log log(options.log_level, options.log_json);
     Metrics metrics;
-    allow_descriptors(options.http.max_connections, log);
+    allow_descriptors(options.http.max_connections * (options.grpc_port ? 2 : 1), log);
     options.model.detector.on_batch = [&metrics](int batch, Clock::duration ran) { metrics.batch(batch, ran); };
     std::vector<std::unique_ptr<Model>> models(options.bundles.size());
     std::vector<ModelSource> sources;
@@ -362,7 +362,12 @@ int serve_until_stopped(Options options) {
     HttpServer server(options.http, service, log, metrics);
     std::optional<GrpcServer> grpc;
     if (options.grpc_port) {
-        grpc.emplace(GrpcOptions{options.http.host, *options.grpc_port, options.http.stop_timeout}, service, log);
+        const auto& http = options.http;
+        grpc.emplace(
+            GrpcOptions{
+                http.host, *options.grpc_port, http.max_connections, http.header_timeout, http.body_timeout,
+                http.idle_timeout, http.stop_timeout},
+            service, log);
     }
     for (std::size_t i = 0; i < models.size(); ++i) {
         std::tie(options.model.name, options.model.bundle) = options.bundles[i];

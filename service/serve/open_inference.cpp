@@ -241,11 +241,9 @@ private:
 
     void prepare(std::size_t index) override {
         if (!inference_.files.empty()) {
-            const auto begin = Clock::now();
             MemoryBudget::Share memory(context_->decoding, client_);
             const auto image = decode(inference_.files[index], memory);
-            detector_->detect(image, deadline(), settled(index), client_->number);
-            return model_.statistics.decoded(Clock::now() - begin);
+            return detector_->detect(image, deadline(), settled(index), client_->number);
         }
         detector_->detect_input(inference_.image(index), deadline(), settled(index), client_->number);
     }
@@ -393,7 +391,8 @@ Json spent(const Spent& what) {
     return {{"count", what.count}, {"ns", what.time.count()}};
 }
 
-// Statistics as Triton has them; compute_output is a part of the run here.
+// Statistics as Triton has them: times are of requests, as often as these succeeded. compute_output is a part of the
+// run here.
 Json statistics_of(const Served& model) {
     using std::chrono::duration_cast;
     using std::chrono::milliseconds;
@@ -403,15 +402,15 @@ Json statistics_of(const Served& model) {
         const auto runs = images.count / static_cast<std::uint64_t>(size);
         batches.push_back(
             {{"batch_size", size},
-             {"compute_input", spent({})},
+             {"compute_input", spent({runs, {}})},
              {"compute_infer", spent({runs, images.time / size})},
-             {"compute_output", spent({})}});
+             {"compute_output", spent({runs, {}})}});
     }
     return {
         {"name", model.name},
         {"version", only_version},
         {"last_inference", duration_cast<milliseconds>(counts.last.time_since_epoch()).count()},
-        {"inference_count", counts.infer.count},
+        {"inference_count", counts.images()},
         {"execution_count", counts.executions()},
         {"inference_stats",
          {{"success", spent(counts.success)},
@@ -419,7 +418,7 @@ Json statistics_of(const Served& model) {
           {"queue", spent(counts.queue)},
           {"compute_input", spent(counts.input)},
           {"compute_infer", spent(counts.infer)},
-          {"compute_output", spent({})},
+          {"compute_output", spent({counts.success.count, {}})},
           {"cache_hit", spent({})},
           {"cache_miss", spent({})}}},
         {"batch_stats", batches}};

@@ -168,6 +168,10 @@ std::shared_ptr<MemoryBudget::Share> Service::body_of(const Head& head) const {
     return std::make_shared<MemoryBudget::Share>(impl_->context->bodies, client_of(head));
 }
 
+void Service::post(const Head& head, std::function<void()> task) const {
+    impl_->context->workers->post(client_of(head)->number, std::move(task));
+}
+
 void Service::handle(Request request, Done done) {
     impl_->router.handle(std::move(request), std::move(done));
 }

@@ -38,6 +38,11 @@ public:
     // For what arrives of the request's body, at first nothing.
     std::shared_ptr<MemoryBudget::Share> body_of(const Head& head) const;
 
+    // Does it soon, by the threads that decode, in the client's turn.
+    //
+    // Throws std::bad_alloc: it is not done.
+    void post(const Head& head, std::function<void()> task) const;
+
     // Works on a request that refuse() has let pass; nobody may be interested in the answer by then.
     void handle(Request request, Done done);
 

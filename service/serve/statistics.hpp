@@ -21,14 +21,27 @@ struct Spent {
     }
 };
 
+// Where the time of a request went, for each of its images on average: they are worked on at the same time.
+struct ImageTimes {
+    Clock::duration input{};  // decoding and pre-processing, or taking a tensor
+    Clock::duration queue{};  // waiting for a batch
+    Clock::duration infer{};  // the run of the batch
+};
+
 struct ModelCounts {
-    Spent success;                 // requests that were answered with detections, from their last byte
-    Spent fail;                    // and those that were not
-    Spent input;                   // images: decoding and pre-processing, of those that are sent as files
-    Spent queue;                   // images: waiting for a batch
-    Spent infer;                   // images: the run of their batch
-    std::map<int, Spent> batches;  // images by the size of their batch, with its run
+    Spent success;                                 // requests that were answered with detections, from their last byte
+    Spent fail;                                    // and those that were not
+    Spent input, queue, infer;                     // as ImageTimes, of those that were answered with detections
+    std::map<int, Spent> batches;                  // images by the size of their batch, with its run
     std::chrono::system_clock::time_point last{};  // image; 1970 where there was none
+
+    std::uint64_t images() const {
+        std::uint64_t count = 0;
+        for (const auto& [size, images] : batches) {
+            count += images.count;
+        }
+        return count;
+    }
 
     // How many batches were run: each has as many images as its size.
     std::uint64_t executions() const {
@@ -43,23 +56,24 @@ struct ModelCounts {
 // Any thread may call any member at any time.
 class Statistics {
 public:
-    void request(bool success, Clock::duration took) {
+    void succeeded(Clock::duration took, const ImageTimes& times) {
         const std::lock_guard lock(mutex_);
-        (success ? counts_.success : counts_.fail).add(took);
+        counts_.success.add(took);
+        counts_.input.add(times.input);
+        counts_.queue.add(times.queue);
+        counts_.infer.add(times.infer);
+    }
+
+    void failed(Clock::duration took) {
+        const std::lock_guard lock(mutex_);
+        counts_.fail.add(took);
     }
 
     // An image was found.
-    void image(Clock::duration queued, Clock::duration ran, int batch) {
+    void image(Clock::duration ran, int batch) {
         const std::lock_guard lock(mutex_);
-        counts_.queue.add(queued);
-        counts_.infer.add(ran);
         counts_.batches[batch].add(ran);
         counts_.last = std::chrono::system_clock::now();
-    }
-
-    void decoded(Clock::duration took) {
-        const std::lock_guard lock(mutex_);
-        counts_.input.add(took);
     }
 
     ModelCounts counts() const {

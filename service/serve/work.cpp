@@ -1,5 +1,6 @@
 #include "work.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <new>
@@ -120,7 +121,9 @@ void Work::run(std::size_t index) noexcept {
         if (!wanted()) {
             throw DeadlineError("the time for the answer was over before the image was decoded");
         }
+        const auto begin = Clock::now();
         prepare(index);
+        preparing_ += (Clock::now() - begin).count();
     } catch (const std::bad_alloc&) {
         settle(index, {{}, context_->no_memory});
     } catch (...) {
@@ -134,7 +137,7 @@ std::function<void(Outcome)> Work::settled(std::size_t index) {
         // Here and not with the answer, which nobody may be waiting for any more.
         self->model_.health.note(outcome, Clock::now() < self->deadline());
         if (!outcome.error) {
-            self->model_.statistics.image(outcome.found.queued, outcome.found.ran, outcome.found.batch);
+            self->model_.statistics.image(outcome.found.ran, outcome.found.batch);
         }
         if (outcome.error || !self->has_more()) {
             self->settle(index, std::move(outcome));
@@ -177,12 +180,28 @@ void Work::finish() noexcept {
     if (--waiting_ != 0) {
         return;
     }
-    model_.statistics.request(!failed(), Clock::now() - request_.arrived);
+    count();
     try {
         done_([self = shared_from_this()] { return self->finished(); });
     } catch (...) {
         end_without_memory();
     }
+}
+
+void Work::count() const {
+    const auto took = Clock::now() - request_.arrived;
+    if (failed()) {
+        return model_.statistics.failed(took);
+    }
+    ImageTimes times{Clock::duration(preparing_), {}, {}};
+    for (const auto& outcome : outcomes_) {
+        times.queue += outcome.found.queued;
+        times.infer += outcome.found.ran;
+    }
+    for (auto* const time : {&times.input, &times.queue, &times.infer}) {
+        *time /= static_cast<Clock::rep>(std::max<std::size_t>(1, outcomes_.size()));
+    }
+    model_.statistics.succeeded(took, times);
 }
 
 void Work::end_without_memory() noexcept {
@@ -198,7 +217,7 @@ Response Work::finished() {
 }
 
 void Work::refuse(Response response) {
-    model_.statistics.request(false, Clock::now() - request_.arrived);
+    model_.statistics.failed(Clock::now() - request_.arrived);
     place_.reset();
     done_([response = std::move(response)] { return response; });
 }

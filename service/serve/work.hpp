@@ -108,11 +108,13 @@ private:
     void complete_later(std::size_t index, Outcome outcome) noexcept;
     void settle(std::size_t index, Outcome outcome) noexcept;
     void finish() noexcept;
+    void count() const;
     Response finished();
 
     std::unique_ptr<Place> place_;
     const Done done_;
     std::vector<Outcome> outcomes_;
+    std::atomic<Clock::rep> preparing_{0};  // the time that it took for all images
     std::atomic<std::size_t> waiting_{0};
     std::atomic<std::size_t> first_failed_{0};
 };

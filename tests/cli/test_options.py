@@ -303,7 +303,9 @@ def test_what_only_looks_like_an_option_is_none(words):
 
 # What the pages show
 
-OTHERS = {"--exportProfile", "--exit-timeout-secs", "--help", "--read-only"}
+OTHERS = {"--exportProfile", "--exit-timeout-secs", "--help", "--read-only"} | {
+    *("--async", "--grpc-compression-algorithm", "--input-data", "--shape", "--shared-memory", "--streaming"),
+}
 """Options of other programs that the pages name."""
 
 

@@ -1,11 +1,13 @@
-"""trtdet-serve as clients of others see it: wrk, and KServe's own over HTTP and gRPC. Those that are not installed are
-skipped, and the reason says what to install."""
+"""trtdet-serve as clients of others see it: wrk, KServe over HTTP and gRPC, and perf_analyzer of Triton. Those that are
+not installed are skipped, and the reason says what to install."""
 
+import csv
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from serving import PATIENCE, finished, total
@@ -93,3 +95,45 @@ def test_kserves_client_gets_the_same_over_http_and_grpc(serve, case, tmp_path):
             for index, count in enumerate(expected.num_dets[:, 0]):
                 rows = int(count) if output != "num_dets" else 1
                 np.testing.assert_allclose(got[index, :rows], wanted[index, :rows], rtol=0, atol=0.01)
+
+
+def perf_analyzer(folder):
+    """The program and the environment that it runs in: what TRTDET_PERF_ANALYZER names, else that of a wheel with the
+    libraries that it is linked with, in a folder of its own."""
+    if named := os.environ.get("TRTDET_PERF_ANALYZER", shutil.which("perf_analyzer")):
+        return named, dict(os.environ)
+    wheels = "tritonclient==2.50.0", "nvidia-cuda-runtime-cu12"
+    install = sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *wheels
+    done = subprocess.run(list(map(str, install)), capture_output=True, text=True, check=False, timeout=300)
+    program, libraries = folder / "bin" / "perf_analyzer", [str(one.parent) for one in folder.rglob("libcudart.so.12")]
+    if done.returncode or not program.is_file() or not libraries:
+        pytest.skip(f"needs perf_analyzer, which could not be had: pip install {' '.join(wheels)}")
+    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)}
+    if "not found" in subprocess.run(["ldd", program], capture_output=True, text=True, env=environment).stdout:
+        pytest.skip("needs a library of perf_analyzer: apt-get install libb64-0d")
+    return str(program), environment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_tritons_perf_analyzer_measures_and_reads_what_the_server_did(serve, case, tmp_path, way):
+    from test_open_inference import tensors
+
+    program, environment = perf_analyzer(tmp_path / "perf_analyzer")
+    with serve("--grpc-port", 0) as server:
+        if "built without gRPC" in server.log.read_text():
+            pytest.skip("built without gRPC")
+        name = case.bundles[0].name
+        address = grpc_address(server) if way == "grpc" else f"127.0.0.1:{server.port}"
+        (declared,) = server.call("GET", f"/v2/models/{name}").json["inputs"]
+        (tmp_path / "inputs").mkdir()
+        tensors(case.bundles[0], case, 1)[0].tofile(tmp_path / "inputs" / declared["name"])
+        measured = "--concurrency-range", "1:8:7", "-p", 500, "-r", 3, "-s", 1000, "--input-data", tmp_path / "inputs"
+        command = program, "-m", name, "-i", way, "-u", address, *measured, "-f", tmp_path / "table.csv"
+        shown = finished(*command, timeout=2 * PATIENCE, env=environment).stdout
+        assert server.metrics()["trtdet_images_total"] > 0
+    table = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    assert [row["Concurrency"] for row in table] == ["1", "8"], shown
+    for row in table:
+        assert float(row["Inferences/Second"]) > 0
+        assert float(row["Server Compute Infer"]) > 0

@@ -1,15 +1,22 @@
 """trtdet-serve as a client of the Open Inference Protocol over gRPC sees it."""
 
+import asyncio
 import contextlib
 import re
+import select
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from serving import Server, check, failed_start, until
+from serving import PATIENCE, Server, check, failed_start, until
 from test_open_inference import OUTPUTS, files, same, tensors
+
+from benchmarks.costly_requests import gzip_of_zeros
+from benchmarks.http2 import Call, outcome, prefixed
 
 grpc = pytest.importorskip("grpc", reason="pip install grpcio")
 
@@ -210,6 +217,132 @@ def test_a_small_message_takes_little_memory(triton, serve, case):
                 channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(data)
         if not server.sanitized:
             assert server.peak_memory() - before < 64 << 20
+
+
+def attacking(server: Server, call: Call, connections: int, seconds: float = PATIENCE) -> list[str]:
+    """How calls of an address of their own end, each on a connection of its own; those that are still going on after so
+    many seconds are left, and have no end."""
+
+    async def one() -> str:
+        host, port = grpc_address(server).split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+        try:
+            async with asyncio.timeout(seconds):
+                return await outcome(reader, writer, call)
+        except (OSError, asyncio.IncompleteReadError):
+            return "closed"
+        except TimeoutError:
+            return "left"
+        finally:
+            writer.transport.abort()
+
+    async def all_of_them() -> list[str]:
+        return await asyncio.gather(*(one() for _ in range(connections)))
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.fixture
+def watched(triton, serve, case):
+    """Makes a server that has answered an inference, and how much its memory has grown since then."""
+
+    @contextlib.contextmanager
+    def make(*options: object) -> Iterator[tuple[Server, Callable[[], int], Callable[[], Any]]]:
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(serve("--grpc-port", 0, *options))
+            client = stack.enter_context(triton.InferenceServerClient(grpc_address(server)))
+            name = case.bundles[0].name
+            (declared,) = client.get_model_metadata(name).inputs
+            tensor = files(triton, case, declared.name, axis=False)
+
+            def infer(**more: Any) -> Any:
+                return client.infer(name, [tensor], client_timeout=PATIENCE, **more)
+
+            infer()
+            before = server.peak_memory()
+            yield server, lambda: 0 if server.sanitized else server.peak_memory() - before, infer
+
+    return make
+
+
+def test_streams_without_an_end_take_little_memory(watched):
+    """Each was kept, however many there were: 640,000 of them took 6.9 GB."""
+    with watched() as (server, grown, infer):
+        ends = attacking(server, Call("ModelInfer", streams=4000, ends=False), connections=8, seconds=1.5)
+        assert set(ends) <= {"left", "reset", "closed", "RESOURCE_EXHAUSTED"}
+        infer()
+        assert grown() < 64 << 20
+
+
+def test_messages_that_are_compressed_are_read_and_bounded(watched):
+    """gRPC itself unpacks without a limit: 128 KB became 128 MiB, by the threads that answer all clients."""
+    with watched() as (server, grown, infer):
+        for kind in ("gzip", "deflate"):
+            assert infer(compression_algorithm=kind).as_numpy("num_dets").shape == (2, 1)
+        bomb = prefixed(gzip_of_zeros(128), compressed=True)
+        for method in ("ModelInfer", "ServerLive"):
+            call = Call(method, bomb, [("grpc-encoding", b"gzip")])
+            assert attacking(server, call, connections=1) == ["RESOURCE_EXHAUSTED"]
+        assert grown() < 96 << 20
+
+
+def test_messages_of_one_address_leave_room_for_those_of_another(watched):
+    """What gRPC holds was bounded for all together, and it sent away whoever came next: their calls were lost."""
+    limits = "--max-bodies-mb", 16, "--max-body-mb", 4
+    with watched(*limits) as (server, grown, infer):
+        waiting = threading.Thread(
+            target=attacking, args=(server, Call("ModelInfer", prefixed(bytes(3 << 20))[:-1], ends=False), 16, 1.5)
+        )
+        waiting.start()
+        while waiting.is_alive():
+            infer()
+        waiting.join()
+        assert grown() < 32 << 20
+
+
+def test_connections_of_one_address_leave_room_for_those_of_another(watched):
+    with watched("--max-connections", 20) as (server, _, infer), contextlib.ExitStack() as stack:
+        host, port = grpc_address(server).split(":")
+        streams = [
+            stack.enter_context(socket.create_connection((host, int(port)), PATIENCE, ("127.0.0.2", 0)))
+            for _ in range(30)
+        ]
+        until(lambda: sum(map(over, streams)) == 20)  # a half may be of one address
+        infer()
+        streams[0].close()  # if it is one of those that are kept, its place is free
+        for stream in streams:
+            stream.close()
+
+        def accepted() -> bool:
+            with socket.create_connection((host, int(port)), PATIENCE, ("127.0.0.2", 0)) as again:
+                return not over(again, patience=0.1)
+
+        until(accepted)
+
+
+def over(stream: socket.socket, patience: float = 0.0) -> bool:
+    """Whether the other side has closed a connection."""
+    readable, _, _ = select.select([stream], [], [], patience)
+    try:
+        return bool(readable) and stream.recv(1, socket.MSG_PEEK) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_message_that_does_not_arrive_ends(serve):
+    with serve("--grpc-port", 0, "--body-timeout", 0.3) as server:
+        for data in (b"", prefixed(bytes(1 << 20))[:-1]):
+            assert attacking(server, Call("ModelInfer", data, ends=False), 1) == ["DEADLINE_EXCEEDED"]
+
+
+def test_grpcs_own_health_check_is_answered(server):
+    with grpc.insecure_channel(grpc_address(server)) as channel:
+        check_health = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert check_health(b"") == b"\x08\x01"  # SERVING
+        with pytest.raises(grpc.RpcError, match="no such service"):
+            check_health(b"\x0a\x01x")
+        with pytest.raises(grpc.RpcError, match="there is no method /grpc.health.v1.Health/None here"):
+            channel.unary_unary("/grpc.health.v1.Health/None")(b"")
 
 
 def test_streams_are_refused_clearly(triton, client, case):
