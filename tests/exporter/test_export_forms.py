@@ -459,7 +459,8 @@ def test_two_inputs_suggest_no_option_that_is_not_there(saved):
 @pytest.mark.parametrize("opset", [11, 17])
 def test_an_image_without_a_batch_gets_one_as_the_opset_writes_it(saved, opset):
     model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["" : {opset}]>
-        net (float[3,32,32] image) => (float[1024,3] y) {{ rows = Reshape(image, s) y = Transpose<perm = [1,0]>(rows) }}""")
+        net (float[3,32,32] image) => (float[1024,3] y) {{
+            rows = Reshape(image, s) y = Transpose<perm = [1,0]>(rows) }}""")
     model.graph.initializer.append(numpy_helper.from_array(np.array([3, 1024]), "s"))
     image = np.random.default_rng(0).uniform(0, 1, (1, 3, 32, 32)).astype(np.float32)
     (expected,) = _run(model, image[0])
