@@ -336,9 +336,7 @@ class Executed:
             stored.read()
             mine = {file for file, other in self._files.items() if other.data == one.data}
             for line, contexts in stored.contexts_by_lineno(path).items():
-                yield from (
-                    (line, name) for name in contexts if name == _COLLECTING or name.partition("::")[0] in mine
-                )
+                yield from ((line, name) for name in contexts if name == _COLLECTING or name.partition("::")[0] in mine)
 
 
 # Mutations
