@@ -290,6 +290,10 @@ def recordings(folder: Path) -> dict[str, Recording]:
     return latest
 
 
+_COLLECTING = ""
+"""What stands in place of a test while tests are collected, which imports what they need."""
+
+
 class Executed:
     """Which tests execute which lines of the code as it is now."""
 
@@ -303,12 +307,14 @@ class Executed:
         """The tests to run, those likely to notice first.
 
         A line of a fixture is executed for the first test that wants the fixture; the others of the file come last.
-        Where lines have moved since, or run at import, every test counts that executes any line of the file.
+        Where lines have moved since, or run at import, also in a function that is called there, every test counts that
+        executes any line of the file.
         """
         if site.path not in self._lines:
             self._lines[site.path] = list(self._read(site.path))
-        everywhere = site.imported or self._moved[site.path]
-        contexts = {name for line, name in self._lines[site.path] if everywhere or site.first <= line <= site.last}
+        lines = [(site.first <= line <= site.last, name) for line, name in self._lines[site.path]]
+        everywhere = site.imported or self._moved[site.path] or (True, _COLLECTING) in lines
+        contexts = {name for changed, name in lines if (everywhere or changed) and name != _COLLECTING}
         direct = {context.partition("|")[0] for context in contexts}
         files = {name.partition("::")[0] for name in contexts if name.endswith("|fixtures")}
         direct &= self._seconds.keys()
@@ -330,7 +336,7 @@ class Executed:
             stored.read()
             mine = {file for file, other in self._files.items() if other.data == one.data}
             for line, contexts in stored.contexts_by_lineno(path).items():
-                yield from ((line, name) for name in contexts if name.partition("::")[0] in mine)
+                yield from ((line, name) for name in contexts if name == _COLLECTING or name.partition("::")[0] in mine)
 
 
 # Mutations

@@ -201,6 +201,9 @@ def test_where_nothing_is_expected_a_stage_counts_by_itself():
     assert course.left is None
     course.tell("a", 1, 4, 5.0)
     assert (course.share, course.left) == (0.25, 6)
+    course = Course()
+    course.tell("a", 1, 4, 2.0)
+    assert course.left == 6, "its clock began at 0"
 
 
 @pytest.mark.parametrize("steps", [(), (ExpectedStage("a", 10), ExpectedStage("b", 10))])

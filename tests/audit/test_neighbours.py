@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -134,6 +135,23 @@ def test_a_tensor_that_both_precisions_read_is_written_twice():
     assert both == one - values + read + weights
 
 
+@pytest.mark.parametrize("also", [False, True], ids=["pooled for FP16 alone", "pooled for both"])
+def test_what_pools_int8_for_an_fp16_convolution_pools_a_float_copy(also):
+    """conv1 reads what a kernel pools of the tensor that conv2 reads in INT8."""
+    flow = engine([0, 1, 1, 1], [None] * 4)
+    pooled, values = tensor("p", "Int8"), CHANNELS * SIDE * SIDE
+    pool = Layer("pool", "kgen", (tensor("t1", "Int8"),), (), (pooled,), ("pool",))
+    readers = {"c1", "c3"} if also else {"c1"}
+    layers = [replace(layer, inputs=(pooled,)) if layer.name in readers else layer for layer in flow.layers]
+    flow.model.graph.node.append(oh.make_node("MaxPool", ["s0"], ["p0"], "pool", kernel_shape=[1, 1]))
+    place = next(index for index, layer in enumerate(layers) if layer.name == "c1")
+    mixed = Flow([*layers[:place], pool, *layers[place:]], flow.plan, flow.model)
+    assert InFp16(mixed, ()).layer(place).bytes == 2 * values
+    # The float32 copy is read, pooled, written and read again to be cast; it was also made by the kernel before.
+    copy, cast = 4 * (2 * values) + 4 * values, (4 + 2) * values
+    assert InFp16(mixed, ("conv1",)).layer(place).bytes == copy + cast + (2 * values if also else 0)
+
+
 def test_an_activation_goes_into_an_fp16_kernel_where_nothing_behind_it_reads_int8():
     flow = engine([0, 1], [None, None])
     kernels = {names: len(estimate(flow, GPU, fp16=names).layers) for names in subsets(("conv0", "conv1"))}
@@ -141,6 +159,17 @@ def test_an_activation_goes_into_an_fp16_kernel_where_nothing_behind_it_reads_in
     assert kernels[("conv0",)] == 5  # conv1 reads INT8, which a kernel of its own makes
     assert kernels[("conv1",)] == 5
     assert kernels[("conv0", "conv1")] == 4
+
+
+def test_an_activation_takes_as_long_inside_of_a_kernel():
+    slow = replace(GPU, fp32=GPU.fp32 / 1e4)
+    flow = engine([0, 1], [None, None])
+    alone, inside = (
+        {layer.name: layer.arithmetic_ms for layer in estimate(flow, slow, fp16=names).layers}
+        for names in ((), ("conv0", "conv1"))
+    )
+    assert "k0" not in inside and alone["k0"] > alone["c0"]
+    assert inside["c0"] == pytest.approx(alone["k0"])
 
 
 def test_neighbours_are_tables_of_their_own():

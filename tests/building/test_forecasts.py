@@ -80,6 +80,15 @@ def test_a_forecast_is_a_table_and_steps_of_a_bar():
         {"stage": "calibrating", "of": "histograms", "state": "the bundle at -o", "about s": None},
         {"stage": "ranking", "of": "2 layers", "state": "to do", "about s": 3.0},
     ]
+    assert found.as_dict() == {
+        "stages": [
+            {"stage": "calibrating", "of": "histograms", "there": "the bundle at -o", "seconds": 0.0},
+            {"stage": "ranking", "of": "2 layers", "there": None, "seconds": 3.0},
+        ],
+        "seconds": 3.0,
+        "plan": None,
+    }
+    assert replace(found, plan="the default plan").as_dict()["plan"] == "the default plan"
 
 
 def test_a_sweep_goes_through_the_stages_that_were_foreseen_and_then_there_is_nothing_to_do(tiny, tmp_path, capsys):

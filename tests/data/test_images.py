@@ -265,6 +265,21 @@ def test_a_label_lies_within_its_ground_and_the_ground_on_the_box():
     assert not changed[202:370, 110:290].any()
 
 
+@pytest.mark.parametrize(
+    ("left", "top"), [(100, 200), (370, 200), (100, 0)], ids=["above", "at the right", "at the top"]
+)
+def test_a_label_begins_where_its_box_does_unless_it_would_leave_the_image(left, top):
+    image = np.full((400, 400, 3), 90, np.uint8)
+    changed = (draw(image, [[left, top, left + 20, 380]], [0.88], [0], ["classes"]) != image).any(axis=2)
+    rows = changed[top + 4 : top + 8] if top == 0 else changed[top - 8 : top - 4]
+    (columns,) = np.nonzero(rows.all(axis=0))
+    assert len(columns) > 30, "the ground of the label"
+    if left == 100:
+        assert abs(columns[0] - left) <= 2
+    else:
+        assert columns[-1] == 399 and columns[0] < left
+
+
 def test_draw_survives_boxes_outside_and_unknown_classes():
     out = draw(np.zeros((30, 30, 3), np.uint8), [[-50, -50, 900, np.nan], [0, 0, 1, 1]], [1.0, 0.2], [7, -1], ["cat"])
     assert out.any()

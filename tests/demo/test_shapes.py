@@ -19,6 +19,34 @@ def test_render_depends_only_on_seed_split_and_index():
         assert other[0].shape != first[0].shape or (other[0] != first[0]).any()
 
 
+RENDERED = [
+    ((256, 256), [9, 1, 3, 3, 3, 6, 0, 2], [301, 308], [88.56, 92.42, 72.33, 93.18]),
+    ((320, 256), [4, 6, 4, 8, 2, 4, 0, 8], [258, 306], [132.63, 143.97, 131.0, 132.23]),
+    ((256, 256), [9, 3, 4, 8], [196, 219], [184.73, 165.01, 185.71, 182.61]),
+    ((256, 320), [9, 8], [98, 114], [124.11, 118.74, 128.38, 127.69]),
+    ((256, 256), [5, 2, 8, 3, 4, 1, 1, 1], [225, 223], [84.51, 86.72, 88.6, 83.4]),
+    ((256, 320), [9], [57, 79], [109.18, 107.45, 106.05, 99.45]),
+    ((256, 320), [4, 3, 8, 9], [314, 273], [90.26, 101.99, 89.2, 103.6]),
+    ((256, 256), [5, 8, 8, 6, 4], [293, 332], [41.76, 49.27, 38.11, 36.52]),
+    ((256, 256), [9, 2, 6, 1], [137, 126], [189.42, 192.06, 207.13, 202.92]),
+    ((256, 256), [1, 6, 0, 0, 0, 3], [325, 342], [155.65, 151.85, 171.33, 175.89]),
+]
+"""Of the first images of training: the size, classes, the sum of widths and heights of the boxes, and the mean of each
+quarter. What pages say of the shipped detector was measured on images that anybody can make again."""
+
+
+@pytest.mark.parametrize(("index", "expected"), list(enumerate(RENDERED)), ids=map(str, range(len(RENDERED))))
+def test_the_images_of_a_seed_stay_the_same(index, expected):
+    image, boxes, classes = shapes.render(0, "train", index)
+    (height, width), of_classes, sides, means = expected
+    assert (image.shape, classes.tolist()) == ((height, width, 3), of_classes)
+    np.testing.assert_allclose((boxes[:, 2:] - boxes[:, :2]).sum(axis=0), sides, atol=2)
+    quarters = image.reshape(2, height // 2, 2, width // 2, 3).mean(axis=(1, 3, 4))
+    np.testing.assert_allclose(
+        quarters.ravel(), means, atol=0.03, err_msg="other pixels than those of earlier versions"
+    )
+
+
 def test_render_types_ranges_and_classes():
     seen: set[int] = set()
     areas = []
@@ -44,6 +72,32 @@ def test_every_outline_fills_its_box(name):
     assert max(np.ptp(points, axis=0)) == pytest.approx(80.0)
     assert points.min() == pytest.approx(1.0)
     assert (points <= (width - 1, height - 1)).all()
+
+
+FORMS = {
+    "circle": (101, 103, 7667, 311),
+    "square": (102, 103, 5238, 290),
+    "triangle": (103, 86, 3528, 285),
+    "star": (99, 103, 3372, 368),
+    "pentagon": (88, 103, 5291, 283),
+    "cross": (101, 103, 5068, 384),
+    "ring": (101, 103, 10246, 491),
+    "diamond": (103, 64, 3880, 269),
+    "crescent": (98, 103, 3540, 362),
+    "arrow": (103, 80, 3588, 323),
+}
+"""Width and height of the patch, area within the contours (a ring has two) and their length, of an extent of 100."""
+
+
+@pytest.mark.parametrize("name", shapes.CLASSES)
+def test_every_class_has_its_form(name):
+    contours, width, height = outline(np.random.default_rng(3), name, 100.0)
+    area, length = 0.0, 0.0
+    for contour in contours:
+        after = np.roll(contour, -1, axis=0)
+        area += abs(float((contour[:, 0] * after[:, 1] - after[:, 0] * contour[:, 1]).sum())) / 2
+        length += float(np.linalg.norm(after - contour, axis=1).sum())
+    assert (width, height, round(area), round(length)) == FORMS[name]
 
 
 def test_ring_has_a_hole_and_circle_has_none():

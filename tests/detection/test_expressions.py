@@ -123,6 +123,11 @@ def test_shapes_of_results_are_known_where_those_of_the_outputs_are():
     for batch in (2, None):
         assert shapes({"a": (batch, 30, 7)}, config) == {"boxes": (batch, 30, 4), "scores": (batch, 30, 3)}
     assert shapes({"a": (2, None, 7)}, config) == {"boxes": (None,) * 3, "scores": (None,) * 3}
+    apart = make({"boxes": "a", "scores": "b"})
+    for batch in ((None, 1), (1, None)):
+        found = shapes({"a": (batch[0], 30, 4), "b": (batch[1], 30, 3)}, apart)
+        assert found == {"boxes": (None, 30, 4), "scores": (None, 30, 3)}
+    assert shapes({"a": (1, 30, 4), "b": (1, None, 3)}, apart) == {"boxes": (None,) * 3, "scores": (None,) * 3}
 
 
 CASES = {

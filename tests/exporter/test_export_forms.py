@@ -9,6 +9,7 @@ copied node for node. Files of Ultralytics' own exporter are compared by benchma
 import nets
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from benchmark_exports import differing
 from onnx import TensorProto, helper, numpy_helper
@@ -453,3 +454,15 @@ def test_two_inputs_suggest_no_option_that_is_not_there(saved):
     with pytest.raises(ConfigError, match=r"has the inputs 'image' \[1, 3, 32, 32\], 'other' \[1\], a single") as error:
         guess_config(saved(model))
     assert "--config" not in str(error.value)
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_an_image_without_a_batch_gets_one_as_the_opset_writes_it(saved, opset):
+    model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["" : {opset}]>
+        net (float[3,32,32] image) => (float[1024,3] y) {{
+            rows = Reshape(image, s) y = Transpose<perm = [1,0]>(rows) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([3, 1024]), "s"))
+    image = np.random.default_rng(0).uniform(0, 1, (1, 3, 32, 32)).astype(np.float32)
+    (expected,) = _run(model, image[0])
+    (found,) = _run(load_model(saved(model)), image)
+    np.testing.assert_array_equal(found, expected[None])

@@ -13,7 +13,17 @@ from trtdet.cli import parsers
 from trtdet.cli.options import options_of
 from trtdet.errors import ConfigError
 from trtdet.experiments.folder import CommandRun
-from trtdet.options import BuildOptions, OptionSet, SweepOptions, TuneOptions, rows_of, setting, with_values, words
+from trtdet.options import (
+    BuildOptions,
+    OptionSet,
+    SweepOptions,
+    TuneOptions,
+    rows_of,
+    setting,
+    value_of,
+    with_values,
+    words,
+)
 from trtdet.report.sections.reproduce import _command
 
 KINDS: dict[str, type[OptionSet]] = {"build": BuildOptions, "tune": TuneOptions, "sweep": SweepOptions}
@@ -70,3 +80,40 @@ def test_a_run_without_a_calibration_rule_is_refused(options):
 def test_a_path_that_no_file_can_have_is_refused(text):
     with pytest.raises(ValueError, match="is no path that a file can have"):
         setting(BuildOptions, f"calibration.histograms={text}")
+
+
+BOUNDS: dict[str, tuple[float | None, float | None]] = {
+    "calibration.num_images": (1, None),
+    "plan.max_map_drop": (0, 100),
+    "plan.max_disagreement": (0, 100),
+    "plan.fp16_budget": (0, 1),
+    "plan.rank_images": (1, None),
+    "nms.score_threshold": (0, 1),
+    "nms.iou_threshold": (0, 1),
+    "nms.max_detections": (1, None),
+    "nms.pre_nms_topk": (1, None),
+    "engine.dla": (0, 1),
+    "head.rpn_pre_nms_topk": (1, None),
+    "head.rpn_post_nms_topk": (1, None),
+}
+"""The least and the most that an option of builds and sweeps may be."""
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_an_option_is_within_its_bounds(kind):
+    for row in rows_of(kind):
+        low, high = (2, None) if row.path == ("points",) else BOUNDS.get(row.name, (None, None))
+        for bound, beyond in ((low, -1), (high, 1)):
+            if bound is not None:
+                within, outside = ((bound,), (bound + beyond,)) if row.many else (bound, bound + beyond)
+                assert value_of(with_values(kind(), {row.path: within}), row) == within
+                with pytest.raises(ConfigError):
+                    with_values(kind(), {row.path: outside})
+        assert (row.low, row.high) == (low, high), f"bounds of {row.name} that are not in the table"
+
+
+def test_a_flag_that_is_given_as_a_setting_is_named():
+    with pytest.raises(ValueError, match=r"^'sms' is given as --sm$"):
+        setting(BuildOptions, "sms=86")
+    with pytest.raises(ValueError, match=r"^no setting 'calibration\.rules', did you mean 'calibration\.rescale'\?"):
+        setting(BuildOptions, "calibration.rules=mse")

@@ -1,5 +1,6 @@
 import importlib.util
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trtdet.detection.suppression import non_max_suppression, sigmoid
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, PlanOptions
 from trtdet.passes import Options, embedded_nms, load_model, rewrite
+from trtdet.passes.cut_nms import cut_off
 from trtdet.passes.own_suppression import OwnSuppression
 from trtdet.runtime.detector import Detector
 
@@ -165,6 +167,14 @@ def test_outputs_named_in_the_configuration_cut_it_off_by_themselves():
     model, config = detector("efficient"), configuration(outputs=["rows"])
     assert embedded_nms(model, config) is None
     assert [one.name for one in rewrite(model, Options(config)).model.graph.output] == ["boxes", "scores"]
+
+
+@pytest.mark.parametrize("kind", ["efficient", "onnx"])
+def test_boxes_of_the_contracts_form_are_cut_off_as_they_stand(kind):
+    cut = cut_off(detector(kind))
+    assert cut is not None
+    assert cut.model.graph.output[0].name == "found_boxes"
+    assert Counter(node.op_type for node in cut.model.graph.node)["Reshape"] == 1, "that of the network alone"
 
 
 def test_what_cannot_be_cut_off_says_why_and_what_to_do():

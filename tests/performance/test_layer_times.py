@@ -70,6 +70,11 @@ def test_time_by_kind_of_operator():
     assert "9.000 ms; without the profiler a run takes 8.000 ms (stddev 0.000): +12.5% with it" in table
 
 
+def test_names_that_are_numbers_stand_at_the_left():
+    tables = [part for part in made(layer("c1", "7", [4.0, 6.0])).table(5).parts if isinstance(part, Table)]
+    assert "\n|---|---:|---:|" in tables[0].markdown()
+
+
 def test_the_longest_layers_come_first_with_their_place():
     found = made(*(layer(f"l{index}", "Conv", ms) for index, ms in enumerate((1.0, 5.0, 3.0))))
     longest = found.table(2).parts[-1]
@@ -160,6 +165,14 @@ def test_the_convolution_itself_is_never_a_pointwise_kernel_that_names_it():
     found = {one.convs: one.first_layers for one in differences(first, second)}
     # Nothing else names a, so its kernel is the one that does; b has one of its own.
     assert found == {("a",): ("point",), ("b",): ("gemm",)}
+
+
+def test_a_kernel_that_names_several_belongs_to_the_last_that_ran_before_it():
+    convs = [layer(name, "Conv", 1.0, [name]) for name in "abc"]
+    before, after = layer("before", "kgen", 0.5, ["b", "a"]), layer("after", "kgen", 0.25, ["b", "a", "c"])
+    first = made(before, *convs[:2], after, convs[2], convs="abc")
+    found = {one.convs: one.first_layers for one in differences(first, made(*convs, convs="abc"))}
+    assert found == {("a",): ("before", "a"), ("b",): ("b", "after"), ("c",): ("c",)}
 
 
 def test_convolutions_that_either_computes_together_stay_together():

@@ -2,6 +2,8 @@ import json
 import random
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from models import CONVOLUTIONS, SMALL_MODEL, own_labels
@@ -16,7 +18,7 @@ from trtdet.demo import shapes
 from trtdet.errors import BackendError, ConfigError, TrtdetWarning
 from trtdet.files.journal import Rows
 from trtdet.options import CalibrationOptions, PlanOptions, SensitivityOptions, changed
-from trtdet.plans.measuring import LayerRow, Method, row_check, subject_key
+from trtdet.plans.measuring import LayerRow, Method, Work, row_check, subject_key
 from trtdet.plans.ranking import rank
 from trtdet.plans.ranking import telling as telling_images
 from trtdet.plans.scores import Sensitivity
@@ -199,6 +201,8 @@ def test_map_is_measured_where_boxes_are_known(tmp_path, images):
     assert all(layer.map is not None for layer in found.layers)
     assert any(layer.map != found.map for layer in found.layers)
     assert "mAP" in str(found.table())
+    assert found.table(len(found.layers)).notes == ()
+    assert found.table(len(found.layers) - 1).notes == ["1 more convolutions"]
     with pytest.raises(ConfigError, match="belong together"):
         sensitivity(SMALL_MODEL, CONFIG, changed(options, annotations=None))
 
@@ -256,3 +260,15 @@ def test_a_cluster_that_is_not_there_is_an_error(prepared, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BackendError, match=r"Ray is not installed here .*pip install 'trtdet\[ray\]'"):
         rank(prepared.subject(2), ray="local")
+
+
+@pytest.mark.parametrize(("mebibytes", "together"), [(0, 32), (16, 32), (32, 16), (300, 1), (2000, 1)])
+def test_as_many_are_measured_together_as_a_gigabyte_of_weights_holds(mebibytes, together):
+    """The model of a pass holds the weights twice for each that it measures."""
+    weights = SimpleNamespace(raw_data=range(mebibytes << 20))  # only its length is asked for
+    subject: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(initializer=[weights])))
+    names = tuple(f"c{index}" for index in range(70))
+    work = Work(subject, Method.__new__(Method), members=tuple((name, (name,)) for name in names), threads=1)
+    blocks = work.blocks()
+    assert len(blocks[0]) == together
+    assert sum(blocks, ()) == names

@@ -58,6 +58,9 @@ FOLDED = {
     "Split": "a = Conv(x, w8, b8) s, o = Split<axis = 1>(a) z = Sigmoid(o)",
     "Split, the second": "a = Conv(x, w8, b8) o, s = Split<axis = 1>(a, halves) z = Sigmoid(o)",
     "Split and joined": "a = Conv(x, w8, b8) o, p = Split<axis = 1>(a, halves) q = Relu(o) s = Concat<axis = 1>(p, q)",
+    "normalised by a mean that is computed": (
+        "a = Conv(x, w1) k = Neg(mean) s = BatchNormalization(a, scale, shift, k, variance)"
+    ),
     "a convolution in float that reads it": "a = Conv(x, w1, b) s = Relu(a) z = Conv<pads = [1,1,1,1]>(s, w, b)",
     "a depthwise one": "a = Conv(x, w1, b) s = Relu(a) z = Conv<group = 4>(s, g)",
     "one in groups": "a = Conv(x, w1, b) s = Relu(a) z = Conv<group = 2>(s, u)",

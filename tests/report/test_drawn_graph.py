@@ -57,6 +57,16 @@ def test_views_and_constants_of_an_engine_are_passed_through():
     assert [(node.label, node.precision, node.before) for node in nodes] == [("a", "int8", ()), ("b", "fp16", (0,))]
 
 
+def test_a_kernel_of_many_convolutions_names_the_first_four():
+    names = ("a", "b", "c", "d", "e")
+    plan = PrecisionPlan({name: Entry("int8", "as is") for name in names})
+    value = Tensor("x", "Int8", (1, 8, 4, 4))
+    (node,) = engine_nodes(
+        [Layer("all", "conv", (value,), (), (value,), names)], plan, Estimate(gpu_named("L4"), 1, ())
+    )
+    assert node.tip.split("<br>")[:3] == ["all", "conv", "a, b, c, d"]
+
+
 def test_what_only_changes_the_type_is_passed_through_in_a_model():
     nodes = [
         helper.make_node("QuantizeLinear", ["in", "s"], ["q"], "q"),

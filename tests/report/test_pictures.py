@@ -8,7 +8,7 @@ from trtdet import build, load_config
 from trtdet.demo import shapes
 from trtdet.exporter import SHAPES_MODEL
 from trtdet.options import BuildOptions
-from trtdet.report.sections.pictures import Found, difference, pictures_section
+from trtdet.report.sections.pictures import Found, _side_by_side, difference, pictures_section
 
 
 def found(*boxes: tuple[float, float, float, float, float, int]) -> Found:
@@ -34,6 +34,13 @@ A, B = (0, 0, 10, 10), (20, 20, 40, 40)
 )
 def test_the_difference_is_what_only_one_finds_and_the_scores_of_what_both_find(first, second, expected):
     assert difference(first, second) == pytest.approx(expected)
+
+
+def test_two_pictures_that_are_no_squares_stand_side_by_side():
+    tall = np.zeros((200, 100, 3), np.uint8)
+    drawn = cv2.imdecode(np.frombuffer(_side_by_side([tall, tall + 255]), np.uint8), cv2.IMREAD_COLOR)
+    height, width = drawn.shape[:2]
+    assert height == 2 * (width - 6) // 2 and drawn[10, 10].max() < 10 and drawn[10, -10].min() > 245
 
 
 @pytest.mark.slow

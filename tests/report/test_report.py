@@ -158,7 +158,7 @@ def test_the_command_writes_what_the_name_says(bundle, tmp_path, name, capsys):
     assert main(["report", str(bundle), "-o", str(tmp_path / name)]) == 0
     text = (tmp_path / name).read_text()
     assert f"wrote {tmp_path / name} (" in capsys.readouterr().out
-    assert text.startswith({".html": "<!doctype html>", ".md": "# Report of b", ".json": "{"}[Path(name).suffix])
+    assert text.startswith({".html": "<!doctype html>", ".md": "# Report of b", ".json": '{\n "'}[Path(name).suffix])
     assert main(["report", str(bundle), "-o", str(tmp_path / "other"), "--format", "json", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {"report": str(tmp_path / "other"), **json.loads((tmp_path / "other").read_text())} == printed
