@@ -282,7 +282,7 @@ def _is_temporary(name: str) -> bool:
 class Command:
     """A command and the older run that it is started over.
 
-    ``{in}`` in arguments is the folder of inputs, ``{work}`` that of outputs; see :func:`run` for constants. Files whose
+    ``{in}`` in arguments is the folder of inputs, ``{work}`` that of outputs; :func:`run` has constants. Files whose
     patterns are in one row of ``together`` belong together; ``**`` is every file that no other row has. ``steps`` are
     files of work that resumes, which may be at any step between two runs. ``later`` is a file that is added to a
     complete set. ``measures``: every run gives other numbers.
@@ -381,8 +381,8 @@ COMMANDS = (
     ),
     Command(
         "tune",
-        f"tune {_MODEL} {_FEW} --points 2 --backend onnxruntime {_VAL} -o {{work}}/tuned",
-        (f"tune {_MODEL} {_FEW} --points 1 --backend onnxruntime {_VAL} -o {{work}}/tuned",),
+        f"tune {_MODEL} {_FEW} --points 3 --backend onnxruntime {_VAL} -o {{work}}/tuned",
+        (f"tune {_MODEL} {_FEW} --points 2 --backend onnxruntime {_VAL} -o {{work}}/tuned",),
         together=(tuple(f"tuned/{name}" for name in _EXPERIMENT),),
         steps=("tuned/rows.jsonl", "tuned/provenance.json", "tuned/*.npz", "tuned/ranking*", "tuned/options.json"),
     ),
