@@ -135,8 +135,9 @@ def check(model: onnx.ModelProto) -> None:
             type; sizes of tensors do not fit each other; a tensor is larger than ``LARGEST_TENSOR``.
     """
     _check_tensors(model)
-    for part in (*graphs(model.graph), *model.functions):
-        for node in part.node:
+    bodies = [*(graph.node for graph in graphs(model.graph)), *(function.node for function in model.functions)]
+    for nodes in bodies:
+        for node in nodes:
             if not node.domain and node.op_type in (*_WINDOWED, "ConvInteger", "QLinearConv"):
                 _check_window(node)  # shape inference of ONNX 1.19 divides by the strides, and ends the process at 0
     inferred = onnx.ModelProto()
