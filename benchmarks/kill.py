@@ -92,12 +92,22 @@ def _run_command(request: Mapping[str, object]) -> int:
     if ahead:
         now = time.time
         time.time = lambda: now() + ahead
-    from trtdet.cli import main
-
     try:
-        return main([str(argument) for argument in request["arguments"]])  # type: ignore[attr-defined]
+        return run([str(argument) for argument in request["arguments"]])  # type: ignore[attr-defined]
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs a command line of trtdet, which may begin with values for constants: ``MODULE.NAME=VALUE``."""
+    from trtdet.cli import main
+
+    while re.match(r"[a-z_.]+\.[A-Z_]+=", words[0]):
+        name, value = words[0].split("=")
+        module, constant = name.rsplit(".", 1)
+        setattr(importlib.import_module(module), constant, Path(value) if "/" in value else json.loads(value))
+        words = words[1:]
+    return main(list(words))
 
 
 @dataclass(frozen=True)
@@ -183,7 +193,7 @@ class Run:
         """Counts changes in the folder to the run's end; None as soon as there were so many."""
         changes, last = 0, _signature(folder)
         while True:
-            answer = self.line(0.0005)
+            answer = self.line(0.002)
             if answer:
                 return Ended(int(answer), self.errors.read_text(errors="replace"), 0.0, changes=changes)
             now = _signature(folder)
@@ -272,10 +282,10 @@ def _is_temporary(name: str) -> bool:
 class Command:
     """A command and the older run that it is started over.
 
-    ``{in}`` in arguments is the folder of inputs, ``{work}`` that of outputs. Files whose patterns are in one row of
-    ``together`` belong together; ``**`` is every file that no other row has. ``steps`` are files of work that resumes,
-    which may be at any step between two runs. ``later`` is a file that is added to a complete set. ``measures``: every
-    run gives other numbers.
+    ``{in}`` in arguments is the folder of inputs, ``{work}`` that of outputs; :func:`run` has constants. Files whose
+    patterns are in one row of ``together`` belong together; ``**`` is every file that no other row has. ``steps`` are
+    files of work that resumes, which may be at any step between two runs. ``later`` is a file that is added to a
+    complete set. ``measures``: every run gives other numbers.
     """
 
     name: str
@@ -300,9 +310,13 @@ _FEW = f"--num-images 2 --calib minmax --effort none {_UNLOOKED}"
 _GRID = "--num-images 2 --effort none"
 _BUILD = f"build {_MODEL} {_FEW} --int8-all"
 _ONNX = f"{_BUILD} --backend onnxruntime"
-_RTX = f"{_BUILD} --backend tensorrt-rtx"
+_ONE = "{in}/one.onnx --config {in}/factory.yaml --images {in}/calibration"
+_RTX = f"build {_ONE} {_FEW} --int8-all --backend tensorrt-rtx"
+_PREPARE = f"prepare {_ONE} {_FEW} --for tensorrt-10.3 --points 0 --val-images {{in}}/val --max-map-drop 100"
 _BUNDLE = f"{_ONNX} --guard off -o {{work}}/bundle"
 _EXPORT = "export factory:small --config {in}/factory.yaml"
+_DEMO = "trtdet.demo.walkthrough"
+_FAST_DEMO = f'{_DEMO}.SHAPES_MODEL={{in}}/small.onnx {_DEMO}.RULES=["minmax"] demo -o {{work}}/demo'
 _EXPERIMENT = ("experiment.json", "experiment.md", "plans/*")
 
 COMMANDS = (
@@ -330,8 +344,8 @@ COMMANDS = (
     ),
     Command(
         "prepare",
-        f"prepare {_MODEL} {_FEW} --for tensorrt-10.3 --points 0 {_VAL} -o {{work}}/prepared",
-        (f"prepare {_MODEL} {_FEW} --num-images 3 --for tensorrt-10.3 --points 0 {_VAL} -o {{work}}/prepared",),
+        f"{_PREPARE} -o {{work}}/prepared",
+        (f"{_PREPARE} --num-images 3 -o {{work}}/prepared",),
     ),
     Command(
         "finish (stand-in)",
@@ -367,7 +381,7 @@ COMMANDS = (
     ),
     Command(
         "tune",
-        f"tune {_MODEL} {_FEW} --points 4 --backend onnxruntime {_VAL} -o {{work}}/tuned",
+        f"tune {_MODEL} {_FEW} --points 3 --backend onnxruntime {_VAL} -o {{work}}/tuned",
         (f"tune {_MODEL} {_FEW} --points 2 --backend onnxruntime {_VAL} -o {{work}}/tuned",),
         together=(tuple(f"tuned/{name}" for name in _EXPERIMENT),),
         steps=("tuned/rows.jsonl", "tuned/provenance.json", "tuned/*.npz", "tuned/ranking*", "tuned/options.json"),
@@ -435,6 +449,17 @@ COMMANDS = (
         ("profile {in}/other --runs 5 -o {work}/profile.json",),
         measures=True,
     ),
+    Command(
+        "demo",
+        f"{_DEMO}.CALIBRATION_IMAGES=3 {_DEMO}.VALIDATION_IMAGES=2 {_FAST_DEMO}",
+        (f"{_DEMO}.CALIBRATION_IMAGES=2 {_DEMO}.VALIDATION_IMAGES=1 {_FAST_DEMO}",),
+        together=(
+            *((f"demo/data/{split}/*", f"demo/data/*_{split}.json") for split in ("calibration", "val")),
+            *((f"demo/bundles/{name}/*",) for name in ("fp32", "int8", "int8-minmax")),
+            ("demo/pictures/*",),
+            ("demo/results.*",),
+        ),
+    ),
 )
 
 FACTORY = """
@@ -489,8 +514,9 @@ def make_inputs(folder: Path, forks: Forks, place: Place) -> None:
     for line in (
         f"{_ONNX} --guard off -o {{in}}/bundle",
         f"{_ONNX} --guard off --num-images 3 -o {{in}}/other",
+        f"{_EXPORT} -o {{in}}/one.onnx",
         f"{_RTX} --guard off -o {{in}}/engine",
-        f"prepare {_MODEL} {_FEW} --for tensorrt-10.3 --points 0 {_VAL} --max-map-drop 100 -o {{in}}/prepared",
+        f"{_PREPARE} -o {{in}}/prepared",
     ):
         finished(forks.start(Command("", "", ()).words(line, place, folder), place))
     done.touch()
@@ -889,7 +915,7 @@ def little_memory(bench: Bench) -> Trouble:
         place.reset(judge.old)
         program = (
             f"import resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({size} << 20, {size} << 20)); "
-            "from trtdet.__main__ import run; raise SystemExit(run())"
+            f"sys.path.insert(0, {str(ROOT)!r}); from benchmarks.kill import run; raise SystemExit(run(sys.argv[1:]))"
         )
         done = subprocess.run(
             [sys.executable, "-c", program, *bench.words],
@@ -986,8 +1012,8 @@ class Runs:
         kept = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         if standin:
             paths.insert(0, str(ROOT / "tests" / "standin"))
-            # 17 tensors are dequantised where all layers are in INT8: that network is the fast one.
-            kept |= {"LD_LIBRARY_PATH": str(self._standin), "CUDA_STANDIN_FAST": "17"}
+            # 2 tensors are dequantised where the layer of the prepared model is in INT8: that network is the fast one.
+            kept |= {"LD_LIBRARY_PATH": str(self._standin), "CUDA_STANDIN_FAST": "2"}
         return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
 
     def bench(self, command: Command) -> Bench:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trtdet.demo.drawing import Image, background, colour, degrade, outline, paint
 from trtdet.detection.masks import run_lengths
 from trtdet.errors import DataError, OutputError
-from trtdet.files import write_atomically
+from trtdet.files import NewFiles, finish_replacing, writing
 
 CLASSES: tuple[str, ...] = (
     *("circle", "square", "triangle", "star", "pentagon"),
@@ -58,7 +58,7 @@ class ShapesSplit:
 def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED) -> ShapesSplit:
     """Writes ``root/<split>/000001.png ...`` and ``root/annotations/instances_<split>.json``.
 
-    The annotations are written last, atomically; if they exist for the same arguments, nothing is written.
+    The annotations and their images appear together. If they exist for the same arguments, nothing is written.
 
     Args:
         root: folder of the data set; created if missing.
@@ -78,6 +78,7 @@ def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED)
     root = Path(root)
     files = ShapesSplit(root / split, root / "annotations" / f"instances_{split}.json")
     info = {"description": "trtdet shapes", "renderer": _VERSION, "split": split, "seed": seed, "count": count}
+    finish_replacing(root)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # Missing, damaged or from another program.
         document = json.loads(files.annotations.read_text())
         names = [image["file_name"] for image in document["images"]]
@@ -86,17 +87,14 @@ def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     categories = [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES)]
-    try:
-        files.images.mkdir(parents=True, exist_ok=True)
-        files.annotations.parent.mkdir(parents=True, exist_ok=True)
-        files.annotations.unlink(missing_ok=True)  # Its images are about to be overwritten.
+    with NewFiles(files.annotations, root) as new, writing(root):
         for index in range(count):
             image, owner, labels = _render(seed, split, index)
             name = f"{index + 1:06d}.png"
             encoded, png = cv2.imencode(".png", image[:, :, ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 1])
             if not encoded:
-                raise OSError(f"image {name} cannot be encoded")
-            write_atomically(files.images / name, png.tobytes())
+                raise OutputError(f"shapes: image {name} cannot be encoded")
+            new.place(Path(split, name)).write_bytes(png.tobytes())
             images.append({"id": index + 1, "file_name": name, "width": image.shape[1], "height": image.shape[0]})
             boxes = _boxes(owner, len(labels)).tolist()
             for number, ((x1, y1, x2, y2), label) in enumerate(zip(boxes, labels, strict=True), 1):
@@ -112,9 +110,9 @@ def generate(root: Path | str, split: str, count: int, seed: int = DEFAULT_SEED)
                     }
                 )
         document = {"info": info, "images": images, "annotations": annotations, "categories": categories}
-        write_atomically(files.annotations, json.dumps(document).encode())
-    except OSError as error:
-        raise OutputError(f"shapes cannot be written below '{root}': {error}; choose another folder") from None
+        listed = files.annotations.relative_to(root)
+        new.place(listed).write_text(json.dumps(document))
+        new.put([*(Path(split, image["file_name"]) for image in images), listed])
     return files
 
 

@@ -135,6 +135,11 @@ def check(model: onnx.ModelProto) -> None:
             type; sizes of tensors do not fit each other; a tensor is larger than ``LARGEST_TENSOR``.
     """
     _check_tensors(model)
+    bodies = [*(graph.node for graph in graphs(model.graph)), *(function.node for function in model.functions)]
+    for nodes in bodies:
+        for node in nodes:
+            if not node.domain and node.op_type in (*_WINDOWED, "ConvInteger", "QLinearConv"):
+                _check_window(node)  # shape inference of ONNX 1.19 divides by the strides, and ends the process at 0
     inferred = onnx.ModelProto()
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
@@ -215,6 +220,20 @@ def _check_tensor(tensor: onnx.TensorProto, name: str, readers: set[str]) -> Non
         )
 
 
+def _check_window(node: onnx.NodeProto, axes: int | None = None) -> None:
+    """Raises a ModelError if a window has a wrong size, step or padding; without ``axes``, their number may be any."""
+    for entry in node.attribute:
+        if not entry.ints or entry.name not in ("kernel_shape", "strides", "dilations", "pads"):
+            continue
+        values, lowest = list(entry.ints), 0 if entry.name == "pads" else 1
+        length = len(values) if axes is None else axes * (2 if entry.name == "pads" else 1)
+        if len(values) != length or not all(lowest <= value <= LARGEST_TENSOR for value in values):
+            raise ModelError(
+                f"is not valid ONNX: node '{_title(node)}' ({node.op_type}) has {entry.name} = {one_line(values)}, "
+                f"needed are {length} numbers from {lowest} to {LARGEST_TENSOR}"
+            )
+
+
 def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]) -> None:
     """Raises a ModelError if inputs or attributes of an operator do not fit each other."""
     if node.domain or node.op_type not in (*_WINDOWED, "BatchNormalization"):
@@ -246,14 +265,7 @@ def _check_sizes(node: onnx.NodeProto, shapes: dict[str, tuple[int | None, ...]]
         needed += [("a kernel", got, size) for got, size in zip(kernel, weight[2:], strict=False)]
         axes = len(weight) - 2
     if node.op_type in _WINDOWED:
-        limits = {"kernel_shape": (axes, 1), "strides": (axes, 1), "dilations": (axes, 1), "pads": (2 * axes, 0)}
-        for name, (length, lowest) in limits.items():
-            values = attributes.get(name)
-            if values and (len(values) != length or not all(lowest <= value <= LARGEST_TENSOR for value in values)):
-                raise ModelError(
-                    f"{title} has {name} = {one_line(values)}, needed are {length} numbers from {lowest} to "
-                    f"{LARGEST_TENSOR}"
-                )
+        _check_window(node, axes)
     for part, got, size in needed:
         if got is not None and size is not None and got != size:
             raise ModelError(f"{title} has {part} of size {got}, {size} is needed")
