@@ -19,6 +19,17 @@ bool GrpcListener::Open::closed() const {
     return ::fstat(socket, &found) != 0 || found.st_dev != device || found.st_ino != file;
 }
 
+void GrpcListener::Open::cut() const {
+    if (closed()) {
+        return;
+    }
+    ::shutdown(socket, SHUT_RDWR);
+    // What came before would still be read.
+    char lost[4096];
+    for (int count = 0; count < 4096 && ::recv(socket, lost, sizeof(lost), MSG_DONTWAIT) > 0; ++count) {
+    }
+}
+
 GrpcListener::GrpcListener(ListenerOptions options, Clients& clients, std::function<void(int)> take)
     : options_(std::move(options)), clients_(clients), take_(std::move(take)) {
     error_code error;
@@ -87,6 +98,7 @@ void GrpcListener::accept() {
         return;
     }
     auto client = clients_.of(peer.address());
+    const std::lock_guard lock(mutex_);
     if (!admit(client)) {
         return;
     }
@@ -98,7 +110,7 @@ void GrpcListener::accept() {
         return;
     }
     ++by_client_[client.get()];
-    open_.push_back({number, file.st_dev, file.st_ino, std::move(client)});
+    open_.push_back({number, file.st_dev, file.st_ino, peer, std::move(client)});
     take_(number);
 }
 
@@ -123,11 +135,19 @@ bool GrpcListener::admit(const std::shared_ptr<Client>& client) {
     if (of(most->client.get()) <= of(client.get()) + 1) {
         return false;
     }
-    if (!most->closed()) {
-        ::shutdown(most->socket, SHUT_RDWR);
-    }
+    most->cut();
     forget(most);
     return true;
+}
+
+void GrpcListener::cut(const tcp::endpoint& peer) {
+    const std::lock_guard lock(mutex_);
+    const auto found =
+        std::find_if(open_.begin(), open_.end(), [&](const Open& one) { return one.peer == peer && !one.closed(); });
+    if (found != open_.end()) {
+        found->cut();
+        forget(found);
+    }
 }
 
 void GrpcListener::forget_closed() {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -48,15 +49,20 @@ public:
     // Accepts no more; what is connected stays.
     void stop();
 
+    // Ends the connection from there, with all that was received of it and not read. Any thread may call it.
+    void cut(const boost::asio::ip::tcp::endpoint& peer);
+
 private:
     // A connection that was handed over. Its number may belong to another file by now, which is none of these.
     struct Open {
         int socket;
         dev_t device;
         ino_t file;
+        boost::asio::ip::tcp::endpoint peer;
         std::shared_ptr<Client> client;
 
         bool closed() const;
+        void cut() const;
     };
 
     void check(const boost::system::error_code& error) const;
@@ -71,7 +77,8 @@ private:
     boost::asio::io_context context_;
     boost::asio::ip::tcp::acceptor acceptor_{context_};
     std::atomic<bool> stopped_{false};
-    std::list<Open> open_;  // the oldest first; of the thread, as what follows
+    std::mutex mutex_;
+    std::list<Open> open_;  // the oldest first; under the mutex, as what follows
     std::unordered_map<const Client*, std::size_t> by_client_;
     std::chrono::steady_clock::time_point looked_{};  // when those that are closed were forgotten
     std::thread thread_;

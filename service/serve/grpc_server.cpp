@@ -9,8 +9,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <boost/asio/ip/address.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <condition_variable>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <future>
@@ -90,6 +91,51 @@ void write_message(const Message& message, grpc::ByteBuffer& buffer) {
     }
 }
 
+// gRPC's "ipv4:192.0.2.1:1234" or "ipv6:%5B2001:db8::1%5D:1234".
+boost::asio::ip::tcp::endpoint endpoint_of(const std::string& peer) {
+    const auto colon = peer.rfind(':');
+    auto text = peer.substr(0, colon);
+    text = text.substr(text.find(':') + 1);
+    for (const std::string bracket : {"%5B", "%5D", "[", "]"}) {
+        if (const auto at = text.find(bracket); at != std::string::npos) {
+            text.erase(at, bracket.size());
+        }
+    }
+    boost::system::error_code ignored;
+    const auto port = colon == std::string::npos ? 0 : std::strtoul(peer.c_str() + colon + 1, nullptr, 10);
+    return {boost::asio::ip::make_address(text, ignored), static_cast<std::uint16_t>(port)};
+}
+
+// Calls of each connection that gRPC is not done with. A client must keep to the number of streams that it is told, but
+// gRPC lets it begin as many as it likes until it has confirmed that number. Any thread may call any member at any
+// time.
+class OpenCalls {
+public:
+    static constexpr std::size_t most = 300;  // a few times the streams, as some of them are about to end
+
+    // Of this connection from now until what is returned is gone. count: gets how many it has.
+    std::shared_ptr<void> add(const std::string& peer, std::size_t& count) {
+        const std::lock_guard lock(all_->mutex);
+        count = ++all_->by_peer[peer];
+        // What works on a call may hold it for longer than this is there.
+        return {nullptr, [all = all_, peer](void*) {
+                    const std::lock_guard ending(all->mutex);
+                    const auto found = all->by_peer.find(peer);
+                    if (--found->second == 0) {
+                        all->by_peer.erase(found);
+                    }
+                }};
+    }
+
+private:
+    struct All {
+        std::mutex mutex;
+        std::unordered_map<std::string, std::size_t> by_peer;
+    };
+
+    const std::shared_ptr<All> all_ = std::make_shared<All>();
+};
+
 class Call;
 
 // Calls whose message is not there yet. gRPC holds up to a window of each, and all of a message that is asked for: that
@@ -153,8 +199,10 @@ using Page = std::function<grpc::Status(google::protobuf::io::ZeroCopyInputStrea
 // inference.
 class Call : public grpc::ServerGenericBidiReactor, public std::enable_shared_from_this<Call> {
 public:
-    Call(Service& service, Arrivals& arrivals, Log& log, std::shared_ptr<Client> client, std::string peer, Page page)
-        : service_(service), arrivals_(arrivals), log_(log), page_(std::move(page)) {
+    Call(
+        Service& service, Arrivals& arrivals, Log& log, std::shared_ptr<Client> client, std::string peer, Page page,
+        std::shared_ptr<void> counted)
+        : service_(service), arrivals_(arrivals), log_(log), page_(std::move(page)), counted_(std::move(counted)) {
         head_.client = std::move(client);
         head_.peer = std::move(peer);
         head_.request_id = request_id("");
@@ -371,6 +419,7 @@ private:
     Arrivals& arrivals_;
     Log& log_;
     const Page page_;
+    const std::shared_ptr<void> counted_;  // among those of its connection
     const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
     std::recursive_mutex ending_;  // gRPC may call back at once
     std::atomic<bool> over_{false};
@@ -498,24 +547,14 @@ std::vector<std::shared_ptr<Call>> Arrivals::take_those_with_room() {
     return ready;
 }
 
-// gRPC's "ipv4:192.0.2.1:1234" or "ipv6:%5B2001:db8::1%5D:1234".
-boost::asio::ip::address address_of(const std::string& peer) {
-    auto text = peer.substr(peer.find(':') + 1);
-    text = text.substr(0, text.rfind(':'));
-    for (const std::string bracket : {"%5B", "%5D", "[", "]"}) {
-        if (const auto at = text.find(bracket); at != std::string::npos) {
-            text.erase(at, bracket.size());
-        }
-    }
-    boost::system::error_code ignored;
-    return boost::asio::ip::make_address(text, ignored);
-}
-
 // Which calls there are, by their paths. They are taken as streams, whose messages gRPC does not read by itself.
 class Protocol : public grpc::CallbackGenericService {
 public:
-    Protocol(serve::Service& service, Arrivals& arrivals, Log& log)
-        : service_(service), arrivals_(arrivals), log_(log), pages_(all_pages()) {}
+    // cut: ends a connection.
+    Protocol(
+        serve::Service& service, Arrivals& arrivals, Log& log,
+        std::function<void(const boost::asio::ip::tcp::endpoint& peer)> cut)
+        : service_(service), arrivals_(arrivals), log_(log), cut_(std::move(cut)), pages_(all_pages()) {}
 
     // Until then there are no models.
     void serve() { serves_ = true; }
@@ -525,10 +564,17 @@ public:
         const auto& method = context->method();
         const auto page = pages_.find(method);
         const bool is_inference = method == inference_path("ModelInfer");
+        const auto endpoint = endpoint_of(peer);
+        std::size_t count = 0;
+        auto counted = open_.add(peer, count);
         const auto call = std::make_shared<Call>(
-            service_, arrivals_, log_, service_.clients().of(address_of(peer)), peer,
-            page == pages_.end() ? Page() : page->second);
-        if (method == inference_path("ModelStreamInfer")) {
+            service_, arrivals_, log_, service_.clients().of(endpoint.address()), peer,
+            page == pages_.end() ? Page() : page->second, std::move(counted));
+        if (count > OpenCalls::most) {
+            cut_(endpoint);
+            call->refuse(
+                {grpc::StatusCode::RESOURCE_EXHAUSTED, "there are too many calls at a time on one connection"});
+        } else if (method == inference_path("ModelStreamInfer")) {
             call->refuse({grpc::StatusCode::UNIMPLEMENTED, "there are no streams here; call ModelInfer"});
         } else if (page == pages_.end() && !is_inference) {
             call->refuse({grpc::StatusCode::UNIMPLEMENTED, "there is no method " + method + " here"});
@@ -688,6 +734,8 @@ private:
     serve::Service& service_;
     Arrivals& arrivals_;
     Log& log_;
+    const std::function<void(const boost::asio::ip::tcp::endpoint& peer)> cut_;
+    OpenCalls open_;
     const std::unordered_map<std::string, Page> pages_;
     std::atomic<bool> serves_{false};
 };
@@ -715,7 +763,7 @@ public:
               largest_message(service.options()),
               part_of_limit(service.options().max_bodies, service.options().max_client_percent) / 4,
               options.body_timeout),
-          protocol_(service, arrivals_, log),
+          protocol_(service, arrivals_, log, [this](const auto& peer) { listener_.cut(peer); }),
           listener_(listener_options(options, service.options()), service.clients(), [this](int socket) {
               grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
               taken.fd = socket;

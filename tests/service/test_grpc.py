@@ -266,12 +266,13 @@ def watched(triton, serve, case):
 
 
 def test_streams_without_an_end_take_little_memory(watched):
-    """Each was kept, however many there were: 640,000 of them took 6.9 GB."""
+    """Each was kept, however many there were: 640,000 of them took 6.9 GB. Until a client has confirmed how many it may
+    have, gRPC takes any number; its connection is ended then."""
     with watched() as (server, grown, infer):
-        ends = attacking(server, Call("ModelInfer", streams=4000, ends=False), connections=8, seconds=1.5)
+        ends = attacking(server, Call("ModelInfer", streams=8000, ends=False), connections=8, seconds=3)
         assert set(ends) <= {"left", "reset", "closed", "RESOURCE_EXHAUSTED"}
         infer()
-        assert grown() < 64 << 20
+        assert grown() < 160 << 20
 
 
 def test_messages_that_are_compressed_are_read_and_bounded(watched):

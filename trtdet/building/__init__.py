@@ -4,6 +4,7 @@
 |---|---|
 | ``job``, ``validation``, ``variants`` | a checked build: wrong options fail before an image is decoded |
 | ``request`` | whether a bundle is what the same command would build, before the model is parsed |
+| ``selection`` | the calibration images |
 | ``graph`` | the rewritten model with its Q/DQ placement |
 | ``ranges`` | histograms of the calibration images, and the ranges of a rule |
 | ``corrections``, ``half`` | corrections that pass a test on other images; nodes whose values exceed FP16 |

@@ -21,7 +21,8 @@ from trtdet.building.costs import batch_of, built_of, gpu_of
 from trtdet.building.engine import runs_on
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.plan import keeping_named
-from trtdet.building.ranges import Selection, calibration_images, without_histograms
+from trtdet.building.ranges import Selection, without_histograms
+from trtdet.building.selection import calibration_images
 from trtdet.calibration import Range
 from trtdet.data import ImageCache, find_images
 from trtdet.options import DEFAULT_IMAGES, BuildOptions, CalibrationOptions

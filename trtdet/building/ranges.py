@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtdet.backends import OnnxRunner
 from trtdet.building.graph import PlacedGraph
+from trtdet.building.selection import chosen_images
 from trtdet.bundle import Bundle
 from trtdet.calibration import Collection, CollectionRequest, Range, Ranges, collect, collection_key, expose
-from trtdet.data import ImageCache, ImageStream, content_hash, evenly, find_images
-from trtdet.errors import CalibrationError, TrtdetWarning
+from trtdet.data import ImageCache, ImageStream, content_hash
+from trtdet.errors import CalibrationError
 from trtdet.evaluation.plausibility import Plausibility, examine_model, warn_of
-from trtdet.options import DEFAULT_IMAGES, CalibrationOptions
+from trtdet.options import CalibrationOptions
 from trtdet.passes import decoded
 from trtdet.progress import Progress, silent
 from trtdet.quantization import Sources, reach
@@ -35,29 +35,10 @@ class Selection:
     cache: ImageCache = field(default_factory=ImageCache, repr=False, compare=False)
 
 
-def calibration_images(options: CalibrationOptions) -> list[Path]:
-    """All images of the options, sorted; raises DataError if the source does not exist or has no images."""
-    return [] if options.images is None else sorted(find_images(options.images, options.root))
-
-
 def select_images(options: CalibrationOptions) -> Selection:
-    """Calibration images at equal steps over the sorted names, so that they cover a whole video or data set.
-
-    Names are sorted because every fourth image judges the corrections: the order of a list must not matter. Raises
-    DataError: the source does not exist, or has no images.
-    """
-    images = calibration_images(options)
-    if not images:
-        return Selection()
-    count = options.num_images or DEFAULT_IMAGES
-    if options.num_images is not None and len(images) < count:
-        warnings.warn(
-            f"--num-images {count} but '{options.images}' has {len(images)}: all of them are used",
-            TrtdetWarning,
-            stacklevel=3,
-        )
-    paths = evenly(images, count)
-    return Selection(paths, content_hash(paths))
+    """The calibration images with their hash, see :func:`trtdet.building.selection.chosen_images`."""
+    paths = chosen_images(options)
+    return Selection(paths, content_hash(paths)) if paths else Selection()
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,13 +17,14 @@ from typing import Any
 
 from trtdet import __version__
 from trtdet.backends import cuda
+from trtdet.building.selection import calibration_images, chosen_images
 from trtdet.building.worth import WORTH
 from trtdet.bundle import Bundle
 from trtdet.config import Config
-from trtdet.data.folders import content_hash, evenly, find_images
+from trtdet.data.folders import content_hash
 from trtdet.errors import TrtdetError
 from trtdet.files import remove_stale, sha256_file
-from trtdet.options import DEFAULT_IMAGES, BuildOptions
+from trtdet.options import BuildOptions
 
 REQUEST = "request"
 """Key of the hash in the manifest's ``command``; its value is None where the hash does not tell all."""
@@ -44,13 +45,10 @@ def request_of(model: Path, config: Config, options: BuildOptions) -> str | None
         # The key of ONNX's external data. A model that has the word elsewhere is rewritten once more, nothing else.
         if b"location" in content or options.from_ is not None:
             return None
-        images: str | None = None
-        if calibration.images is not None:
-            paths = sorted(find_images(calibration.images, calibration.root))
-            count = calibration.num_images or DEFAULT_IMAGES
-            if len(paths) < count and calibration.num_images is not None:
-                return None  # of which the build warns
-            images = content_hash(evenly(paths, count))
+        paths = calibration_images(calibration)
+        if paths and len(paths) < (calibration.num_images or 0):
+            return None  # of which the build warns
+        images = content_hash(chosen_images(calibration))
         rest = asdict(replace(options, calibration=replace(calibration, images=None, root=None)))
         files = [sha256_file(path) for path in _paths(rest)]
         packages = sorted(name for folder in sys.path for name in _distributions(Path(folder)))

@@ -27,7 +27,8 @@ from trtdet.building.engine import BuildNetwork, Engine, best_engine, explicit_n
 from trtdet.building.graph import PlacedGraph
 from trtdet.building.job import CheckedBuild, Job, checked_build
 from trtdet.building.plan import RANKING, plan_problem, ranking, score_against, scored
-from trtdet.building.ranges import HISTOGRAMS, calibration_images, check_detections
+from trtdet.building.ranges import HISTOGRAMS, check_detections
+from trtdet.building.selection import calibration_images
 from trtdet.building.validation import check_tune, scored_images
 from trtdet.config import Config
 from trtdet.data import CocoDataset, content_hash, evenly
