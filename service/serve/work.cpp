@@ -201,6 +201,8 @@ void Work::count() const {
     for (auto* const time : {&times.input, &times.queue, &times.infer}) {
         *time /= static_cast<Clock::rep>(std::max<std::size_t>(1, outcomes_.size()));
     }
+    // The run may begin before the thread that prepared its image goes on.
+    times.input = std::clamp(took - times.queue - times.infer, Clock::duration(), times.input);
     model_.statistics.succeeded(took, times);
 }
 
