@@ -13,7 +13,8 @@ from models import SMALL_MODEL, for_onnxruntime
 import trtdet
 from trtdet.backends import cuda
 from trtdet.building import request
-from trtdet.bundle import Bundle
+from trtdet.building.comparison import rewritten
+from trtdet.bundle import Bundle, GuardPart
 from trtdet.config import Config
 from trtdet.options import BuildOptions, CalibrationOptions, changed
 
@@ -147,6 +148,19 @@ def test_weights_in_another_file_are_not_hashed_so_that_there_is_no_request(aske
 def test_too_few_images_are_warned_of_again(asked):
     options = changed(asked.options, num_images=5)
     assert request.request_of(asked.model, asked.config, options) is None
+
+
+def test_a_bundle_that_ships_fp16_for_int8_is_found_too(asked):
+    guard = GuardPart(shipped="fp16", least=1.02, reason="INT8 gains nothing")
+    rewritten(asked.output, Bundle(asked.output), files={}, changes={"guard": guard})
+    assert asked.unchanged() is not None
+
+
+@pytest.mark.parametrize("worth, found", [(True, True), (False, False)])
+def test_an_engine_that_was_not_compared_with_fp16_yet_is_looked_at_in_full(asked, worth, found):
+    files = {"model.engine": b"engine", **({"worth.json": b"{}"} if worth else {})}
+    rewritten(asked.output, Bundle(asked.output), files=files, changes={})
+    assert (asked.unchanged() is not None) is found
 
 
 def test_the_command_line_parses_no_model_for_a_bundle_that_is_up_to_date(asked):

@@ -83,11 +83,12 @@ def unchanged(model: Path, config: Config, output: Path, options: BuildOptions) 
     before = manifest.command.get(REQUEST)
     if before is None or before != request_of(model, config, options):
         return None
-    compared = WORTH in manifest.files or bundle.engine is None or not (options.int8 and options.compare)
+    compared = WORTH in manifest.files or manifest.guard is not None or bundle.engine is None
+    compared |= not (options.int8 and options.compare)
     warned = manifest.input_check is not None and bool(manifest.input_check.get("warning"))
-    # Parts of a two-stage model that are left, an NMS of the model with other thresholds, FP16 that ships for INT8,
-    # and FP8 without a product for it are warned of at every build.
-    warned |= manifest.masks is not None or manifest.nms.embedded or manifest.guard is not None
+    # Parts of a two-stage model that are left, an NMS of the model with other thresholds, and FP8 without a product for
+    # it are warned of at every build.
+    warned |= manifest.masks is not None or manifest.nms.embedded
     warned |= options.plan.fp8 or options.plan.int8_attention
     left = [path for path in output.parent.glob(f"{escape(output.name)}.*") if path.suffix != ".timing-cache"]
     if not compared or warned or left:
