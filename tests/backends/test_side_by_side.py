@@ -1,6 +1,8 @@
 """Several runs at a time on the CPU give the results of runs after each other, in their order."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -75,3 +77,14 @@ def test_an_error_comes_in_the_place_of_its_item(runner, images, four_cores):
 def test_a_session_with_other_threads_is_made_once(runner):
     assert runner.with_threads(1) is runner.with_threads(1)
     assert runner.as_written().with_threads(1) is not runner.with_threads(1)
+
+
+def test_a_runner_that_nothing_uses_is_gone_with_all_its_sessions(small_model):
+    gc.disable()  # sessions hold memory that the collector of cycles does not know of
+    try:
+        runner = OnnxRunner(small_model.read_bytes()).as_written()
+        gone = weakref.ref(runner), weakref.ref(runner.with_threads(1))
+        del runner
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()

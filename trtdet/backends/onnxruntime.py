@@ -99,7 +99,7 @@ class OnnxRunner:
         session is made at the first call and kept."""
         if threads not in self._others:
             other = copy.copy(self)
-            other._threads = threads
+            other._threads, other._others = threads, {}  # it is not to hold itself, nor its session for ever
             other._session = other._load(other._data, other._options())
             self._others[threads] = other
         return self._others[threads]

@@ -8,7 +8,6 @@ this changes no number. It also uses only the images that hold 85 % of all detec
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from trtdet.backends import OnnxRunner, side_by_side
 from trtdet.calibration import expose
 from trtdet.data import ImageStream
+from trtdet.data.ahead import cores
 from trtdet.errors import ConfigError
 from trtdet.files.journal import Rows
 from trtdet.plans.measuring import LayerRow, Method, RankingSubject, Work, measure_missing, row_check, subject_key
@@ -69,9 +69,7 @@ def rank(
     key = subject_key(subject, method)
     if method.name == "fast" and method.dataset is None:
         subject = replace(subject, images=telling(subject))
-    work = Work(
-        subject, method=method, members=tuple(members.items()), threads=1 if ray else len(os.sched_getaffinity(0))
-    )
+    work = Work(subject, method=method, members=tuple(members.items()), threads=1 if ray else cores())
     measured: dict[str, dict[str, Any]] = {}
     if rows is None:
         measure_missing(work, measured, measured.__setitem__, ray=ray, progress=progress)

@@ -239,8 +239,7 @@ class Detector:
         workers = cores()
         with (
             closing(ahead(with_places(), prepared, workers, most=2 * workers + self.batch)) as ready,
-            closing(self._runs(batches(ready), run)) as runs,
-            closing(ahead(runs, results, workers=1, most=2)) as done,
+            closing(ahead(self._runs(batches(ready), run), results, workers=1, most=2)) as done,
         ):
             for predictions in done:
                 yield from predictions
