@@ -5,9 +5,11 @@ import threading
 import weakref
 
 import numpy as np
+import onnx
 import pytest
 
 from trtdet.backends import OnnxRunner, at_once, side_by_side
+from trtdet.errors import BackendError
 
 
 @pytest.fixture
@@ -77,6 +79,30 @@ def test_an_error_comes_in_the_place_of_its_item(runner, images, four_cores):
 def test_a_session_with_other_threads_is_made_once(runner):
     assert runner.with_threads(1) is runner.with_threads(1)
     assert runner.as_written().with_threads(1) is not runner.with_threads(1)
+
+
+def test_a_model_that_is_only_scored_is_loaded_once(runner, images, small_model, four_cores, monkeypatch):
+    expected = [runner.as_written()(image) for image in images]
+    loads, load = [], OnnxRunner._load
+    monkeypatch.setattr(OnnxRunner, "_load", lambda *arguments: (loads.append(1), load(*arguments))[1])
+    written = OnnxRunner(small_model.read_bytes(), written=True)
+    assert written.as_written() is written
+    assert (written.input, written.inputs, written.outputs) == (runner.input, runner.inputs, runner.outputs)
+    assert (written.batch, loads) == (runner.batch, [])
+    scored = side_by_side(written, lambda run, image: run(image), iter(images))
+    for found, outputs in zip(scored, expected, strict=True):
+        assert all(np.array_equal(found[name], outputs[name]) for name in outputs)
+    assert loads == [1]
+
+
+def test_a_model_that_is_only_scored_and_cannot_be_loaded_is_refused_at_its_first_run(small_model):
+    model = onnx.load(small_model)
+    model.graph.node[0].op_type = "Unheard"
+    runner = OnnxRunner(model, written=True)
+    with pytest.raises(BackendError, match="Unheard"):
+        runner.with_threads(1)
+    with pytest.raises(BackendError, match="Unheard"):
+        OnnxRunner(model)
 
 
 def test_a_runner_that_nothing_uses_is_gone_with_all_its_sessions(small_model):

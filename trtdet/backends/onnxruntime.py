@@ -62,36 +62,48 @@ class OnnxRuntime:
 
 
 class OnnxRunner:
-    """Runs a model on the CPU, in the form of :func:`portable`; ``alone`` uses one thread, for models run in parallel.
-    Raises BackendError if onnxruntime cannot load the model."""
+    """Runs a model on the CPU, in the form of :func:`portable`.
 
-    def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False) -> None:
+    ``alone`` uses one thread, for models run in parallel; ``written`` makes it :meth:`as_written`. Raises BackendError
+    if onnxruntime cannot load the model, a ``written`` one at its first run.
+    """
+
+    def __init__(self, model: onnx.ModelProto | bytes, *, alone: bool = False, written: bool = False) -> None:
         # The session refers to the same bytes, so keeping them for a profile costs nothing.
-        self._data, self._plugins = _runnable(model)
-        self._alone, self._unoptimised = alone, False
+        self._data, self._plugins, graph = _runnable(model)
+        self._alone, self._unoptimised = alone, written
         self._threads = 1 if alone else 0
         self._others: dict[int, OnnxRunner] = {}
         self._optimised: bytes | None = None
-        self._session = self._load(self._data, self._options())
-        source = self._session.get_inputs()[0]
-        self.input: str = source.name
-        self.batch: int | None = source.shape[0] if isinstance(source.shape[0], int) else None
+        constants = {constant.name for constant in graph.initializer}
+        sources = [source for source in graph.input if source.name not in constants]
+        self.inputs: tuple[str, ...] = tuple(source.name for source in sources)
+        self.outputs: tuple[str, ...] = tuple(output.name for output in graph.output)
+        self.input: str = self.inputs[0]
+        first = sources[0].type.tensor_type.shape.dim[0].dim_value  # 0 where it has a name, and -1 in some exports
+        self.batch: int | None = first if first > 0 else None
         self.largest_batch = self.batch
         self.on_device = False
         self.run_info = RunInfo("CPU", LIBRARY.title)
-        self.inputs: tuple[str, ...] = tuple(source.name for source in self._session.get_inputs())
-        self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
+        self._loaded = None if written else self._load(self._data, self._options())
+
+    @property
+    def _session(self) -> Any:
+        if self._loaded is None:
+            self._loaded = self._load(self._data, self._options())
+        return self._loaded
 
     def as_written(self) -> OnnxRunner:
-        """The same model without onnxruntime's optimisations, for scores.
+        """The same model without onnxruntime's optimisations, for scores; its session is made at its first run.
 
         The optimised layout of a convolution depends on the CPU and changes the order of summation. In a model that
         rounds to INT8 and FP16 after most layers this shifts mAP by some tenths of a point. Without optimisations,
         AVX2 and AVX-512 gave identical bits in the tests of docs/results/agreement.md.
         """
+        if self._unoptimised:
+            return self
         other = copy.copy(self)
-        other._unoptimised, other._optimised, other._others = True, None, {}
-        other._session = other._load(other._data, other._options())
+        other._unoptimised, other._optimised, other._others, other._loaded = True, None, {}, None
         return other
 
     def with_threads(self, threads: int) -> OnnxRunner:
@@ -100,7 +112,7 @@ class OnnxRunner:
         if threads not in self._others:
             other = copy.copy(self)
             other._threads, other._others = threads, {}  # it is not to hold itself, nor its session for ever
-            other._session = other._load(other._data, other._options())
+            other._loaded = other._load(other._data, other._options())
             self._others[threads] = other
         return self._others[threads]
 
@@ -227,15 +239,16 @@ def portable(model: onnx.ModelProto) -> onnx.ModelProto:
     return with_roundings(plain(model))
 
 
-def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
-    """The model that onnxruntime loads, and whether it has operators computed in Python."""
+def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool, onnx.GraphProto]:
+    """The model that onnxruntime loads, whether it has operators computed in Python, and a graph with its inputs and
+    outputs."""
     with _failures("load"):
         # This takes a sixth of the time in which onnxruntime loads the model.
         source = onnx.load_from_string(model) if isinstance(model, bytes) else model
         standard = portable(source)
     has_plugins = any(node.domain == PLUGIN_DOMAIN for node in source.graph.node)
     if isinstance(model, bytes) and standard is source and not has_plugins:
-        return model, False
+        return model, False, source.graph
     changed = onnx.ModelProto()
     changed.CopyFrom(standard)
     plugin_nodes = [node for node in changed.graph.node if node.domain == PLUGIN_DOMAIN]
@@ -248,7 +261,7 @@ def _runnable(model: onnx.ModelProto | bytes) -> tuple[bytes, bool]:
                 attribute.ClearField("f")
     if plugin_nodes:
         changed.opset_import.append(onnx.helper.make_opsetid(_CUSTOM_DOMAIN, 1))
-    return changed.SerializeToString(), bool(plugin_nodes)
+    return changed.SerializeToString(), bool(plugin_nodes), changed.graph
 
 
 @cache

@@ -265,7 +265,7 @@ def scored(
     model: Any, graph: PlacedGraph, dataset: CocoDataset, stage: str, cache: ImageCache, progress: Progress
 ) -> Evaluation:
     """Scores an ONNX model, or a runner of it, that has the outputs of ``graph``; ``stage`` is for ``progress``."""
-    detector = Detector.running(model, graph.config, graph.nms_mode)
+    detector = Detector.running(model, graph.config, graph.nms_mode, for_scores=True)
     return evaluate(detector, dataset, lambda done, total: progress(stage, done, total), cache=cache)
 
 

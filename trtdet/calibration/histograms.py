@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -137,6 +138,10 @@ class Collection:
 
     def to_bytes(self) -> bytes:
         """The collection as a compressed ``.npz``."""
+        return self._compressed
+
+    @cached_property
+    def _compressed(self) -> bytes:
         meta = {"schema": SCHEMA, **{name: getattr(self, name) for name in _STORED}, "tensors": list(self.histograms)}
         histograms = self.histograms.values()
         stream = io.BytesIO()

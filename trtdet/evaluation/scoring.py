@@ -179,7 +179,7 @@ def proposal_recall(
     part = up_to_proposals(model)
     if part is None:
         raise ModelError("the proposals of the model were not found between its first suppression and its regions")
-    runner = OnnxRunner(part).as_written()
+    runner = OnnxRunner(part, written=True)
     metric, counts = CocoMetric(dataset), list[int]()
     paths = [image.path for image in dataset.images]
     for batch in ImageStream(paths, preprocess, on_bad="raise", cache=cache):

@@ -500,7 +500,7 @@ class _Measuring:
                     run = stack.enter_context(engine.opened(caps, target.plugins))
                     facts.update(latency_ms=self._latency(run), device=run.run_info.device)
             config = self._graph(grid.reference.limits).config
-            detector = Detector.running(run, config, "host")
+            detector = Detector.running(run, config, "host", for_scores=True)
             if grid.limited:
                 facts.update(self._proposals(network, detector.runner, group))
             stage = group.stage(keep)

@@ -112,10 +112,18 @@ class Detector:
 
     @staticmethod
     def running(
-        model: onnx.ModelProto | Runner, config: Config, nms_mode: NmsMode, file: Path | str = "model"
+        model: onnx.ModelProto | Runner,
+        config: Config,
+        nms_mode: NmsMode,
+        file: Path | str = "model",
+        *,
+        for_scores: bool = False,
     ) -> Detector:
-        """The detector of a rewritten model in memory, or of a runner, with the outputs of ``nms_mode``."""
-        runner = OnnxRunner(model) if isinstance(model, onnx.ModelProto) else model
+        """The detector of a rewritten model in memory, or of a runner, with the outputs of ``nms_mode``.
+
+        A model ``for_scores`` is loaded at its first run, as :meth:`as_written` runs it.
+        """
+        runner = OnnxRunner(model, written=for_scores) if isinstance(model, onnx.ModelProto) else model
         return Detector(
             file=Path(file),
             runner=runner,
