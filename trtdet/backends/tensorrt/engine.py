@@ -63,6 +63,7 @@ class EngineContext:
 
     def fill(self, images: NDArray[np.float32]) -> None:
         """Copies a batch into the input buffer."""
+        self._check_open()
         size = self._loaded.input.shape[1:]
         if images.shape[1:] != size:
             raise BackendError(
@@ -79,8 +80,7 @@ class EngineContext:
         return self.run(False, behind_another=True)
 
     def run(self, transfers: bool = True, behind_another: bool = False) -> float:
-        if not self.close.alive:
-            raise BackendError("the engine was closed")
+        self._check_open()
         loaded, stream = self._loaded, self._stream
         name = loaded.input.name
         with loaded.gpu.current():
@@ -128,9 +128,14 @@ class EngineContext:
         return self._contexts[0]
 
     def _array(self, name: str) -> NDArray[Any]:
+        self._check_open()  # the host's memory is released too
         shape = self._shapes[name]
         flat: NDArray[Any] = self._memory[name][1].array
         return flat[: math.prod(shape)].reshape(shape)
+
+    def _check_open(self) -> None:
+        if not self.close.alive:
+            raise BackendError("the engine was closed")
 
     def _new_context(self) -> Any:
         trt, engine = self._loaded.trt, self._loaded.engine
@@ -355,9 +360,10 @@ class EngineRunner:
 
     def close(self) -> None:
         """Releases everything on the device, contexts first; a second call does nothing."""
-        for context in list(self._contexts):
-            context.close()
-        self._loaded.close()
+        with self._lock:
+            for context in list(self._contexts):
+                context.close()
+            self._loaded.close()
 
     def __enter__(self) -> EngineRunner:
         return self
