@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,17 +89,62 @@ def polygon_iou(
     low, high = ([points.min(axis=1) for points in (ours, theirs)], [points.max(axis=1) for points in (ours, theirs)])
     near = (low[0][:, None] < high[1][None]).all(-1) & (low[1][None] < high[0][:, None]).all(-1)
     result = np.zeros((len(ours), len(theirs)))
-    for i, j in np.argwhere(near):
-        # OpenCV computes in float32, which has enough digits near 0.
-        mine, other = ((points - ours[i, 0]).astype(np.float32) for points in (ours[i], theirs[j]))
-        shared, _ = cv2.intersectConvexConvex(mine, other)
-        group = crowd is not None and crowd[j]
-        union = areas[0][i] if group else areas[0][i] + areas[1][j] - shared
-        result[i, j] = min(shared / union, 1.0) if union > 0 else 0.0
+    pairs = np.argwhere(near)
+    for start in range(0, len(pairs), _PAIRS):
+        i, j = pairs[start : start + _PAIRS].T
+        shared = _shared_areas(ours[i], theirs[j])
+        group = np.zeros(len(j), bool) if crowd is None else np.asarray(crowd)[j]
+        union = areas[0][i] + np.where(group, 0, areas[1][j] - shared)
+        np.divide(shared, union, out=shared, where=union > 0)
+        result[i, j] = np.where(union > 0, np.minimum(shared, 1), 0)
     return result
 
 
+_PAIRS = 4096
+"""Pairs of polygons at a time, for which the memory stays small."""
+
+
+def _shared_areas(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Areas (P,) that convex polygons (P, 4, 2) have in common with others (P, 4, 2).
+
+    What two convex polygons share is the hull of the corners of each that are in the other, and of the points where
+    their sides cross. Corners and sides in the same place give points twice, which add nothing: OpenCV's
+    intersectConvexConvex gives 0 for 3 % of the pairs that differ by the rounding to float32.
+    """
+    origin = first[:, :1]
+    mine, other = (_counterclockwise(points - origin) for points in (first, second))
+    along, across = (np.roll(points, -1, axis=1) - points for points in (mine, other))
+    slope = _cross(along[:, :, None], across[:, None])
+    apart = other[:, None] - mine[:, :, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        here, there = _cross(apart, across[:, None]) / slope, _cross(apart, along[:, :, None]) / slope
+    crossing = (slope != 0) & (here >= 0) & (here <= 1) & (there >= 0) & (there <= 1)
+    points = mine[:, :, None] + np.where(crossing, here, 0)[..., None] * along[:, :, None]
+    every = np.concatenate([points.reshape(-1, 16, 2), mine, other], axis=1)
+    counts = np.concatenate([crossing.reshape(-1, 16), _inside(mine, other), _inside(other, mine)], axis=1)
+    centre = (every * counts[..., None]).sum(axis=1) / np.maximum(counts.sum(axis=1), 1)[:, None]
+    every = every - centre[:, None]
+    order = np.argsort(np.where(counts, np.arctan2(every[..., 1], every[..., 0]), np.inf), axis=1)
+    every, counts = np.take_along_axis(every, order[..., None], axis=1), np.take_along_axis(counts, order, axis=1)
+    return np.where(counts.any(axis=1), _areas(np.where(counts[..., None], every, every[:, :1])), 0)
+
+
+def _inside(points: NDArray[np.float64], polygons: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether points (P, 4, 2) are in counterclockwise polygons (P, 4, 2) or on their sides, (P, 4)."""
+    sides = np.roll(polygons, -1, axis=1) - polygons
+    allowed = 1e-9 * np.linalg.norm(sides, axis=-1)
+    left = _cross(sides[:, None], points[:, :, None] - polygons[:, None])
+    return np.asarray((left >= -allowed[:, None]).all(axis=-1))
+
+
+def _cross(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0])
+
+
+def _counterclockwise(polygons: NDArray[np.float64]) -> NDArray[np.float64]:
+    turned = _cross(polygons, np.roll(polygons, -1, axis=1)).sum(axis=1) < 0
+    return np.where(turned[:, None, None], polygons[:, ::-1], polygons)
+
+
 def _areas(polygons: NDArray[np.float64]) -> NDArray[np.float64]:
-    x, y = polygons[..., 0], polygons[..., 1]
-    doubled = (x * np.roll(y, -1, axis=1) - y * np.roll(x, -1, axis=1)).sum(axis=1)
-    return np.asarray(np.abs(doubled) / 2, np.float64)
+    return np.asarray(np.abs(_cross(polygons, np.roll(polygons, -1, axis=1)).sum(axis=1)) / 2)
