@@ -23,6 +23,8 @@ from trtdet.passes.opset.lowering import lower
 NEWEST = 26
 """The newest opset that onnxruntime 1.31 runs."""
 
+pytestmark = pytest.mark.opset(28)
+
 exact = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 

@@ -79,7 +79,8 @@ def test_external_data_is_loaded(external, normal):
 def test_external_data_that_is_cut_or_missing_is_an_error(external):
     weights = external.parent / "weights.bin"
     weights.write_bytes(weights.read_bytes()[:1000])
-    assert "one is missing or cut" in refused(external)
+    told = onnx.defs.onnx_opset_version() > 24  # onnx 1.19, of opset 24, reads what is there
+    assert ("one is missing or cut" if told else "does not fit its shape") in refused(external)
     weights.unlink()
     text = refused(external)
     assert "keeps its weights in separate files and one is missing or cut" in text

@@ -1,5 +1,7 @@
 """Plugin operators: ONNX's shape inference, and the CPU form against NumPy."""
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from trtdet.errors import ModelError
 from trtdet.passes import load_model, plugin_ops
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.model import save_model, to_graph, to_model
+from trtdet.passes.nms import EFFICIENT
 
 TYPES = {0: np.float32, 1: np.float16, 2: np.int8}
 ONNX_TYPES = {np.float32: 1, np.float16: 10, np.int8: 3}
@@ -156,3 +159,16 @@ def test_attributes_that_do_not_fit_are_an_error_that_names_the_node(attributes,
 def test_a_node_has_all_its_attributes_in_the_order_in_which_a_compiled_plugin_takes_them():
     names = list(plugin_ops.attributes(offset=[1.0], output_type=plugin_ops.INT8))
     assert names == ["plugin_version", "plugin_namespace", *ATTRIBUTES]
+
+
+def test_no_operator_outlives_the_interpreter():
+    """ONNX 1.19 let go of their functions after it: each process ended with a crash, or not at all."""
+    lines = (
+        "import atexit, onnx, trtdet.passes.nms, trtdet.passes.plugin_ops",
+        f"left = lambda: [one.name for one in onnx.defs.get_all_schemas() if one.domain == {PLUGIN_DOMAIN!r}]",
+        "print(sorted(left()))",
+        "atexit._run_exitfuncs()",
+        "print(left())",
+    )
+    said = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == [str(sorted([EFFICIENT, *plugin_ops.PLUGIN_ACTIVATIONS])), "[]"]

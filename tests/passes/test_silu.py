@@ -51,7 +51,7 @@ def model_of(text: str, outputs: str = "y", opset: int = 13) -> onnx.ModelProto:
 written = pytest.fixture(lambda: model_of, name="written")
 
 
-@pytest.mark.parametrize("form", ["swish", "plugin"])
+@pytest.mark.parametrize("form", [pytest.param("swish", marks=pytest.mark.opset(24)), "plugin"])
 @pytest.mark.parametrize(("kind", "text"), FORMS, ids=[*SILU, *HARD_SWISH])
 def test_every_form_becomes_one_node_of_the_same_numbers(written, normal, applied, kind, text, form):
     model, x = written(text), normal(2, 4, 6, 6, scale=4)
@@ -126,6 +126,7 @@ def test_products_unlike_an_activation_are_not_mentioned(written, applied, text)
     assert applied(silu, written(text), silu="plugin")[1] == PassResult(0)
 
 
+@pytest.mark.opset(24)
 def test_nodes_that_a_model_has_already_are_understood(net, normal, applied):
     text = """(float[2,4,6,6] x) => (float[2,4,6,6] y) {
         a = Swish(x) b = HardSwish(a) c = trt.plugins.TRT_SiLU(b) d = Swish<alpha = 2.0>(c) y = Neg(d) }"""
@@ -143,6 +144,7 @@ def test_nodes_that_a_model_has_already_are_understood(net, normal, applied):
         np.testing.assert_allclose(OnnxRunner(after)(normal(2, 4, 6, 6))["y"], expected, atol=2e-6)
 
 
+@pytest.mark.opset(24)
 def test_several_in_a_row_and_side_by_side(written, normal, applied):
     text = """s = Sigmoid(x) a = Mul(x, s) t = Sigmoid(a) b = Mul(t, a)
         h = HardSigmoid<alpha = 0.166667>(a) c = Mul(a, h) y = Add(b, c)"""

@@ -96,17 +96,18 @@ def _overlaps(
 ) -> NDArray[np.bool_]:
     """bool (rows, columns): whether the plugin treats a pair as overlapping."""
 
-    def area(low: Float, high: Float) -> Float:
-        sides = high - low
-        return np.where((sides <= 0).any(axis=-1), np.float32(0), sides[..., 0] * sides[..., 1])
-
-    mine, theirs = boxes[rows][:, None], boxes[columns][None]
+    first, second = boxes[rows].T[:, :, None], boxes[columns].T[:, None, :]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        low = np.where(mine[..., :2] > theirs[..., :2], mine[..., :2], theirs[..., :2])
-        high = np.where(mine[..., 2:] < theirs[..., 2:], mine[..., 2:], theirs[..., 2:])
-        shared = area(low, high)
-        union = area(mine[..., :2], mine[..., 2:]) + area(theirs[..., :2], theirs[..., 2:]) - shared
+        low = [np.where(mine > theirs, mine, theirs) for mine, theirs in zip(first[:2], second[:2], strict=True)]
+        high = [np.where(mine < theirs, mine, theirs) for mine, theirs in zip(first[2:], second[2:], strict=True)]
+        shared = _area(*low, *high)
+        union = _area(*first) + _area(*second) - shared
         iou = np.where((shared <= 0) | (union <= 0), np.float32(0), shared / union)
         falling = scores[columns][None, :] <= scores[rows][:, None]
         same: NDArray[np.bool_] = groups[rows][:, None] == groups[columns][None, :]
         return same & falling & (iou >= threshold)
+
+
+def _area(left: Float, top: Float, right: Float, bottom: Float, /) -> Float:
+    width, height = right - left, bottom - top
+    return np.where((width <= 0) | (height <= 0), np.float32(0), width * height)

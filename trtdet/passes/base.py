@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import itertools
@@ -43,6 +44,18 @@ class PassResult:
 
     count: int
     skipped: tuple[str, ...] = ()
+
+
+def register(plugin: onnx.defs.OpSchema, infer: Callable[[Any], None]) -> None:
+    """Registers a plugin for ONNX's checker and shape inference, until the interpreter ends.
+
+    ``infer`` sets the types of the outputs in the context that ONNX hands it. ONNX's registry outlives the
+    interpreter, and without the removal ONNX 1.19 crashed or hung at the end of the process, as it let go of a function
+    of Python.
+    """
+    plugin.set_type_and_shape_inference_function(infer)
+    onnx.defs.register_schema(plugin)
+    atexit.register(onnx.defs.deregister_schema, plugin.name, plugin.since_version, plugin.domain)
 
 
 def rewrite_nodes(graph: gs.Graph, change: Callable[[gs.Graph, gs.Node], str | None], *ops: str) -> PassResult:

@@ -16,7 +16,7 @@ from trtdet.detection.plugin_nms import EfficientNms
 from trtdet.detection.rotated import EPSILON
 from trtdet.detection.suppression import score_bound
 from trtdet.errors import ConfigError, ModelError
-from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer
+from trtdet.passes.base import PLUGIN_DOMAIN, Options, PassResult, Writer, register
 from trtdet.passes.decode import ALL_BOXES, ALL_SCORES, BOXES, CONTRACT, PARTS, SCORES, Decoded, of_all
 from trtdet.passes.masks import follow
 from trtdet.passes.provenance import Origin
@@ -425,7 +425,6 @@ def _infer(context: Any) -> None:
 
 
 def _register() -> None:
-    """Registers the plugin for ONNX's checker and shape inference."""
     schema, kind = onnx.defs.OpSchema, onnx.defs.OpSchema.AttrType
     attributes = {
         **dict.fromkeys(("score_threshold", "iou_threshold"), (kind.FLOAT, True)),
@@ -444,8 +443,7 @@ def _register() -> None:
         type_constraints=[("T", ["tensor(float)", "tensor(float16)"], "")],
         attributes=[schema.Attribute(name, of, "", required=needed) for name, (of, needed) in attributes.items()],
     )
-    plugin.set_type_and_shape_inference_function(_infer)
-    onnx.defs.register_schema(plugin)
+    register(plugin, _infer)
 
 
 _register()

@@ -22,7 +22,7 @@ import onnx
 from onnx.defs import OpSchema
 
 from trtdet.errors import ModelError
-from trtdet.passes.base import PLUGIN_DOMAIN, NodeWriter
+from trtdet.passes.base import PLUGIN_DOMAIN, NodeWriter, register
 from trtdet.passes.protobuf import graphs, replace_nodes, subgraphs
 
 VERSION = 1
@@ -143,7 +143,6 @@ def _infer(context: Any) -> None:
 
 
 def _register() -> None:
-    """Registers the operators for ONNX's checker and shape inference."""
     types = ["tensor(float)", "tensor(float16)", "tensor(int8)"]
     for name in PLUGIN_ACTIVATIONS:
         schema = OpSchema(
@@ -158,8 +157,7 @@ def _register() -> None:
                 OpSchema.Attribute(key, onnx.helper.make_attribute(key, value)) for key, value in attributes().items()
             ],
         )
-        schema.set_type_and_shape_inference_function(_infer)
-        onnx.defs.register_schema(schema)
+        register(schema, _infer)
 
 
 _register()
