@@ -43,7 +43,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import costly_requests
-from benchmarks.http2 import Call, outcome, prefixed
+from benchmarks.http2 import Call, more_of_a_head, outcome, pings, prefixed
 from benchmarks.service import free_port
 from trtdet.bundle import Bundle
 from trtdet.data import evenly, find_images
@@ -121,6 +121,13 @@ def inference(bundle: Path, data: bytes, datatype: str = "BYTES", shape: Sequenc
     return bytes(made.SerializeToString())
 
 
+def model_named(bundle: Path) -> bytes:
+    """A message that asks for a page of the bundle's model."""
+    from tritonclient.grpc import service_pb2 as protocol
+
+    return bytes(protocol.ModelConfigRequest(name=bundle.name).SerializeToString())
+
+
 def grpc_attacks(bundle: Path) -> list[Attack]:
     """One of each kind over gRPC."""
     most, shape = 30 * MIB, [1, *Bundle(bundle).manifest.input.shape.max[1:]]
@@ -146,7 +153,13 @@ def grpc_attacks(bundle: Path) -> list[Attack]:
     }
     all_of_them = [Attack(f"gRPC: {name}", call=call, only_service=True) for name, call in calls.items()]
     silent = Call("ModelInfer", b"\0", ends=False)
-    return [*all_of_them, Attack("gRPC: 2000 connections", call=silent, only_service=True, connections=2000)]
+    many = Attack("gRPC: 2000 connections", call=silent, only_service=True, connections=2000)
+    config = Call("ModelConfig", prefixed(model_named(bundle)), streams=100, takes=False, pause=0.1)
+    unread = Attack("gRPC: answers that are not taken", call=config, only_service=True, connections=512)
+    endless = Call("ServerLive", flood=more_of_a_head())
+    head = Attack("gRPC: head without an end", call=endless, only_service=True)
+    asked = Attack("gRPC: PINGs", call=Call("ServerLive", flood=pings()), only_service=True)
+    return [*all_of_them, many, unread, head, asked]
 
 
 async def _send(port: int, address: str, attack: Attack, until: float, counts: Counter[str]) -> None:

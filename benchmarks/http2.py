@@ -32,7 +32,8 @@ INITIAL_WINDOW = 0x4
 CANCEL = 8
 LARGEST = 16_384
 
-CODES = {0: "OK", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND", 8: "RESOURCE_EXHAUSTED"} | {
+CODES = {0: "OK", 1: "CANCELLED", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND"} | {
+    8: "RESOURCE_EXHAUSTED",
     12: "UNIMPLEMENTED",
     13: "INTERNAL",
     14: "UNAVAILABLE",
@@ -72,6 +73,16 @@ def headers(stream: int, block: bytes, flags: int = 0) -> bytes:
     return b"".join(frame(kind, flag, stream, piece) for kind, flag, piece in zip(kinds, own, pieces, strict=True))
 
 
+def more_of_a_head(stream: int = 1) -> bytes:
+    """A frame of 16 KiB that goes on with a block of header fields, and does not end it."""
+    return frame(Frame.CONTINUATION, 0, stream, fields([(f"x-{number}", b"y" * 1000) for number in range(16)]))
+
+
+def pings() -> bytes:
+    """Frames that each ask for an answer, 17 KB of them."""
+    return frame(Frame.PING, 0, 0, b"attacked") * 1000
+
+
 def prefixed(message: bytes, compressed: bool = False) -> bytes:
     """A message as it stands in a stream of gRPC."""
     return bytes([compressed]) + struct.pack(">I", len(message)) + message
@@ -89,6 +100,8 @@ class Call:
         ends: whether the streams are ended, so that there will be an answer.
         resets: whether each stream is given up as soon as it is sent.
         pause: seconds between frames of data.
+        takes: whether the answers are taken; else there is no window for them, and each call is sent before the next.
+        flood: frames that are sent again and again instead of the call, or within its head where they go on with that.
     """
 
     method: str
@@ -98,6 +111,8 @@ class Call:
     ends: bool = True
     resets: bool = False
     pause: float = 0.0
+    takes: bool = True
+    flood: bytes = b""
 
     def block(self) -> bytes:
         return fields(
@@ -124,7 +139,8 @@ class _Connection:
 
     async def run(self) -> str:
         """How the first stream that ended did, or the connection."""
-        self.writer.write(PREFACE + frame(Frame.SETTINGS, 0, 0))
+        settings = b"" if self.call.takes else struct.pack(">HI", INITIAL_WINDOW, 0)
+        self.writer.write(PREFACE + frame(Frame.SETTINGS, 0, 0, settings))
         reading = asyncio.ensure_future(self._read())
         sending = asyncio.ensure_future(self._send_all())
         try:
@@ -141,18 +157,30 @@ class _Connection:
         self.open.update(streams)
         for stream in streams:
             self.windows[stream] = self.initial
+            if self.call.flood:
+                await self._flood(stream, block)
             at_once = END_STREAM if self.call.ends and not self.call.data else 0
             self.writer.write(headers(stream, block, at_once))
             if self.call.resets:
                 self.writer.write(frame(Frame.RST_STREAM, 0, stream, struct.pack(">I", CANCEL)))
                 self.open.discard(stream)
             await self.writer.drain()
+            if not self.call.takes:
+                await self._send(stream)
         if self.call.resets:
             self.outcome = "reset by the client"
             # What is answered to it says that all of it was read.
             self.writer.write(frame(Frame.PING, 0, 0, b"attacked"))
-        elif self.call.data:
+        elif self.call.data and self.call.takes:
             await asyncio.gather(*(self._send(stream) for stream in streams))
+
+    async def _flood(self, stream: int, block: bytes) -> None:
+        """The frames again and again."""
+        if self.call.flood[3] == Frame.CONTINUATION:
+            self.writer.write(frame(Frame.HEADERS, 0, stream, block))
+        while True:
+            self.writer.write(self.call.flood)
+            await self.writer.drain()
 
     async def _send(self, stream: int) -> None:
         data, sent = self.call.data, 0
@@ -179,7 +207,8 @@ class _Connection:
             if kind == Frame.SETTINGS and not flags & ACKNOWLEDGED:
                 self._set(payload)
             elif kind == Frame.PING and flags & ACKNOWLEDGED:
-                return
+                if not self.call.flood:
+                    return
             elif kind == Frame.PING:
                 self.writer.write(frame(Frame.PING, ACKNOWLEDGED, 0, payload))
             elif kind == Frame.WINDOW_UPDATE:
@@ -191,7 +220,7 @@ class _Connection:
                 if kind == Frame.RST_STREAM or flags & END_STREAM:
                     self.open.discard(stream)
                     self.more.set()
-                    if not self.open:
+                    if not self.open and not self.call.flood:
                         return
 
     def _set(self, payload: bytes) -> None:
@@ -199,7 +228,9 @@ class _Connection:
             if key == INITIAL_WINDOW:
                 more, self.initial = value - self.initial, value
                 self.windows = {stream: window + more for stream, window in self.windows.items()}
-        self.writer.write(frame(Frame.SETTINGS, ACKNOWLEDGED, 0))
+        # Within a head no other frame may come, and gRPC holds a client to its limits once they are confirmed.
+        if not self.call.flood:
+            self.writer.write(frame(Frame.SETTINGS, ACKNOWLEDGED, 0))
         self.more.set()
 
     def _widen(self, stream: int, more: int) -> None:

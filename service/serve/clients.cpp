@@ -20,18 +20,60 @@ std::string network_of(const boost::asio::ip::address& address) {
 
 }  // namespace
 
+void Refusals::refill() {
+    const auto now = std::chrono::steady_clock::now();
+    left_ = std::min(most, left_ + most * std::chrono::duration<double>(now - at_).count());
+    at_ = now;
+}
+
+bool Refusals::add() {
+    const std::lock_guard lock(mutex_);
+    refill();
+    // A burst is forgiven after a while, however large it was.
+    left_ = std::max(-most, left_ - 1);
+    return left_ < 0;
+}
+
+void Refusals::add_flood() {
+    const std::lock_guard lock(mutex_);
+    refill();
+    left_ = -most;
+}
+
+bool Refusals::may_connect() {
+    // A connection may begin so many calls before any of them is refused.
+    constexpr double calls = 100;
+    const std::lock_guard lock(mutex_);
+    refill();
+    if (left_ > most / 2) {
+        return true;
+    }
+    if (left_ < calls) {
+        return false;
+    }
+    left_ -= calls;
+    return true;
+}
+
+bool Refusals::forgiven() {
+    const std::lock_guard lock(mutex_);
+    refill();
+    return left_ == most;
+}
+
 std::shared_ptr<Client> Clients::of(const boost::asio::ip::address& address) {
     const auto network = network_of(address);
     const std::lock_guard lock(mutex_);
     auto& known = known_[network];
-    auto client = known.lock();
+    auto client = known.client.lock();
     if (!client) {
-        client = std::make_shared<Client>(++last_);
-        known = client;
+        client = std::make_shared<Client>(++last_, known.refusals);
+        known.client = client;
     }
     if (known_.size() > sweep_at_) {
         for (auto one = known_.begin(); one != known_.end();) {
-            one = one->second.expired() ? known_.erase(one) : std::next(one);
+            const auto& [left, refusals] = one->second;
+            one = left.expired() && refusals->forgiven() ? known_.erase(one) : std::next(one);
         }
         sweep_at_ = std::max<std::size_t>(64, 2 * known_.size());
     }

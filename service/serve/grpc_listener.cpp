@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "trtdet/errors.hpp"
 
@@ -73,6 +74,7 @@ void GrpcListener::start() {
             accept();
         }
     });
+    watching_ = std::thread([this] { watch(); });
 }
 
 void GrpcListener::stop() {
@@ -82,6 +84,7 @@ void GrpcListener::stop() {
     // Wakes the thread that waits for the next one.
     ::shutdown(acceptor_.native_handle(), SHUT_RDWR);
     thread_.join();
+    watching_.join();
 }
 
 void GrpcListener::accept() {
@@ -97,7 +100,14 @@ void GrpcListener::accept() {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
         return;
     }
+    // As gRPC names it, where both kinds of addresses come to one socket.
+    if (const auto& address = peer.address(); address.is_v6() && address.to_v6().is_v4_mapped()) {
+        peer.address(asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()));
+    }
     auto client = clients_.of(peer.address());
+    if (!client->refusals->may_connect()) {
+        return;
+    }
     const std::lock_guard lock(mutex_);
     if (!admit(client)) {
         return;
@@ -110,7 +120,9 @@ void GrpcListener::accept() {
         return;
     }
     ++by_client_[client.get()];
-    open_.push_back({number, file.st_dev, file.st_ino, peer, std::move(client)});
+    const auto traffic = std::make_shared<Traffic>(number);
+    traffic_[peer] = traffic;
+    open_.push_back({number, file.st_dev, file.st_ino, peer, std::move(client), traffic});
     take_(number);
 }
 
@@ -150,6 +162,54 @@ void GrpcListener::cut(const tcp::endpoint& peer) {
     }
 }
 
+std::shared_ptr<Traffic> GrpcListener::traffic(const tcp::endpoint& peer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = traffic_.find(peer);
+    if (found != traffic_.end()) {
+        known_ = true;
+        return found->second;
+    }
+    // Of a connection that was ended. Where it is so of all, nobody is to be blamed for what cannot be counted.
+    unknown_ = true;
+    return std::make_shared<Traffic>(-1);
+}
+
+void GrpcListener::watch() {
+    while (!stopped_) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        cut_floods();
+    }
+}
+
+void GrpcListener::cut_floods() {
+    const std::lock_guard lock(mutex_);
+    if (unknown_ && !known_) {
+        return;
+    }
+    std::vector<std::pair<std::uint64_t, std::list<Open>::iterator>> floods;
+    std::unordered_map<const Client*, std::uint64_t> of_client;
+    std::uint64_t of_all = 0;
+    for (auto one = open_.begin(); one != open_.end(); ++one) {
+        const auto beside = one->traffic->beside();
+        if (beside > 0 && !one->closed()) {
+            floods.emplace_back(beside, one);
+            of_client[one->client.get()] += beside;
+            of_all += beside;
+        }
+    }
+    std::sort(floods.begin(), floods.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    for (const auto& [beside, one] : floods) {
+        auto& of_this = of_client[one->client.get()];
+        if (of_this > most_beside_of_client || of_all > most_beside) {
+            of_this -= beside;
+            of_all -= beside;
+            one->client->refusals->add_flood();
+            one->cut();
+            forget(one);
+        }
+    }
+}
+
 void GrpcListener::forget_closed() {
     // It looks at each of them, and whoever connects again and again should not make it do nothing else.
     const auto now = std::chrono::steady_clock::now();
@@ -170,6 +230,10 @@ void GrpcListener::forget(std::list<Open>::iterator one) {
     const auto count = by_client_.find(one->client.get());
     if (--count->second == 0) {
         by_client_.erase(count);
+    }
+    // The same address may be another connection's by now.
+    if (const auto own = traffic_.find(one->peer); own != traffic_.end() && own->second == one->traffic) {
+        traffic_.erase(own);
     }
     open_.erase(one);
 }

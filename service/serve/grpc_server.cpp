@@ -10,26 +10,26 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
-#include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <functional>
 #include <future>
 #include <limits>
-#include <list>
 #include <mutex>
 #include <optional>
 #include <string_view>
 #include <thread>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "clients.hpp"
 #include "encoding.hpp"
+#include "grpc_arrivals.hpp"
+#include "grpc_departures.hpp"
 #include "grpc_listener.hpp"
 #include "grpc_message.hpp"
+#include "grpc_traffic.hpp"
 #include "inference_request.hpp"
 #include "memory_budget.hpp"
 #include "open_inference.pb.h"
@@ -136,89 +136,56 @@ private:
     const std::shared_ptr<All> all_ = std::make_shared<All>();
 };
 
-class Call;
-
-// Calls whose message is not there yet. gRPC holds up to a window of each, and all of a message that is asked for: that
-// is charged to the client first, and whoever has no room for it waits. Any thread may call any member at any time.
-class Arrivals {
-public:
-    // What gRPC holds of a call before its message is asked for.
-    static constexpr std::uint64_t window = 65'536;
-
-    // largest: bytes of a message. windows: bytes of what a client may have that are for windows alone, so that it can
-    // begin calls while its messages arrive. patience: until a message must be there.
-    Arrivals(std::uint64_t largest, std::uint64_t windows, std::chrono::milliseconds patience)
-        : largest_(largest),
-          windows_(windows),
-          most_of_client_(std::max<std::size_t>(1, windows / window)),
-          patience_(patience),
-          thread_([this] { watch(); }) {}
-    ~Arrivals();
-
-    Arrivals(const Arrivals&) = delete;
-    Arrivals& operator=(const Arrivals&) = delete;
-
-    // Throws MemoryLimitError: there is no room for the window. Returns whether the client may have one more.
-    bool add(const std::shared_ptr<Call>& call);
-
-    // Its message is there, or it is over.
-    void remove(const Call& call);
-
-    std::size_t most_of_client() const { return most_of_client_; }
-
-private:
-    struct Awaited {
-        std::shared_ptr<Call> call;
-        Clock::time_point until;
-        bool asked = false;  // for its message
-    };
-
-    bool charge_message(const Call& call) const;
-    void watch();
-    std::vector<std::shared_ptr<Call>> take_overdue();
-    std::vector<std::shared_ptr<Call>> take_those_with_room();
-
-    const std::uint64_t largest_;
-    const std::uint64_t windows_;
-    const std::size_t most_of_client_;
-    const std::chrono::milliseconds patience_;
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool ended_ = false;
-    std::size_t waiting_ = 0;
-    std::list<Awaited> all_;  // in the order in which they came
-    std::unordered_map<const Call*, std::list<Awaited>::iterator> places_;
-    std::unordered_map<std::uint64_t, std::size_t> by_client_;
-    std::thread thread_;
-};
-
 // What a page answers to a message.
 using Page = std::function<grpc::Status(google::protobuf::io::ZeroCopyInputStream& given, grpc::ByteBuffer& answer)>;
 
 // A call from its head to its answer; it deletes itself when gRPC is done with it. page: what answers it, empty for an
 // inference.
-class Call : public grpc::ServerGenericBidiReactor, public std::enable_shared_from_this<Call> {
+class Call : public grpc::ServerGenericBidiReactor,
+             public Arrival,
+             public Departure,
+             public std::enable_shared_from_this<Call> {
 public:
+    // What all calls share.
+    struct Around {
+        Service& service;
+        Arrivals& arrivals;
+        Departures& departures;
+        Log& log;
+    };
+
     Call(
-        Service& service, Arrivals& arrivals, Log& log, std::shared_ptr<Client> client, std::string peer, Page page,
-        std::shared_ptr<void> counted)
-        : service_(service), arrivals_(arrivals), log_(log), page_(std::move(page)), counted_(std::move(counted)) {
+        const Around& around, grpc::GenericCallbackServerContext& context, std::shared_ptr<Client> client,
+        std::string peer, Page page, std::shared_ptr<void> counted, std::shared_ptr<Traffic> traffic)
+        : service_(around.service),
+          arrivals_(around.arrivals),
+          departures_(around.departures),
+          log_(around.log),
+          context_(context),
+          page_(std::move(page)),
+          counted_(std::move(counted)),
+          traffic_(std::move(traffic)) {
+        traffic_->begin();
         head_.client = std::move(client);
         head_.peer = std::move(peer);
         head_.request_id = request_id("");
         held_ = service_.body_of(head_);
     }
 
-    void start() try {
+    // Returns whether it is refused because of what its client has already.
+    bool start() try {
         self_ = shared_from_this();
-        if (!arrivals_.add(self_)) {
-            end(status_of(client_response(
-                "you have the " + std::to_string(arrivals_.most_of_client()) +
-                " calls that one client may have whose message is not there (--max-bodies-mb, --max-client-percent); "
-                "try again later")));
+        if (arrivals_.add(self_)) {
+            return false;
         }
+        end(status_of(client_response(
+            "you have the " + std::to_string(arrivals_.most_of_client()) +
+            " calls that one client may have whose message is not there (--max-bodies-mb, --max-client-percent); "
+            "try again later")));
+        return true;
     } catch (const MemoryLimitError& error) {
         end(status_of(error.response()));
+        return error.of() == MemoryLimitError::Of::client;
     }
 
     void refuse(const grpc::Status& status) {
@@ -227,15 +194,16 @@ public:
     }
 
     // A call that is over takes no reads any more.
-    void read() {
+    void read() override {
         const std::lock_guard lock(ending_);
         if (!over_) {
+            traffic_->ask(arrivals_.largest());
             StartRead(&bytes_);
         }
     }
 
     // Once; what comes later is of no use.
-    void end(const grpc::Status& status) {
+    void end(const grpc::Status& status) override {
         const auto held = shared_from_this();
         const std::lock_guard lock(ending_);
         if (!over_.exchange(true)) {
@@ -243,17 +211,21 @@ public:
         }
     }
 
-    MemoryBudget::Share& held() const { return *held_; }
-    std::uint64_t client() const { return head_.client->number; }
+    MemoryBudget::Share& held() const override { return *held_; }
+    std::uint64_t client() const override { return head_.client->number; }
 
     void OnReadDone(bool whole) override {
         arrivals_.remove(*this);
         if (!whole) {
+            traffic_->gone(arrivals_.largest());
             return end({grpc::StatusCode::INVALID_ARGUMENT, "the call ended before its message"});
         }
+        traffic_->arrived(arrivals_.largest(), bytes_.Length());
         arrived_ = Clock::now();
         try {
-            held_->set(bytes_.Length());
+            // What reading it takes stays: others may take the rest meanwhile.
+            constexpr std::uint64_t beside = 512;
+            held_->set(std::min(held_->bytes(), message_memory(bytes_.Length(), beside)));
             worked_on_ = true;
             // What takes a while is not for the threads that all clients share.
             service_.post(head_, [self = shared_from_this()] { self->work(); });
@@ -271,7 +243,22 @@ public:
         }
     }
 
-    void OnDone() override { self_.reset(); }
+    // gRPC is not asked for anything once it is done.
+    void cut() override {
+        const auto held = shared_from_this();
+        const std::lock_guard lock(ending_);
+        if (!done_) {
+            context_.TryCancel();
+        }
+    }
+
+    void OnDone() override {
+        departures_.remove(*this);
+        std::shared_ptr<Call> last;  // this, until the lock is gone
+        const std::lock_guard lock(ending_);
+        done_ = true;
+        last = std::move(self_);
+    }
 
 private:
     void work() noexcept try {
@@ -405,7 +392,11 @@ private:
     void answered(grpc::ByteBuffer answer) {
         const std::lock_guard lock(ending_);
         if (!over_.exchange(true)) {
+            if (held_) {
+                held_->set(0);
+            }
             answer_ = std::move(answer);
+            departures_.add(shared_from_this());
             StartWriteAndFinish(&answer_, {}, grpc::Status::OK);
         }
     }
@@ -417,12 +408,16 @@ private:
 
     Service& service_;
     Arrivals& arrivals_;
+    Departures& departures_;
     Log& log_;
+    grpc::GenericCallbackServerContext& context_;
     const Page page_;
     const std::shared_ptr<void> counted_;  // among those of its connection
+    const std::shared_ptr<Traffic> traffic_;
     const std::shared_ptr<std::atomic<bool>> abandoned_ = std::make_shared<std::atomic<bool>>(false);
     std::recursive_mutex ending_;  // gRPC may call back at once
     std::atomic<bool> over_{false};
+    bool done_ = false;  // gRPC is
     std::atomic<bool> worked_on_{false};
     Clock::time_point arrived_ = Clock::now();
     Head head_;
@@ -434,127 +429,18 @@ private:
     std::shared_ptr<Call> self_;  // until gRPC is done
 };
 
-Arrivals::~Arrivals() {
-    {
-        const std::lock_guard lock(mutex_);
-        ended_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-}
-
-bool Arrivals::charge_message(const Call& call) const {
-    auto& held = call.held();
-    if (!held.try_set(largest_ + windows_)) {
-        return false;
-    }
-    held.set(largest_);
-    return true;
-}
-
-bool Arrivals::add(const std::shared_ptr<Call>& call) {
-    bool room = false;
-    {
-        const std::lock_guard lock(mutex_);
-        auto& count = by_client_[call->client()];
-        if (count >= most_of_client_) {
-            return false;
-        }
-        try {
-            call->held().set(window);
-        } catch (...) {
-            if (count == 0) {
-                by_client_.erase(call->client());
-            }
-            throw;
-        }
-        ++count;
-        room = charge_message(*call);
-        all_.push_back({call, Clock::now() + patience_, room});
-        places_[call.get()] = std::prev(all_.end());
-        waiting_ += room ? 0 : 1;
-    }
-    if (room) {
-        call->read();
-    }
-    return true;
-}
-
-void Arrivals::remove(const Call& call) {
-    std::shared_ptr<Call> last;  // which may be the last to hold it, and is not to end it under the lock
-    const std::lock_guard lock(mutex_);
-    const auto found = places_.find(&call);
-    if (found == places_.end()) {
-        return;
-    }
-    const auto place = found->second;
-    last = std::move(place->call);
-    waiting_ -= place->asked ? 0 : 1;
-    const auto count = by_client_.find(call.client());
-    if (--count->second == 0) {
-        by_client_.erase(count);
-    }
-    all_.erase(place);
-    places_.erase(found);
-}
-
-void Arrivals::watch() {
-    // What gives memory back does not tell.
-    constexpr std::chrono::milliseconds soon{3}, later{200};
-    std::unique_lock lock(mutex_);
-    while (!ended_) {
-        changed_.wait_for(lock, waiting_ > 0 ? soon : later);
-        const auto overdue = take_overdue();
-        const auto ready = take_those_with_room();
-        lock.unlock();
-        for (const auto& call : overdue) {
-            remove(*call);
-            call->end({grpc::StatusCode::DEADLINE_EXCEEDED, "the message did not arrive in time (--body-timeout)"});
-        }
-        for (const auto& call : ready) {
-            call->read();
-        }
-        lock.lock();
-    }
-}
-
-std::vector<std::shared_ptr<Call>> Arrivals::take_overdue() {
-    std::vector<std::shared_ptr<Call>> overdue;
-    const auto now = Clock::now();
-    for (auto one = all_.begin(); one != all_.end() && one->until < now; ++one) {
-        overdue.push_back(one->call);
-    }
-    return overdue;
-}
-
-std::vector<std::shared_ptr<Call>> Arrivals::take_those_with_room() {
-    std::vector<std::shared_ptr<Call>> ready;
-    std::unordered_set<std::uint64_t> without;
-    const auto now = Clock::now();
-    for (auto one = all_.begin(); one != all_.end() && waiting_ > 0; ++one) {
-        const auto client = one->call->client();
-        if (one->asked || one->until < now || without.count(client) > 0) {
-            continue;
-        }
-        if (charge_message(*one->call)) {
-            one->asked = true;
-            --waiting_;
-            ready.push_back(one->call);
-        } else {
-            without.insert(client);
-        }
-    }
-    return ready;
-}
-
 // Which calls there are, by their paths. They are taken as streams, whose messages gRPC does not read by itself.
 class Protocol : public grpc::CallbackGenericService {
 public:
-    // cut: ends a connection.
+    // cut: ends a connection. traffic: of one.
     Protocol(
-        serve::Service& service, Arrivals& arrivals, Log& log,
-        std::function<void(const boost::asio::ip::tcp::endpoint& peer)> cut)
-        : service_(service), arrivals_(arrivals), log_(log), cut_(std::move(cut)), pages_(all_pages()) {}
+        const Call::Around& around, std::function<void(const boost::asio::ip::tcp::endpoint& peer)> cut,
+        std::function<std::shared_ptr<Traffic>(const boost::asio::ip::tcp::endpoint& peer)> traffic)
+        : around_(around),
+          service_(around.service),
+          cut_(std::move(cut)),
+          traffic_(std::move(traffic)),
+          pages_(all_pages()) {}
 
     // Until then there are no models.
     void serve() { serves_ = true; }
@@ -567,11 +453,13 @@ public:
         const auto endpoint = endpoint_of(peer);
         std::size_t count = 0;
         auto counted = open_.add(peer, count);
+        const auto client = service_.clients().of(endpoint.address());
         const auto call = std::make_shared<Call>(
-            service_, arrivals_, log_, service_.clients().of(endpoint.address()), peer,
-            page == pages_.end() ? Page() : page->second, std::move(counted));
-        if (count > OpenCalls::most) {
-            cut_(endpoint);
+            around_, *context, client, peer, page == pages_.end() ? Page() : page->second, std::move(counted),
+            traffic_(endpoint));
+        const bool of_connection = count > OpenCalls::most;
+        bool of_client = false;
+        if (of_connection) {
             call->refuse(
                 {grpc::StatusCode::RESOURCE_EXHAUSTED, "there are too many calls at a time on one connection"});
         } else if (method == inference_path("ModelStreamInfer")) {
@@ -581,7 +469,10 @@ public:
         } else if (is_inference && !serves_) {
             call->refuse(status_of(starting()));
         } else {
-            call->start();
+            of_client = call->start();
+        }
+        if ((of_connection || of_client) && (client->refusals->add() || of_connection)) {
+            cut_(endpoint);
         }
         return call.get();
     }
@@ -731,10 +622,10 @@ private:
                            : grpc::Status(grpc::StatusCode::INTERNAL, "the answer has no form in this protocol");
     }
 
+    const Call::Around around_;
     serve::Service& service_;
-    Arrivals& arrivals_;
-    Log& log_;
     const std::function<void(const boost::asio::ip::tcp::endpoint& peer)> cut_;
+    const std::function<std::shared_ptr<Traffic>(const boost::asio::ip::tcp::endpoint& peer)> traffic_;
     OpenCalls open_;
     const std::unordered_map<std::string, Page> pages_;
     std::atomic<bool> serves_{false};
@@ -762,8 +653,11 @@ public:
           arrivals_(
               largest_message(service.options()),
               part_of_limit(service.options().max_bodies, service.options().max_client_percent) / 4,
-              options.body_timeout),
-          protocol_(service, arrivals_, log, [this](const auto& peer) { listener_.cut(peer); }),
+              service.options().max_bodies / 8, options.body_timeout),
+          departures_(options.write_timeout),
+          protocol_(
+              {service, arrivals_, departures_, log}, [this](const auto& peer) { listener_.cut(peer); },
+              [this](const auto& peer) { return listener_.traffic(peer); }),
           listener_(listener_options(options, service.options()), service.clients(), [this](int socket) {
               grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
               taken.fd = socket;
@@ -781,6 +675,9 @@ public:
         // Windows stay as large as what is charged for them, and messages compressed, as these are small.
         builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(Arrivals::window));
         builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+        // gRPC ends a connection with too many PINGs only after its last answer was written, and until then each
+        // further one takes longer than the one before. They belong to no call and are bounded as such, see Traffic.
+        builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
         builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
         builder.SetMaxReceiveMessageSize(static_cast<int>(largest_message(service.options())));
         builder.SetMaxSendMessageSize(-1);
@@ -820,6 +717,7 @@ public:
 private:
     const GrpcOptions options_;
     Arrivals arrivals_;
+    Departures departures_;
     Protocol protocol_;
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
     GrpcListener listener_;

@@ -19,6 +19,7 @@ struct GrpcOptions {
     std::chrono::milliseconds header_timeout{10'000};  // until a connection speaks HTTP/2
     std::chrono::milliseconds body_timeout{30'000};    // from a call's head to the end of its message
     std::chrono::milliseconds idle_timeout{60'000};    // of a connection, between two calls
+    std::chrono::milliseconds write_timeout{30'000};   // of an answer
     std::chrono::milliseconds stop_timeout{30'000};    // for what is still going on when the service stops
 };
 

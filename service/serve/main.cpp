@@ -366,7 +366,7 @@ int serve_until_stopped(Options options) {
         grpc.emplace(
             GrpcOptions{
                 http.host, *options.grpc_port, http.max_connections, http.header_timeout, http.body_timeout,
-                http.idle_timeout, http.stop_timeout},
+                http.idle_timeout, http.write_timeout, http.stop_timeout},
             service, log);
     }
     for (std::size_t i = 0; i < models.size(); ++i) {

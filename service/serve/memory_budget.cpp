@@ -26,8 +26,8 @@ Response MemoryLimitError::response() const {
     return busy_response("overloaded", what());
 }
 
-MemoryBudget::Room MemoryBudget::room(const Client& client, std::uint64_t more) const {
-    if (taken_ + more > bytes_) {
+MemoryBudget::Room MemoryBudget::room(const Client& client, std::uint64_t more, std::uint64_t spare) const {
+    if (taken_ + more + spare > bytes_) {
         return Room::of_all;
     }
     const auto mine = by_client_.find(&client);
@@ -91,9 +91,20 @@ void MemoryBudget::Share::wait_for(std::uint64_t bytes, Clock::time_point deadli
     bytes_ = bytes;
 }
 
-bool MemoryBudget::Share::try_set(std::uint64_t bytes) noexcept try {
+MemoryBudget::Room MemoryBudget::Share::room(std::uint64_t bytes, std::uint64_t spare) const {
+    return bytes > bytes_ ? budget_.room(*client_, bytes - bytes_, spare) : Room::enough;
+}
+
+std::uint64_t MemoryBudget::Share::bytes_of_client() const {
     const std::lock_guard lock(budget_.mutex_);
-    if (bytes > bytes_ && budget_.room(*client_, bytes - bytes_) != Room::enough) {
+    const auto mine = budget_.by_client_.find(client_.get());
+    return mine == budget_.by_client_.end() ? 0 : mine->second;
+}
+
+bool MemoryBudget::Share::try_set(std::uint64_t bytes, std::uint64_t spare) noexcept try {
+    const std::lock_guard lock(budget_.mutex_);
+    if (const auto room = this->room(bytes, spare); room != Room::enough) {
+        refused_ = room;
         return false;
     }
     budget_.change(*client_, bytes_, bytes);
@@ -109,12 +120,14 @@ void MemoryBudget::Share::set(std::uint64_t bytes) {
     }
 }
 
-MemoryLimitError MemoryBudget::Share::refusal(std::uint64_t bytes) const {
+MemoryLimitError MemoryBudget::Share::refusal(std::uint64_t bytes, std::uint64_t spare) const {
     if (bytes > budget_.of_client_) {
         return budget_.too_much(bytes);
     }
     const std::lock_guard lock(budget_.mutex_);
-    if (bytes > bytes_ && budget_.room(*client_, bytes - bytes_) == Room::of_client) {
+    // Some of it may have been given back since it was refused.
+    const auto room = this->room(bytes, spare);
+    if ((room == Room::enough ? refused_ : room) == Room::of_client) {
         return {
             MemoryLimitError::Of::client, budget_.what_ + " of your requests take all of the " +
                                               mebibytes(budget_.of_client_) + " that are allowed to one client (" +

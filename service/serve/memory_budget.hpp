@@ -35,6 +35,8 @@ private:
 
 // Any thread may call any member at any time.
 class MemoryBudget {
+    enum class Room { enough, of_client, of_all };
+
 public:
     // what: that the memory is for, for messages: "bodies". option: that sets the limit. bytes: of all clients.
     // of_client: of each of them, at most those.
@@ -61,19 +63,26 @@ public:
         // Throws MemoryLimitError: there is no room for so many bytes at this moment; it keeps what it has.
         void set(std::uint64_t bytes);
 
-        // The same where an exception cannot be thrown; returns whether there is room.
-        bool try_set(std::uint64_t bytes) noexcept;
+        // The same where an exception cannot be thrown; returns whether there is room. spare: bytes that have to be
+        // left for all.
+        bool try_set(std::uint64_t bytes, std::uint64_t spare = 0) noexcept;
 
         std::uint64_t bytes() const { return bytes_; }
         const MemoryBudget& budget() const { return budget_; }
 
-        // Why there is no room for so many bytes at this moment.
-        MemoryLimitError refusal(std::uint64_t bytes) const;
+        // What its client has of it, in all of its shares.
+        std::uint64_t bytes_of_client() const;
+
+        // Why there is no room for so many bytes at this moment, or was none when it was refused them.
+        MemoryLimitError refusal(std::uint64_t bytes, std::uint64_t spare = 0) const;
 
     private:
+        Room room(std::uint64_t bytes, std::uint64_t spare) const;
+
         MemoryBudget& budget_;
         const std::shared_ptr<Client> client_;
         std::uint64_t bytes_ = 0;
+        Room refused_ = Room::of_all;
     };
 
     std::uint64_t taken() const;
@@ -82,9 +91,7 @@ public:
     std::uint64_t most_taken_by() const;
 
 private:
-    enum class Room { enough, of_client, of_all };
-
-    Room room(const Client& client, std::uint64_t more) const;
+    Room room(const Client& client, std::uint64_t more, std::uint64_t spare = 0) const;
     void change(const Client& client, std::uint64_t from, std::uint64_t to);
     MemoryLimitError too_much(std::uint64_t bytes) const;
 

@@ -859,6 +859,14 @@ TEST_CASE("memory is shared, a part of it by each client", "[memory]") {
     first.reset();
     waits.join();
     CHECK(budget.taken() == 70);
+
+    other.set(0);
+    first.emplace(budget, mine);
+    first->set(45);
+    CHECK_FALSE(second.try_set(20));
+    first.reset();
+    // There is room again by now, which is not why it was refused.
+    CHECK(second.refusal(20).response().status == 429);
 }
 
 TEST_CASE("clients are told apart by their addresses", "[clients]") {
@@ -880,6 +888,38 @@ TEST_CASE("clients are told apart by their addresses", "[clients]") {
     CHECK(part_of_limit(1, 50) == 1);
     CHECK(part_of_limit(1023, 50) == 511);
     CHECK(part_of_limit(std::uint64_t{1} << 62U, 100) == std::uint64_t{1} << 62U);
+}
+
+TEST_CASE("clients that are refused again and again wait", "[clients]") {
+    Clients clients;
+    const auto mine = boost::asio::ip::make_address("192.0.2.1");
+    const auto refusals = clients.of(mine)->refusals;
+    for (int count = 0; count < 200; ++count) {
+        CHECK_FALSE(refusals->add());
+        CHECK(refusals->may_connect());
+    }
+    CHECK_FALSE(refusals->forgiven());
+    int too_many = 0;
+    for (int count = 0; count < 10'000; ++count) {
+        too_many += refusals->add() ? 1 : 0;
+    }
+    CHECK(too_many > 9000);
+    CHECK_FALSE(refusals->may_connect());
+    // Whoever leaves and comes back is the same.
+    for (int last = 0; last < 200; ++last) {
+        CHECK(clients.of(boost::asio::ip::make_address("198.51.100." + std::to_string(last)))->refusals->may_connect());
+    }
+    CHECK(clients.of(mine)->refusals == refusals);
+    const auto soon = Clock::now() + 10s;
+    while (!refusals->may_connect() && Clock::now() < soon) {
+        std::this_thread::sleep_for(1ms);
+    }
+    REQUIRE(Clock::now() < soon);
+    CHECK_FALSE(refusals->may_connect());
+    while (!refusals->forgiven() && Clock::now() < soon) {
+        std::this_thread::sleep_for(1ms);
+    }
+    CHECK(Clock::now() < soon);
 }
 
 TEST_CASE("clients take turns, and there are threads for others", "[workers]") {

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from serving import PATIENCE, Server, check, failed_start, until
 from test_open_inference import OUTPUTS, files, same, tensors
 
 from benchmarks.costly_requests import gzip_of_zeros
-from benchmarks.http2 import Call, outcome, prefixed
+from benchmarks.http2 import Call, more_of_a_head, outcome, pings, prefixed
 
 grpc = pytest.importorskip("grpc", reason="pip install grpcio")
 
@@ -219,20 +220,22 @@ def test_a_small_message_takes_little_memory(triton, serve, case):
             assert server.peak_memory() - before < 64 << 20
 
 
-def attacking(server: Server, call: Call, connections: int, seconds: float = PATIENCE) -> list[str]:
+def attacking(
+    server: Server, call: Call, connections: int, seconds: float = PATIENCE, address: str = "127.0.0.2"
+) -> list[str]:
     """How calls of an address of their own end, each on a connection of its own; those that are still going on after so
     many seconds are left, and have no end."""
 
     async def one() -> str:
         host, port = grpc_address(server).split(":")
-        reader, writer = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
         try:
             async with asyncio.timeout(seconds):
                 return await outcome(reader, writer, call)
+        except TimeoutError:  # which is an OSError too
+            return "left"
         except (OSError, asyncio.IncompleteReadError):
             return "closed"
-        except TimeoutError:
-            return "left"
         finally:
             writer.transport.abort()
 
@@ -275,6 +278,22 @@ def test_streams_without_an_end_take_little_memory(watched):
         assert grown() < 160 << 20
 
 
+def test_whoever_is_refused_again_and_again_waits(serve):
+    """To refuse 10,000 calls a second took half of two cores, and another client waited four times as long."""
+    endless = Call("ModelInfer", prefixed(bytes(3 << 20))[:-1], streams=100, ends=False)
+    live = Call("ServerLive", prefixed(b""))
+    with serve("--grpc-port", 0, "--max-bodies-mb", 8, "--max-body-mb", 1) as server:
+        assert attacking(server, live, connections=1) == ["OK"]
+
+        def is_closed() -> bool:
+            attacking(server, endless, connections=16, seconds=0.2)
+            return attacking(server, live, connections=1) == ["closed"]
+
+        until(is_closed)
+        assert attacking(server, live, connections=1, address="127.0.0.3") == ["OK"]
+        until(lambda: attacking(server, live, connections=1) == ["OK"])
+
+
 def test_messages_that_are_compressed_are_read_and_bounded(watched):
     """gRPC itself unpacks without a limit: 128 KB became 128 MiB, by the threads that answer all clients."""
     with watched() as (server, grown, infer):
@@ -287,17 +306,21 @@ def test_messages_that_are_compressed_are_read_and_bounded(watched):
         assert grown() < 96 << 20
 
 
-def test_messages_of_one_address_leave_room_for_those_of_another(watched):
-    """What gRPC holds was bounded for all together, and it sent away whoever came next: their calls were lost."""
-    limits = "--max-bodies-mb", 16, "--max-body-mb", 4
-    with watched(*limits) as (server, grown, infer):
-        waiting = threading.Thread(
-            target=attacking, args=(server, Call("ModelInfer", prefixed(bytes(3 << 20))[:-1], ends=False), 16, 1.5)
-        )
-        waiting.start()
-        while waiting.is_alive():
+@pytest.mark.parametrize("addresses", [1, 4])
+def test_messages_of_some_addresses_leave_room_for_those_of_another(watched, addresses):
+    """What gRPC holds was bounded for all together, and it sent away whoever came next: their calls were lost. Then
+    each address had its part, and four left none: others waited until those messages were overdue, for 5.5 s."""
+    limits = "--max-bodies-mb", 16, "--max-body-mb", 4, "--body-timeout", 60
+    endless = Call("ModelInfer", prefixed(bytes(3 << 20))[:-1], ends=False)
+    with watched(*limits) as (server, grown, infer), ThreadPoolExecutor(addresses) as pool:
+        attacks = [
+            pool.submit(attacking, server, endless, 16, 3.0, f"127.0.0.{2 + number}") for number in range(addresses)
+        ]
+        answers = 0
+        while not all(attack.done() for attack in attacks):
             infer()
-        waiting.join()
+            answers += 1
+        assert answers > 10
         assert grown() < 32 << 20
 
 
@@ -334,6 +357,79 @@ def test_a_message_that_does_not_arrive_ends(serve):
     with serve("--grpc-port", 0, "--body-timeout", 0.3) as server:
         for data in (b"", prefixed(bytes(1 << 20))[:-1]):
             assert attacking(server, Call("ModelInfer", data, ends=False), 1) == ["DEADLINE_EXCEEDED"]
+
+
+def test_an_answer_that_is_not_taken_ends(serve):
+    with serve("--grpc-port", 0, "--write-timeout", 1.2) as server:
+        begin = time.monotonic()
+        assert attacking(server, Call("ServerLive", prefixed(b""), takes=False), 1) == ["CANCELLED"]
+        assert 1.2 <= time.monotonic() - begin < PATIENCE
+
+
+def test_of_answers_that_are_not_taken_a_client_keeps_the_newest(serve):
+    """Those of four addresses took all memory for messages: others waited for six seconds."""
+    older, newer = (Call("ServerLive", prefixed(b""), streams=count, takes=False) for count in (60, 100))
+    with serve("--grpc-port", 0, "--write-timeout", 600) as server, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(attacking, server, older, 1)
+        time.sleep(0.5)
+        assert not first.done()
+        assert attacking(server, newer, 1, seconds=4.0) == ["left"]
+        assert first.result() == ["CANCELLED"]
+
+
+def test_answers_that_are_not_taken_leave_room_for_messages_of_others(watched):
+    with watched("--max-bodies-mb", 16, "--max-body-mb", 4) as (server, grown, infer), ThreadPoolExecutor(3) as pool:
+        if server.sanitized:
+            pytest.skip("a sanitizer makes messages arrive so slowly that they give way to others")
+        call = Call("ServerLive", prefixed(b""), streams=80, takes=False, pause=0.01)
+        attacks = [pool.submit(attacking, server, call, 10, 5.0, f"127.0.0.{2 + number}") for number in range(3)]
+        answers = 0
+        while not all(attack.done() for attack in attacks):
+            infer()
+            answers += 1
+        assert answers > 20
+        assert grown() < 128 << 20
+
+
+def test_what_belongs_to_no_call_ends_the_connection(watched):
+    """gRPC keeps a head without an end as long as its limit is not confirmed: 250 MiB a second of one connection."""
+    head = Call("ServerLive", flood=more_of_a_head())
+    with watched() as (server, grown, infer), ThreadPoolExecutor(1) as pool:
+        attack = pool.submit(attacking, server, head, 4)
+        assert attack.result() == ["closed"] * 4
+        infer()
+        assert grown() < 256 << 20
+
+
+def test_pings_without_end_make_nobody_wait(watched):
+    """gRPC itself takes longer for each one that is too many: another client waited for more than 5 s."""
+    with watched() as (server, grown, infer), ThreadPoolExecutor(1) as pool:
+        attack = pool.submit(attacking, server, Call("ServerLive", flood=pings()), 16, 4.0)
+        answers = 0
+        while not attack.done():
+            infer()
+            answers += 1
+        assert answers > 10
+        assert grown() < 96 << 20
+
+
+def test_calls_that_are_given_up_while_they_arrive_are_no_flood(triton, serve, case):
+    name = case.bundles[0].name
+    with serve("--grpc-port", 0) as server, grpc.insecure_channel(grpc_address(server)) as channel:
+        states: list[grpc.ChannelConnectivity] = []
+        channel.subscribe(states.append, try_to_connect=True)
+        until(lambda: grpc.ChannelConnectivity.READY in states)
+        message = triton.service_pb2.ModelInferRequest(model_name=name, raw_input_contents=[bytes(24 << 20)])
+        data = message.SerializeToString()
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for pause in np.linspace(0.001, 0.02, 60):
+            given_up = infer.future(data, timeout=PATIENCE)
+            time.sleep(pause)
+            given_up.cancel()
+        time.sleep(0.2)
+        assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=PATIENCE) == b"\x08\x01"
+        assert states[-1] == grpc.ChannelConnectivity.READY
+        assert states.count(grpc.ChannelConnectivity.READY) == 1  # it is still the same connection
 
 
 def test_grpcs_own_health_check_is_answered(server):

@@ -90,19 +90,20 @@ class Clients:
 
 
 @pytest.mark.slow
-def test_four_clients_with_500_requests_each(serve, case, record_property):
+def test_four_clients_with_many_requests_each(serve, case, record_property):
     with serve() as server:
+        count = 125 if server.sanitized else 500
         begin = time.perf_counter()
-        clients = Clients(server, case, 4, 500)
+        clients = Clients(server, case, 4, count)
         clients.join()
         took = time.perf_counter() - begin
-        assert clients.statuses == {200: 2000}
+        assert clients.statuses == {200: 4 * count}
         metrics = server.metrics()
-        assert metrics["trtdet_images_total"] == metrics["trtdet_batch_images_sum"] == 2000
+        assert metrics["trtdet_images_total"] == metrics["trtdet_batch_images_sum"] == 4 * count
         assert total(metrics, "trtdet_errors_total") == 0
     milliseconds = np.array(clients.seconds) * 1000
     for name, value in {
-        "requests per second": 2000 / took,
+        "requests per second": 4 * count / took,
         "p50 ms": np.percentile(milliseconds, 50),
         "p99 ms": np.percentile(milliseconds, 99),
         "mean ms in the service": metrics["trtdet_detect_seconds_sum"] / metrics["trtdet_detect_seconds_count"] * 1000,
