@@ -1,7 +1,9 @@
 import errno
+import gc
 import importlib.util
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -11,6 +13,8 @@ from once import Once
 from standin.forked import Forks
 from standin.machine import Machine
 
+from trtdet.backends import OnnxRunner
+from trtdet.errors import BackendError
 from trtdet.evaluation import plausibility
 
 
@@ -50,12 +54,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+def pytest_collection_finish() -> None:
+    """Garbage is collected less often: graphs are many objects, and looking at all of them again and again takes a
+    sixth of the time of tests that rewrite models. Those of the tests themselves are not looked at."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("not tested here")
     terminalreporter.line(
         "What a GPU computes, and how fast: engines were run by the stand-in of tests/standin, which runs their models "
         "on the CPU. Engines of TensorRT-RTX were built and read, not run."
     )
+
+
+@cache
+def runs(version: int) -> bool:
+    """Whether the installed onnxruntime runs models of an ONNX opset."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {version}]> g (float[1] x) => (float[1] y) {{ y = Abs(x) }}'
+    )
+    try:
+        OnnxRunner(model, alone=True)
+    except BackendError:
+        return False
+    return True
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("opset"):
+        (version,) = mark.args
+        if onnx.defs.onnx_opset_version() < version:
+            pytest.skip(f"onnx {onnx.__version__} does not know opset {version}")
+        run = min(version, 26)  # the newest that any release runs
+        if not runs(run):
+            pytest.skip(f"onnxruntime does not run opset {run}")
 
 
 _looks = plausibility._guarded

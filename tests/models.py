@@ -126,19 +126,20 @@ def for_onnxruntime(**values: Any) -> BuildOptions:
     return changed(BuildOptions(backend="onnxruntime"), **values)
 
 
-def own_labels(split: ShapesSplit, place: Path) -> Path:
+def own_labels(split: ShapesSplit, place: Path, model: Path = SMALL_MODEL) -> Path:
     """Annotations for the images of a split that say what the detector itself finds: in float it scores all or nearly
     all of mAP, and every other form of it that scores less finds something else.
 
     Args:
         split: its images.
         place: the file that is written.
+        model: the detector, for the configuration ``shapes``.
 
     Returns:
         The file.
     """
     document = json.loads(split.annotations.read_text())
-    detector = Detector.open(SMALL_MODEL, load_config("shapes"), "host")
+    detector = Detector.open(model, load_config("shapes"), "host")
     document["annotations"] = []
     for image in document["images"]:
         inputs, placement = preprocess(read_image(split.images / image["file_name"]), detector.input)

@@ -241,6 +241,7 @@ def test_a_plugin_rounds_once():
     equal(run(model)["y"], half(expected))
 
 
+@pytest.mark.opset(24)  # onnxruntime 1.23 lacks QuantizeLinear of opset 23
 def test_types_that_are_written_as_attributes_follow():
     """From opset 23 on the nodes of Q/DQ pairs state types of their own."""
     x = pixels() / 4
@@ -264,7 +265,7 @@ def test_float32_models_are_run_as_they_are():
     )
     assert with_roundings(model) is model
     data = model.SerializeToString()
-    assert _runnable(data) == (data, False)
+    assert _runnable(data)[:2] == (data, False)
     assert _runnable(data)[0] is data
 
 

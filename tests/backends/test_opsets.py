@@ -126,6 +126,7 @@ def test_the_newest_forms_build_in_the_words_of_every_older_parser():
 
 
 @needs_rtx
+@pytest.mark.opset(28)
 def test_a_model_of_a_newer_opset_is_built_from_end_to_end(tmp_path):
     newer = onnx.version_converter.convert_version(onnx.load(SHAPES_MODEL), 28)
     newer.ir_version = 10

@@ -268,6 +268,7 @@ def test_an_old_tensorrt_is_pointed_to_the_library():
 
 @pytest.mark.parametrize("version", ["12.8", "12.9"])
 def test_a_driver_that_does_not_read_the_kernel_is_named(monkeypatch, version):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed: pip install 'trtdet[aot]'")
     monkeypatch.setattr(silu_aot.cuda, "driver_version", lambda: version)
     with pytest.raises(BackendError, match=rf"PTX of CUDA 13\.\d, and this machine's driver reads up to {version}"):
         register(Stand())

@@ -338,7 +338,9 @@ def test_coco_broken_files(coco, tmp_path):
         ("categories", "name", ["cat"]),
     ):
         change(path, document, key, [document[key][0] | {name: value}, *document[key][1:]])
-        fails(rf"do not fit: '{key}\.0\.{name}': input should be .*, got .{{,80}}; give")
+        # Pydantic 2.6 says of so long a text only that it is too long.
+        words = "unable to parse|input should be" if name == "height" else "input should be"
+        fails(rf"do not fit: '{key}\.0\.{name}': ({words}) .*, got .{{,80}}; give")
     change(path, document, "images", [])
     fails("have no images")
     change(path, document, "images", document["images"] + document["images"][:1])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from trtdet.building import validation
 from trtdet.building.job import Job, checked_build
 from trtdet.config import load_config
 from trtdet.demo import shapes
@@ -97,7 +98,7 @@ def test_facts_of_no_option_count_from_the_first_stage_on():
     assert not set(before.values()) & set(after.values())
 
 
-def test_a_build_gives_every_fact_and_its_key_tells_plans_apart(small_model, tmp_path):
+def test_a_build_gives_every_fact_and_its_key_tells_plans_apart(small_model, tmp_path, monkeypatch):
     images = shapes.generate(tmp_path, "calibration", 8).images
     options = BuildOptions(
         backend="onnxruntime", calibration=CalibrationOptions(images=images), plan=PlanOptions(int8_all=True)
@@ -111,6 +112,7 @@ def test_a_build_gives_every_fact_and_its_key_tells_plans_apart(small_model, tmp
     named = keys(plan=PlanOptions(int8_all=True, keep_fp16=2))
     assert plain[Stage.RANGES] == named[Stage.RANGES]
     assert plain[Stage.CORRECTIONS] != named[Stage.CORRECTIONS]
+    monkeypatch.setattr(validation, "check_ray", lambda plan: None)  # whether it is installed is not asked here
     assert keys(plan=PlanOptions(int8_all=True, keep_fp16=2, ray="local")) == named
     fewer = keys(calibration=CalibrationOptions(images=images, num_images=6))
     assert (fewer[Stage.GRAPH], fewer[Stage.RANGES] == plain[Stage.RANGES]) == (plain[Stage.GRAPH], False)

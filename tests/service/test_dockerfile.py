@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -94,7 +95,8 @@ def test_the_image_runs_as_nobody_and_is_built_with_what_build_sh_installs(stage
 
 
 def run_steps(stages: list[Stage], folder: Path) -> None:
-    """Copies files from stage to stage and runs what needs neither root nor the network."""
+    """Copies files from stage to stage and runs what needs neither root nor the network. Nothing is optimised, which
+    takes minutes."""
     context = folder / "context"
     shutil.copytree(SERVICE, context, ignore=shutil.ignore_patterns("build"))
     for index, stage in enumerate(stages):
@@ -109,7 +111,7 @@ def run_steps(stages: list[Stage], folder: Path) -> None:
             elif instruction == "RUN" and value.startswith("pip install"):
                 bring_the_wheel(value, stage)
             elif instruction == "RUN" and not value.startswith(("apt-get ", "ldconfig")):
-                finished("sh", "-euc", value, cwd=stage.place("."))
+                finished("env", "CMAKE_BUILD_TYPE=None", "sh", "-euc", value, cwd=stage.place("."))
 
 
 def copy(value: str, context: Path, stage: Stage, stages: list[Stage]) -> None:
@@ -138,15 +140,24 @@ def bring_the_wheel(value: str, stage: Stage) -> None:
 
 def missing_packages(file: Path, packages: set[str]) -> dict[str, set[str]]:
     """The libraries that a file is linked with and that none of the packages brings, by the packages that would."""
-    listed = finished("ldd", file).stdout
     missing = {}
-    for name, path in re.findall(r"^\s*(\S+) => (/\S+)", listed, re.M):
-        asked = subprocess.run(["dpkg", "-S", f"*/{name}"], capture_output=True, text=True, check=False).stdout
-        owners = {line.partition(":")[0] for line in asked.splitlines()}
+    for name, path in re.findall(r"^\s*(\S+) => (/\S+)", finished("ldd", file).stdout, re.M):
+        owners = packages_of_libraries().get(name, set())
         if owners and not owners & packages:
             missing[name] = owners
         assert owners or "stage" in path, f"{name} is from no package: {path}"
     return missing
+
+
+@cache
+def packages_of_libraries() -> dict[str, set[str]]:
+    """The installed packages that bring each shared library: dpkg's own lists, which it would read again for each."""
+    owners: dict[str, set[str]] = {}
+    for files in Path("/var/lib/dpkg/info").glob("*.list"):
+        for line in files.read_text(encoding="utf-8").splitlines():
+            if ".so" in line:
+                owners.setdefault(line.rpartition("/")[2], set()).add(files.stem.partition(":")[0])
+    return owners
 
 
 def closure(packages: set[str]) -> set[str]:

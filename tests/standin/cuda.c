@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -192,7 +193,9 @@ static CUresult reserve(void **address, size_t size, int pinned)
         return size ? OUT_OF_MEMORY : INVALID_VALUE;
     }
     Block *block = malloc(sizeof *block);
-    *block = (Block){malloc(size), size, pinned, blocks};
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) abort();
+    *block = (Block){memory, size, pinned, blocks};
     memset(block->address, 0xA5, size); /* memory is not zero before something is written */
     blocks = block;
     pthread_mutex_unlock(&guard);
@@ -211,7 +214,7 @@ static CUresult release(void *address, int pinned)
             Block *block = *at;
             *at = block->next;
             pthread_mutex_unlock(&guard);
-            free(block->address);
+            munmap(block->address, block->size); /* so that whoever still uses it dies of it */
             free(block);
             count(pinned, -1);
             return SUCCESS;

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import onnx
 import pytest
+from models import own_labels, small_detector
 
 from trtdet.bundle import Bundle
 from trtdet.candidates import PreparedFolder, finish
+from trtdet.demo.shapes import ShapesSplit
 from trtdet.errors import BackendError, BundleError
 from trtdet.options import FinishOptions
 
@@ -24,11 +26,25 @@ def quantised(path: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def prepared(machine, trained, calibration_images, drawn, tmp_path_factory):
+def wide(tmp_path_factory):
+    """A detector of which some convolutions get INT8 and some stay in FP16."""
+    place = tmp_path_factory.mktemp("wide") / "wide.onnx"
+    onnx.save(small_detector(width=32), place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(wide, drawn, tmp_path_factory):
+    """Images labelled by that detector, of which it scores 100 in float."""
+    return ShapesSplit(drawn.images, own_labels(drawn, tmp_path_factory.mktemp("found") / "labels.json", wide))
+
+
+@pytest.fixture(scope="module")
+def prepared(machine, wide, calibration_images, found, tmp_path_factory):
     """Prepared on a machine without a GPU; every candidate may ship."""
     place = tmp_path_factory.mktemp("prepared") / "p"
-    command = ["prepare", trained, *QUICK, "--images", calibration_images, "--for", "tensorrt-10.3", "-o", place]
-    scored = ["--val-images", drawn.images, "--annotations", drawn.annotations, "--max-map-drop", 100]
+    command = ["prepare", wide, *QUICK, "--images", calibration_images, "--for", "tensorrt-10.3", "-o", place]
+    scored = ["--val-images", found.images, "--annotations", found.annotations, "--max-map-drop", 100]
     done = machine.trtdet(*command, *scored, driver=False)
     assert done.code == 0, done.err
     return place
@@ -58,7 +74,7 @@ def test_the_readme_names_each_network_with_its_command(prepared):
 
 
 @pytest.mark.slow
-def test_the_fastest_ships_though_an_estimate_would_choose_another(machine, prepared, drawn, tmp_path):
+def test_the_fastest_ships_though_an_estimate_would_choose_another(machine, prepared, found, tmp_path):
     name = "int8-all"
     fast = quantised(prepared / f"{name}.onnx")
     done = machine.trtdet(*FINISH, prepared, "-o", tmp_path / "b", "--json", version=VERSION, fast=fast).ok.json
@@ -73,7 +89,7 @@ def test_the_fastest_ships_though_an_estimate_would_choose_another(machine, prep
     bundle = Bundle(tmp_path / "b")
     assert bundle.manifest.backend.version == VERSION
     assert quantised(bundle.model) == fast
-    scored = ["--images", drawn.images, "--annotations", drawn.annotations]
+    scored = ["--images", found.images, "--annotations", found.annotations]
     result = machine.trtdet("eval", tmp_path / "b", *scored, "--json", version=VERSION).ok.json
     candidate = next(one for one in PreparedFolder(prepared).content.candidates if one.name == shipped["name"])
     assert result["map"] == pytest.approx(candidate.accuracy.value, abs=0.02)
@@ -147,22 +163,22 @@ def test_finishing_needs_the_library(prepared, tmp_path):
         ("tensorrt-12.0", "12.0 is not supported"),
     ],
 )
-def test_a_target_that_is_none_is_refused_before_any_work(run, trained, calibration_images, tmp_path, target, words):
-    command = ["prepare", trained, *QUICK, "--images", calibration_images, "-o", tmp_path / "p"]
+def test_a_target_that_is_none_is_refused_before_any_work(run, wide, calibration_images, tmp_path, target, words):
+    command = ["prepare", wide, *QUICK, "--images", calibration_images, "-o", tmp_path / "p"]
     done = run(*command, *(["--for", target] if target else []))
     done.refused(words)
     assert not (tmp_path / "p").exists()
 
 
-def test_annotations_without_their_images_are_refused(run, trained, calibration_images, tmp_path):
-    command = ["prepare", trained, *QUICK, "--images", calibration_images, "--for", "tensorrt-10.3"]
+def test_annotations_without_their_images_are_refused(run, wide, calibration_images, tmp_path):
+    command = ["prepare", wide, *QUICK, "--images", calibration_images, "--for", "tensorrt-10.3"]
     run(*command, "--annotations", tmp_path / "a.json", "-o", tmp_path / "p").refused("--val-images", "give both")
     assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.slow
-def test_without_annotations_agreement_decides(run, trained, calibration_images, tmp_path):
-    command = ["prepare", trained, *QUICK, "--images", calibration_images, "--for", "tensorrt-rtx-1.7"]
+def test_without_annotations_agreement_decides(run, wide, calibration_images, tmp_path):
+    command = ["prepare", wide, *QUICK, "--images", calibration_images, "--for", "tensorrt-rtx-1.7"]
     done = run(*command, "--points", 0, "-o", tmp_path / "p", "--json").ok.json
     assert done["bound"] == "an agreement at most 0.5 points below that of the default plan"
     default = next(one for one in done["candidates"] if one["name"] == "default")
@@ -173,12 +189,12 @@ def test_without_annotations_agreement_decides(run, trained, calibration_images,
 
 
 @pytest.fixture(scope="module")
-def built(machine, prepared, trained, calibration_images, drawn, tmp_path_factory):
-    """Built where the GPU is, which runs INT8 everywhere fast and the default plan slowly."""
+def built(machine, trained, calibration_images, drawn, tmp_path_factory):
+    """Built where the GPU is, which runs every network with INT8 in it faster than the others."""
     place = tmp_path_factory.mktemp("built") / "b"
     command = ["build", trained, *QUICK, "--backend", "tensorrt", "--images", calibration_images]
     command += ["--val-images", drawn.images, "--annotations", drawn.annotations, "-o", place]
-    settings = {"version": VERSION, "fast": quantised(prepared / "front-1.onnx")}
+    settings = {"version": VERSION, "fast": "int8"}
     return command, settings, machine.trtdet(*command, "--json", **settings).ok.json
 
 
@@ -193,6 +209,7 @@ def test_a_build_on_a_gpu_ships_the_fastest_candidate(built, machine):
     guard = done["manifest"]["guard"]
     assert guard["how"] == "measured" and f"'{shipped['name']}' ships" in guard["reason"]
     bundle = Bundle(Path(command[-1]))
+    assert quantised(bundle.model) > 0
     assert bundle.manifest.candidates and "histograms.npz" in bundle.manifest.files
     again = machine.trtdet(*command, **settings).ok
     assert "up to date" in again.out and shipped["name"] in again.out
@@ -209,8 +226,8 @@ def test_a_demanded_speedup_ships_fp16_though_candidates_are_faster(built, machi
 
 
 @pytest.mark.slow
-def test_without_images_to_score_the_default_plan_is_built_and_compared(machine, trained, calibration_images, tmp_path):
-    command = ["build", trained, *QUICK[:2], "--effort", "none", "--backend", "tensorrt", "-o", tmp_path / "b"]
+def test_without_images_to_score_the_default_plan_is_built_and_compared(machine, wide, calibration_images, tmp_path):
+    command = ["build", wide, *QUICK[:2], "--effort", "none", "--backend", "tensorrt", "-o", tmp_path / "b"]
     done = machine.trtdet(*command, "--images", calibration_images, "--json", version=VERSION).ok
     assert "every image calibrates, so that none can score candidates" in done.err
     assert not done.json["manifest"]["candidates"] and done.json["worth"]["latency"] is not None

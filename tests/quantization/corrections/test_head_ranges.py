@@ -117,7 +117,7 @@ def test_an_outlier_that_no_detection_needs_is_clipped_and_others_are_not(model,
     assert noise.best(placement.activations[-1]) == pytest.approx(quiet.largest)
 
 
-@pytest.mark.parametrize("opset", [21, 24])
+@pytest.mark.parametrize("opset", [21, pytest.param(24, marks=pytest.mark.opset(24))])
 def test_signs_are_random_in_every_opset(opset, net):
     model = net("(float[1,40,50] x) => (float[1,40,50] y) { y = Relu(x) }")
     model.opset_import[0].version, model.ir_version = opset, 10
