@@ -129,7 +129,7 @@ test-sanitized: $(VENV)/.dev service
 	set -e; test -f $(SERVICE)/CTestTestfile.cmake || exit 0; \
 	for sanitizers in $(SANITIZED); do \
 	  folder=$(SERVICE)-$${sanitizers%%,*}; \
-	  service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers; \
+	  service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers -DCMAKE_UNITY_BUILD=ON; \
 	  ctest --test-dir $$folder --output-on-failure; \
 	  TRTDET_SERVICE_BUILD=$$folder $(PYTEST) tests/service/test_serve.py tests/service/test_serve_load.py; \
 	done; \

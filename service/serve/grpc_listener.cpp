@@ -24,10 +24,12 @@ void GrpcListener::Open::cut() const {
     if (closed()) {
         return;
     }
-    ::shutdown(socket, SHUT_RDWR);
-    // What came before would still be read.
-    char lost[4096];
-    for (int count = 0; count < 4096 && ::recv(socket, lost, sizeof(lost), MSG_DONTWAIT) > 0; ++count) {
+    // Linux resets the connection and drops all that was received. After shutdown() it would be read to its end, which
+    // does not come where the client goes on sending.
+    sockaddr none{};
+    none.sa_family = AF_UNSPEC;
+    if (::connect(socket, &none, sizeof(none)) != 0) {
+        ::shutdown(socket, SHUT_RDWR);
     }
 }
 
@@ -84,6 +86,7 @@ void GrpcListener::stop() {
     // Wakes the thread that waits for the next one.
     ::shutdown(acceptor_.native_handle(), SHUT_RDWR);
     thread_.join();
+    watched_ = false;
     watching_.join();
 }
 
@@ -108,7 +111,7 @@ void GrpcListener::accept() {
     if (!client->refusals->may_connect()) {
         return;
     }
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     if (!admit(client)) {
         return;
     }
@@ -123,6 +126,8 @@ void GrpcListener::accept() {
     const auto traffic = std::make_shared<Traffic>(number);
     traffic_[peer] = traffic;
     open_.push_back({number, file.st_dev, file.st_ino, peer, std::move(client), traffic});
+    // gRPC may read in here for as long as the client sends, until it is cut.
+    lock.unlock();
     take_(number);
 }
 
@@ -175,7 +180,7 @@ std::shared_ptr<Traffic> GrpcListener::traffic(const tcp::endpoint& peer) {
 }
 
 void GrpcListener::watch() {
-    while (!stopped_) {
+    while (watched_) {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         cut_floods();
     }

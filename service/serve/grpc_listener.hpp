@@ -90,6 +90,7 @@ private:
     boost::asio::io_context context_;
     boost::asio::ip::tcp::acceptor acceptor_{context_};
     std::atomic<bool> stopped_{false};
+    std::atomic<bool> watched_{true};  // until nothing is handed over any more
     std::mutex mutex_;
     std::list<Open> open_;  // the oldest first; under the mutex, as what follows
     std::unordered_map<const Client*, std::size_t> by_client_;

@@ -6,8 +6,7 @@
 namespace trtdet::serve {
 namespace {
 
-// Asked for at a time.
-constexpr std::size_t step = 1U << 20U;
+constexpr std::size_t granted_at_a_time = 1U << 20U;
 
 // No block is larger; sums of two do not overflow.
 constexpr auto most = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / 4;
@@ -34,7 +33,7 @@ bool HeapMeter::take(std::size_t bytes) noexcept {
         return false;
     }
     if (held_ + bytes > allowed_) {
-        const std::size_t wanted = (held_ + bytes + step - 1) / step * step;
+        const std::size_t wanted = (held_ + bytes + granted_at_a_time - 1) / granted_at_a_time * granted_at_a_time;
         meter = nullptr;
         const bool allowed = wanted > held_ && allow_(wanted);
         meter = this;

@@ -22,7 +22,7 @@
 namespace trtdet::serve {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view root = "/v2";
 
@@ -278,7 +278,7 @@ private:
         bool any_binary = false;
         for (std::size_t i = 0; i < inference_.outputs.size(); ++i) {
             const auto [index, binary] = inference_.outputs[i];
-            Json shape = all[index].shape;
+            OrderedJson shape = all[index].shape;
             shape.insert(shape.begin(), inference_.images);
             auto values = tensor(all[index], binary, inference_.images, [this](std::size_t image) -> const Found& {
                 return found(image);
@@ -339,9 +339,9 @@ Response metadata(const Served& model) {
     }
     const auto& manifest = detector->manifest();
     const auto& preprocess = manifest.input.preprocess;
-    Json outputs = Json::array();
+    OrderedJson outputs = OrderedJson::array();
     for (const auto& output : outputs_of(manifest)) {
-        Json shape = output.shape;
+        OrderedJson shape = output.shape;
         shape.insert(shape.begin(), -1);
         outputs.push_back({{"name", output.name}, {"datatype", datatype(output)}, {"shape", shape}});
     }
@@ -365,7 +365,7 @@ Response configuration(const Served& model) {
     }
     const auto& manifest = detector->manifest();
     const auto& preprocess = manifest.input.preprocess;
-    Json outputs = Json::array();
+    OrderedJson outputs = OrderedJson::array();
     for (const auto& output : outputs_of(manifest)) {
         outputs.push_back(
             {{"name", output.name},
@@ -384,20 +384,20 @@ Response configuration(const Served& model) {
             {"dims", {3, preprocess.height, preprocess.width}}}}},
          {"output", outputs},
          {"parameters", {{"runs_on", {{"string_value", detector->ran_on()}}}}},
-         {"dynamic_batching", Json::object()}});
+         {"dynamic_batching", OrderedJson::object()}});
 }
 
-Json spent(const Spent& what) {
+OrderedJson spent(const Spent& what) {
     return {{"count", what.count}, {"ns", what.time.count()}};
 }
 
 // Statistics as Triton has them: times are of requests, as often as these succeeded. compute_output is a part of the
 // run here.
-Json statistics_of(const Served& model) {
+OrderedJson statistics_of(const Served& model) {
     using std::chrono::duration_cast;
     using std::chrono::milliseconds;
     const auto counts = model.statistics.counts();
-    Json batches = Json::array();
+    OrderedJson batches = OrderedJson::array();
     for (const auto& [size, images] : counts.batches) {
         const auto runs = images.count / static_cast<std::uint64_t>(size);
         batches.push_back(
@@ -425,7 +425,7 @@ Json statistics_of(const Served& model) {
 }
 
 Response statistics(const std::vector<const Served*>& models) {
-    Json all = Json::array();
+    OrderedJson all = OrderedJson::array();
     for (const auto* model : models) {
         all.push_back(statistics_of(*model));
     }
@@ -453,7 +453,7 @@ Response server_readiness(const Context& context) {
 }
 
 Response repository(const Context& context) {
-    Json models = Json::array();
+    OrderedJson models = OrderedJson::array();
     for (const auto& model : context.models) {
         const auto trouble = model->current() ? model->health.trouble() : std::optional<std::string>("unloaded");
         models.push_back(
@@ -487,8 +487,8 @@ void check_change(std::string_view body, bool load) {
     if (body.empty()) {
         return;
     }
-    const auto json = Json::parse(body, nullptr, false);
-    const auto parameters = json.is_object() ? json.value("parameters", Json::object()) : Json();
+    const auto json = OrderedJson::parse(body, nullptr, false);
+    const auto parameters = json.is_object() ? json.value("parameters", OrderedJson::object()) : OrderedJson();
     if (!parameters.is_object()) {
         throw InferenceError("the body is not a JSON object, or its parameters are none");
     }
@@ -520,7 +520,7 @@ Endpoint change_endpoint(const std::shared_ptr<Context>& context, bool load) {
             const auto& model = *context->find(words[0]);
             model.change(load, [done, load, name = model.name](const std::string& problem) {
                 done([load, name, problem] {
-                    return problem.empty() ? json_response(Json::object())
+                    return problem.empty() ? json_response(OrderedJson::object())
                                            : error_response(
                                                  409, "load-failed",
                                                  "the model " + quote(name) + " was not " +

@@ -24,7 +24,7 @@ struct Pair {
 };
 
 // The better first; NaN before all, equal scores in their order.
-bool better(const Pair& one, const Pair& other) {
+bool better_pair(const Pair& one, const Pair& other) {
     const float mine = std::isnan(one.score) ? std::numeric_limits<float>::infinity() : one.score;
     const float theirs = std::isnan(other.score) ? std::numeric_limits<float>::infinity() : other.score;
     return mine > theirs || (mine == theirs && one.flat < other.flat);
@@ -89,7 +89,7 @@ std::vector<Pair> pairs_of(const EfficientNms& attributes, const EfficientInput&
         }
     }
     const std::size_t count = std::min(found.size(), most_candidates);
-    std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end(), better);
+    std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end(), better_pair);
     found.resize(count);
     for (Pair& pair : found) {
         const std::size_t box = pair.flat / input.classes;

@@ -3,9 +3,10 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <limits>
 #include <utility>
 #include <vector>
+
+#include "numbers.hpp"
 
 using namespace trtdet;
 
@@ -26,7 +27,6 @@ std::vector<Detection> suppress(const std::vector<Box>& boxes, const std::vector
         boxes.empty() ? 0 : scores.size() / boxes.size(), nms);
 }
 
-const float not_a_number = std::numeric_limits<float>::quiet_NaN();
 const Box here{0, 0, 10, 10};
 const Box nearby{0, 0, 10, 6};  // IoU 0.6
 const Box away{20, 20, 30, 30};
@@ -74,7 +74,7 @@ TEST_CASE("rotated boxes are compared by their probabilistic IoU") {
             CHECK(found.size() == (margin < 0 ? 1 : 2));
         }
     }
-    for (const float odd : {not_a_number, std::numeric_limits<float>::infinity()}) {
+    for (const float odd : {not_a_number, infinite}) {
         const std::vector<RotatedBox> rotated{first, {odd, 10, 20, 4, odd}};
         CHECK(non_max_suppression(&hulls[0].x1, scores.data(), 2, 1, rules(), &rotated[0].x).size() == 2);
     }

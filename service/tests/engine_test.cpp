@@ -35,7 +35,7 @@ std::vector<Recorded> images() {
     return {{10, {boxes, outputs(0.1f)}}, {20, {boxes, outputs(0.2f)}}};
 }
 
-std::string refusal(const std::string& recording) {
+std::string refusal_of(const std::string& recording) {
     const Folder folder;
     try {
         open_recording(folder.write("r", recording), parse_manifest(manifest_json().dump()));
@@ -46,7 +46,7 @@ std::string refusal(const std::string& recording) {
 }
 
 std::string changed(const Json& changes) {
-    return refusal(recording_of(manifest_json(), images(), changes));
+    return refusal_of(recording_of(manifest_json(), images(), changes));
 }
 
 }  // namespace
@@ -166,12 +166,12 @@ TEST_CASE("a recording outlives its file") {
 }
 
 TEST_CASE("a damaged recording is refused with a reason") {
-    CHECK_THAT(refusal(""), Contains("cannot be read"));
-    CHECK_THAT(refusal("short"), Contains("cannot be read"));
-    CHECK_THAT(refusal(std::string(16, '\xff')), Contains("is cut short or none"));
+    CHECK_THAT(refusal_of(""), Contains("cannot be read"));
+    CHECK_THAT(refusal_of("short"), Contains("cannot be read"));
+    CHECK_THAT(refusal_of(std::string(16, '\xff')), Contains("is cut short or none"));
     const std::string whole = recording_of(manifest_json(), images());
-    CHECK_THAT(refusal(whole.substr(0, whole.size() - 1)), Contains("'outputs.scores' is not within it"));
-    CHECK_THAT(refusal(whole.substr(0, 100)), Contains("is cut short or none"));
+    CHECK_THAT(refusal_of(whole.substr(0, whole.size() - 1)), Contains("'outputs.scores' is not within it"));
+    CHECK_THAT(refusal_of(whole.substr(0, 100)), Contains("is cut short or none"));
     CHECK_THAT(changed({{"__metadata__", {{"format", "other"}}}}), Contains("none of format trtdet-recording-1"));
     CHECK_THAT(changed({{"__metadata__", {{"content_hash", "other"}}}}), Contains("made from another bundle"));
     CHECK_THAT(changed({{"fingerprints", nullptr}}), Contains("holds no image"));

@@ -3,20 +3,17 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <fstream>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <tuple>
 
+#include "numbers.hpp"
 #include "trtdet/errors.hpp"
 
 using namespace trtdet;
 using Catch::Matchers::Contains;
 
 namespace {
-
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-constexpr float infinite = std::numeric_limits<float>::infinity();
 
 std::uint64_t sum(const RunLengths& mask) {
     std::uint64_t all = 0;
