@@ -41,13 +41,12 @@ void Refusals::add_flood() {
 }
 
 bool Refusals::may_connect() {
-    // A connection may begin so many calls before any of them is refused.
-    constexpr double calls = 100;
     const std::lock_guard lock(mutex_);
     refill();
     if (left_ > most / 2) {
         return true;
     }
+    // A connection may begin all its calls before any of them is refused.
     if (left_ < calls) {
         return false;
     }

@@ -20,6 +20,8 @@ namespace trtdet::serve {
 class Refusals {
 public:
     static constexpr double most = 500;
+    // Of a connection over gRPC, at a time.
+    static constexpr int calls = 100;
 
     // Counts a refusal. Returns whether that was one too many: its connection is to be ended.
     bool add();

@@ -79,8 +79,7 @@ void Arrivals::watch() {
     while (!ended_) {
         changed_.wait_for(lock, waiting_ > 0 ? soon : later);
         const auto overdue = take_overdue();
-        std::shared_ptr<Arrival> slowest;
-        const auto ready = take_those_with_room(slowest);
+        const auto [ready, slowest] = make_room();
         lock.unlock();
         for (const auto& call : overdue) {
             // Whoever has its message by now has an answer.
@@ -124,11 +123,10 @@ std::unordered_map<std::uint64_t, Arrivals::Line> Arrivals::lines() {
     return lines;
 }
 
-// slowest: gets the call that is to be ended to make room, if any.
-std::vector<std::shared_ptr<Arrival>> Arrivals::take_those_with_room(std::shared_ptr<Arrival>& slowest) {
-    std::vector<std::shared_ptr<Arrival>> ready;
+Arrivals::Room Arrivals::make_room() {
+    Room room;
     if (waiting_ == 0) {
-        return ready;
+        return room;
     }
     auto all = lines();
     while (!all.empty()) {
@@ -141,11 +139,11 @@ std::vector<std::shared_ptr<Arrival>> Arrivals::take_those_with_room(std::shared
             place->asked = true;
             place->since = Clock::now();
             --waiting_;
-            ready.push_back(place->call);
+            room.ready.push_back(place->call);
             line.held += largest_ - window;
             line.places.pop_front();
         } else if (place->call->held().refusal(largest_ + windows_, reserve_).of() == MemoryLimitError::Of::all) {
-            slowest = slowest_of_others(*place->call);
+            room.slowest = slowest_of_others(*place->call);
             break;
         } else {
             line.places.clear();
@@ -154,7 +152,7 @@ std::vector<std::shared_ptr<Arrival>> Arrivals::take_those_with_room(std::shared
             all.erase(least);
         }
     }
-    return ready;
+    return room;
 }
 
 std::shared_ptr<Arrival> Arrivals::slowest_of_others(const Arrival& call) {

@@ -84,10 +84,15 @@ private:
         std::deque<std::list<Awaited>::iterator> places;
     };
 
+    struct Room {
+        std::vector<std::shared_ptr<Arrival>> ready;  // whose messages have room now
+        std::shared_ptr<Arrival> slowest;             // the call that is to be ended to make room, if any
+    };
+
     bool charge_message(const Arrival& call) const;
     void watch();
     std::vector<std::shared_ptr<Arrival>> take_overdue();
-    std::vector<std::shared_ptr<Arrival>> take_those_with_room(std::shared_ptr<Arrival>& slowest);
+    Room make_room();
     std::shared_ptr<Arrival> slowest_of_others(const Arrival& call);
     std::unordered_map<std::uint64_t, Line> lines();
 

@@ -671,7 +671,7 @@ public:
         const auto milliseconds = [](std::chrono::milliseconds time) { return static_cast<int>(time.count()); };
         builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, milliseconds(options.header_timeout));
         builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, milliseconds(options.idle_timeout));
-        builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 100);
+        builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, Refusals::calls);
         // Windows stay as large as what is charged for them, and messages compressed, as these are small.
         builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(Arrivals::window));
         builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);

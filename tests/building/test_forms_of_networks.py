@@ -9,7 +9,7 @@ import pytest
 import trtdet
 from trtdet.backends import Capabilities, OnnxRunner
 from trtdet.building.corrections import prepared
-from trtdet.building.engine import explicit_networks
+from trtdet.building.engine import explicit_network
 from trtdet.building.graph import host_graph
 from trtdet.building.ranges import calibrated, select_images
 from trtdet.data import ImageStream
@@ -75,7 +75,8 @@ def test_forms_that_only_place_pairs_compute_the_same(yolo, networks, shared_dat
 
 def test_a_form_is_written_with_each_form_of_weight_scales(yolo):
     plain, first = (
-        explicit_networks(yolo, yolo.plan, CAPS, form=form) for form in (DEFAULT, CANDIDATES["first-in-int8"])
+        [explicit_network(yolo, yolo.plan, CAPS, form=form, weights=weights) for weights in yolo.graph.flow.weights]
+        for form in (DEFAULT, CANDIDATES["first-in-int8"])
     )
     assert [network.form for network in (*plain, *first)] == ["channel", "tensor"] * 2
     added = set(first[0].plan.names("int8")) - set(plain[0].plan.names("int8"))

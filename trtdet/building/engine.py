@@ -96,23 +96,32 @@ def float_network(
     return BuildNetwork(Requantized(half), precision=precision, plan=plan, precisions=precisions)
 
 
-def explicit_networks(
-    prepared: Prepared, plan: PrecisionPlan, caps: Capabilities, form: NetworkForm = NetworkForm()
-) -> tuple[BuildNetwork, ...]:
-    """The model with Q/DQ nodes, once for each form of weight scales that the backend may run fastest."""
+def explicit_network(
+    prepared: Prepared,
+    plan: PrecisionPlan,
+    caps: Capabilities,
+    *,
+    form: NetworkForm = NetworkForm(),
+    weights: WeightForm | None = None,
+) -> BuildNetwork:
+    """The model with Q/DQ nodes; ``weights`` is the form of weight scales, the backend's first if None."""
     plan = form.planned(prepared.model, plan, prepared.graph.placement.plan)
-    return tuple(
-        BuildNetwork(
-            prepared.explicit(plan, weights, form),
-            precision="int8",
-            plan=plan,
-            precisions=prepared.graph.quantizable.precisions(plan),
-            cache=prepared.ranges.to_calibration_cache(caps.cache_version or OLDEST),
-            prepared=prepared,
-            form=weights,
-        )
-        for weights in prepared.graph.flow.weights
+    weights = weights or prepared.graph.flow.weights[0]
+    return BuildNetwork(
+        prepared.explicit(plan, weights, form),
+        precision="int8",
+        plan=plan,
+        precisions=prepared.graph.quantizable.precisions(plan),
+        cache=prepared.ranges.to_calibration_cache(caps.cache_version or OLDEST),
+        prepared=prepared,
+        form=weights,
     )
+
+
+def explicit_networks(prepared: Prepared, plan: PrecisionPlan, caps: Capabilities) -> tuple[BuildNetwork, ...]:
+    """The model with Q/DQ nodes, once for each form of weight scales that the backend may run fastest."""
+    forms = prepared.graph.flow.weights
+    return tuple(explicit_network(prepared, plan, caps, weights=weights) for weights in forms)
 
 
 def implicit_network(

@@ -19,7 +19,14 @@ from trtdet.backends.choice import PlannedBackend
 from trtdet.building.assembly import prepared_of
 from trtdet.building.bundle import write_bundle
 from trtdet.building.corrections import Prepared
-from trtdet.building.engine import BuildNetwork, Engine, explicit_networks, float_network, implicit_network
+from trtdet.building.engine import (
+    BuildNetwork,
+    Engine,
+    explicit_network,
+    explicit_networks,
+    float_network,
+    implicit_network,
+)
 from trtdet.building.job import CheckedBuild, Job, checked_build, job_of
 from trtdet.building.plan import plan_problem, ranking, score_against, scored
 from trtdet.building.ranges import HISTOGRAMS, check_detections
@@ -215,14 +222,14 @@ class Preparing:
         if not any(each.done.results["silu"].count for each in (corrected.graph, build.graph)):
             return
         changed = replace(corrected, calibrated=replace(corrected.calibrated, graph=build.graph))
-        network = explicit_networks(changed, plan, self._backend.capabilities)[0]
+        network = explicit_network(changed, plan, self._backend.capabilities)
         yield _Draft(f"default-{form}", f"{title}, SiLU as {form}", build=build, network=network, scored=network.model)
 
     def _other_forms(self, corrected: Prepared, plan: PrecisionPlan, default: onnx.ModelProto) -> Iterator[_Draft]:
         """The default plan with other Q/DQ pairs, without forms that are equal to ``default`` or to one before."""
         models = [default]
         for name, form in CANDIDATES.items():
-            network = explicit_networks(corrected, plan, self._backend.capabilities, form=form)[0]
+            network = explicit_network(corrected, plan, self._backend.capabilities, form=form)
             if network.model not in models:
                 models.append(network.model)
                 title = f"default plan in form {name}: {len(network.plan.names('int8'))} convolutions in INT8"

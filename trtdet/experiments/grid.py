@@ -24,7 +24,7 @@ from trtdet.backends import Backend, EngineTarget, Runner, choose
 from trtdet.building import forecasts
 from trtdet.building.corrections import Prepared, prepared, prepared_beside
 from trtdet.building.costs import weight_bytes, weighted_macs
-from trtdet.building.engine import BuildNetwork, best_engine, explicit_networks, float_network, runs_on
+from trtdet.building.engine import BuildNetwork, best_engine, explicit_network, float_network, runs_on
 from trtdet.building.graph import FORMS, PlacedGraph, host_graph, model_bytes, silu_form, warn_of_left
 from trtdet.building.plan import choose_plan, ranking, warn_of_nothing
 from trtdet.building.ranges import HISTOGRAMS, Selection, calibrated, select_images
@@ -386,7 +386,7 @@ class _Measuring:
             if not measured.issuperset(names):
                 plan = PlanOptions(keep_fp16=keep if isinstance(keep, int) else (keep,))
                 planned = choose_plan(corrected, BuildOptions(plan=plan), ranked, progress=self._progress)
-                network = explicit_networks(corrected, planned.plan, self._backend.capabilities)[0]
+                network = explicit_network(corrected, planned.plan, self._backend.capabilities)
                 yield from self._rows(group, keep, network, scored=self._score(network, group, keep), measured=measured)
 
     def _rows(
