@@ -127,13 +127,14 @@ attack: $(VENV)/.dev service
 # The library's own tests, then the whole process as its clients see it.
 test-sanitized: $(VENV)/.dev service
 	set -e; test -f $(SERVICE)/CTestTestfile.cmake || exit 0; \
+	tests="tests/service/test_serve.py tests/service/test_serve_load.py"; \
 	for sanitizers in $(SANITIZED); do \
 	  folder=$(SERVICE)-$${sanitizers%%,*}; \
 	  service/build.sh $$folder -DTRTDET_SANITIZE=$$sanitizers -DCMAKE_UNITY_BUILD=ON; \
 	  ctest --test-dir $$folder --output-on-failure; \
-	  TRTDET_SERVICE_BUILD=$$folder $(PYTEST) tests/service/test_serve.py tests/service/test_serve_load.py; \
 	done; \
-	TRTDET_SERVICE_BUILD=$(SERVICE)-address $(PYTEST) tests/service/test_grpc.py
+	TRTDET_SERVICE_BUILD=$(SERVICE)-thread $(PYTEST) $$tests; \
+	TRTDET_SERVICE_BUILD=$(SERVICE)-address $(PYTEST) $$tests tests/service/test_grpc.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -202,7 +202,7 @@ def test_a_manifest_without_end_is_refused(serve, case, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("networks", ["replayed", "computed"])
-@pytest.mark.parametrize("megabytes", range(300, 901, 200))
+@pytest.mark.parametrize("megabytes", range(300, 901, 300))
 def test_no_memory_is_no_end(serve, program, case, networks, megabytes, request):
     """However little there is: the service does not start, and says so, or serves on after requests that had none."""
     options: list[object] = [

@@ -25,13 +25,13 @@ KNOWN = {
 }
 """188 images of COCO val2017: mAP and AP50 at score 0.001, 3000 candidates, IoU 0.65, 300 detections."""
 
-INT8 = [("yolox_nano", 32, 5.0, 0.270), ("yolov5n", 16, 1.5, 0.277), ("picodet_s", 24, 5.0, 0.315)]
-"""Calibration images, by how much the corrections shrink the error at the head, and the mAP that INT8 keeps at least:
-a point or so below FP32, where a threshold rule alone scores 0.12, 0.28 and 0.01. From one CPU to another the score
-moves by some tenths of a point."""
+INT8 = [("yolox_nano", 32, 5.0, 0.009), ("yolov5n", 16, 1.5, 0.011), ("picodet_s", 24, 5.0, 0.013)]
+"""Calibration images, by how much the corrections shrink the error at the head, and the mAP that INT8 loses at most,
+where a threshold rule alone scores 0.12, 0.28 and 0.01. From one CPU to another the score moves by some tenths of a
+point."""
 
-DEFAULT = [("yolox_nano", "best-class", 0.270), ("yolov5n", "all-classes", 0.280), ("picodet_s", "all-classes", 0.327)]
-"""The mAP that the default keeps at least, less what the score moves by from one CPU to another."""
+DEFAULT = [("yolox_nano", "best-class", 0.009), ("yolov5n", "all-classes", 0.011), ("picodet_s", "all-classes", 0.011)]
+"""The mAP that the default loses at most, with what the score moves by from one CPU to another."""
 
 
 def dataset(shared_data: Path, config: Config) -> CocoDataset:
@@ -46,6 +46,15 @@ def exact(shared_data: Path, name: str) -> dict[str, Evaluation]:
     detector = Detector.open(shared_data / "models" / f"{name}.onnx", config)
     conventions = [config.with_nms(candidates=candidates).nms for candidates in KNOWN[name]]
     return dict(zip(KNOWN[name], evaluate_each(detector, dataset(shared_data, config), conventions), strict=True))
+
+
+def lost(bundle: Path, shared_data: Path, name: str, convention: str) -> float:
+    """The mAP that a bundle loses on 94 of the images."""
+    every = dataset(shared_data, load_config(MODELS[name]))
+    some = every.first(94)
+    counts = np.isin([image.id for image in every.images], [image.id for image in some.images])[None].astype(np.int32)
+    (before,) = mean_average_precision(exact(shared_data, name)[convention].metric.matches(), counts)
+    return before - evaluate(Detector.open(bundle), some).result.map
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -79,16 +88,15 @@ def test_two_models_are_compared_image_by_image(shared_data):
     assert done.high - done.low < 0.06
 
 
-@pytest.mark.parametrize(("name", "images", "gain", "least"), INT8)
-def test_corrections_keep_the_score_in_int8(shared_data, tmp_path, name, images, gain, least):
+@pytest.mark.parametrize(("name", "images", "gain", "most"), INT8)
+def test_corrections_keep_the_score_in_int8(shared_data, tmp_path, name, images, gain, most):
     config = load_config(MODELS[name]).with_nms(candidates="best-class")
     options = for_onnxruntime(images=shared_data / "coco" / "train2017", num_images=images, int8_all=True)
     bundle = build(shared_data / "models" / f"{name}.onnx", config, tmp_path / "bundle", options).bundle
     said = bundle.manifest.quantization.corrections[-1].removeprefix("error at the head ")
     before, after = (float(part.split()[0]) for part in said.split(" -> "))
     assert after < before / gain
-    detector = Detector.open(bundle.path)
-    assert evaluate(detector, dataset(shared_data, config)).result.map >= least
+    assert lost(bundle.path, shared_data, name, "best-class") <= most
 
 
 @pytest.mark.tensorrt
@@ -105,10 +113,10 @@ def test_every_convolution_of_a_published_model_runs_in_int8(shared_data, tmp_pa
 
 
 @pytest.mark.tensorrt
-@pytest.mark.parametrize(("name", "candidates", "least"), DEFAULT)
+@pytest.mark.parametrize(("name", "candidates", "most"), DEFAULT)
 @pytest.mark.filterwarnings("ignore:FP16 alone:trtdet.errors.TrtdetWarning")
 def test_no_default_is_estimated_to_be_slower_than_fp16_and_all_keep_the_score(
-    shared_data, tmp_path, name, candidates, least
+    shared_data, tmp_path, name, candidates, most
 ):
     config = load_config(MODELS[name]).with_nms(candidates=candidates)
     calibration = CalibrationOptions(images=shared_data / "coco" / "train2017", num_images=24)
@@ -119,4 +127,4 @@ def test_no_default_is_estimated_to_be_slower_than_fp16_and_all_keep_the_score(
     assert [finding for finding in done.audit.findings if finding.kind == "float-output"] == []
     if manifest.shipped == "int8":
         assert done.worth.speedup is not None and done.worth.speedup >= 1
-    assert evaluate(Detector.open(done.bundle.path), dataset(shared_data, config)).result.map >= least
+    assert lost(done.bundle.path, shared_data, name, candidates) <= most
