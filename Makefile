@@ -152,9 +152,10 @@ $(VENV)/.demo: $(BIN)/python setup.cfg requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[rtx]'
 	touch $@
 
+# Much of what the tests want is never imported: what is, is compiled then.
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[rtx,dev]'
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c requirements.lock -e '.[rtx,dev]'
 	touch $@
 
 # A python3.10 that is on the path but does not start is pyenv's, which wants to be told of a version.

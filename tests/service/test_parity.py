@@ -23,7 +23,7 @@ from trtdet.evaluation.metrics import CocoMetric
 from trtdet.options import BuildOptions, CalibrationOptions, NmsOptions, changed
 
 IMAGES = 40
-SCORED = 64
+SCORED = 40
 
 
 def as_yolov8(model: onnx.ModelProto) -> onnx.ModelProto:
