@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -245,6 +245,15 @@ def attacking(
     return asyncio.run(all_of_them())
 
 
+def answered(infer: Callable[[], Any], *attacks: Future[list[str]]) -> int:
+    """How many inferences of another client are answered, one after the other, until all attacks are over."""
+    answers = 0
+    while not all(attack.done() for attack in attacks):
+        infer()
+        answers += 1
+    return answers
+
+
 @pytest.fixture
 def watched(triton, serve, case):
     """Makes a server that has answered an inference, and how much its memory has grown since then."""
@@ -316,11 +325,7 @@ def test_messages_of_some_addresses_leave_room_for_those_of_another(watched, add
         attacks = [
             pool.submit(attacking, server, endless, 16, 3.0, f"127.0.0.{2 + number}") for number in range(addresses)
         ]
-        answers = 0
-        while not all(attack.done() for attack in attacks):
-            infer()
-            answers += 1
-        assert answers > 10
+        assert answered(infer, *attacks) > 10
         assert grown() < 32 << 20
 
 
@@ -383,11 +388,7 @@ def test_answers_that_are_not_taken_leave_room_for_messages_of_others(watched):
             pytest.skip("a sanitizer makes messages arrive so slowly that they give way to others")
         call = Call("ServerLive", prefixed(b""), streams=80, takes=False, pause=0.01)
         attacks = [pool.submit(attacking, server, call, 10, 5.0, f"127.0.0.{2 + number}") for number in range(3)]
-        answers = 0
-        while not all(attack.done() for attack in attacks):
-            infer()
-            answers += 1
-        assert answers > 20
+        assert answered(infer, *attacks) > 20
         assert grown() < 128 << 20
 
 
@@ -405,8 +406,7 @@ def test_pings_without_end_end_the_connection(watched):
     """gRPC itself takes longer for each one that is too many: another client waited for more than 5 s."""
     with watched() as (server, grown, infer), ThreadPoolExecutor(1) as pool:
         attack = pool.submit(attacking, server, Call("ServerLive", flood=pings()), 16)
-        while not attack.done():
-            infer()
+        answered(infer, attack)
         assert attack.result() == ["closed"] * 16
         assert grown() < 96 << 20
 
