@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
@@ -46,7 +46,8 @@ class Site:
         kind: what is changed, such as ``comparison``.
         edits: pieces of the file's bytes, from the first to the one after the last, and what takes their place.
         first: the number of the first line of the statement or expression that is changed, from 1.
-        last: of its last line.
+        span: the first byte of the changed expression or statement, and the byte after its last; of a ``return``, those
+            of its value.
         imported: whether the place runs at import rather than in a function.
     """
 
@@ -54,7 +55,7 @@ class Site:
     kind: str
     edits: tuple[tuple[int, int, str], ...]
     first: int
-    last: int
+    span: tuple[int, int]
     imported: bool
 
     def apply(self, source: bytes) -> bytes:
@@ -82,6 +83,41 @@ def works(source: bytes) -> bool:
     return True
 
 
+def marked(source: bytes, places: Mapping[Site, int], file: int, call: str) -> bytes:
+    """The file with ``call`` made, for each of these sites that is in a function, with its number whenever it runs.
+
+    Args:
+        source: the file.
+        places: sites of the file, and their numbers.
+        file: the number for every function of the file, when it is entered.
+        call: an expression that gives a function of a number; the function returns None.
+    """
+    # At one byte what ends comes before what begins; of two that begin there the longer one comes first.
+    insertions: list[tuple[tuple[int, int, int], int, str]] = []
+    for site, number in places.items():
+        start, end = site.span
+        if site.imported:
+            continue
+        if site.kind == "break/continue":
+            insertions.append(((start, 1, 0), start, f"{call}({number}); "))
+        else:
+            insertions.append(((start, 1, start - end), start, f"({call}({number}) or ("))
+            insertions.append(((end, 0, end - start), end, "))"))
+    finder = _Finder("", source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and not _is_documentation(node.body[0]):
+            insertions.append(finder.entry(node.body[0], f"{call}({file})"))
+        elif isinstance(node, ast.FunctionDef) and len(node.body) > 1:
+            insertions.append(finder.entry(node.body[1], f"{call}({file})"))
+    for _, at, text in sorted(insertions, reverse=True):
+        source = source[:at] + text.encode() + source[at:]
+    return source
+
+
+def _is_documentation(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
 class _Finder:
     def __init__(self, path: str, source: bytes) -> None:
         self._path = path
@@ -95,8 +131,9 @@ class _Finder:
 
     def _within(self, node: ast.AST, imported: bool) -> Iterator[Site]:
         for kind, edits in self._mutations(node):
-            first, last = node.lineno, node.end_lineno or node.lineno
-            yield Site(self._path, kind, edits, first, last, imported)
+            marked = node.value if isinstance(node, ast.Return) else node
+            span = (self._start(marked), self._end(marked))
+            yield Site(self._path, kind, edits, node.lineno, span, imported)
         inside = isinstance(node, (ast.FunctionDef, ast.Lambda))
         for name, child in self._children(node):
             # Decorators, defaults and annotations of a function run where it is defined.
@@ -185,6 +222,14 @@ class _Finder:
                 comma = self._source.find(b",", self._end(before), self._start(last))
                 if comma >= 0:
                     yield "argument dropped", ((comma, end, self._newlines(comma, end)),)
+
+    def entry(self, node: ast.stmt, text: str) -> tuple[tuple[int, int, int], int, str]:
+        """Text before a statement, as one that stands on a line of its own where the statement begins one."""
+        decorators = getattr(node, "decorator_list", [])
+        line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+        at = self._starts[line - 1] + node.col_offset
+        before = self._source[self._starts[line - 1] : at].decode()
+        return (at, 1, -len(self._source)), at, f"{text}\n{before}" if before.isspace() else f"{text}; "
 
     def _newlines(self, start: int, end: int) -> str:
         return "\n" * self._source.count(b"\n", start, end)

@@ -3,13 +3,14 @@
     python benchmarks/mutations.py --record [ROOM or file of tests ...]
     python benchmarks/mutations.py [ROOM ...] [--count 300] [--seed 0] [--limit 120] [--again]
 
-The first records which lines each test executes, and how long it takes, for the tests of the rooms (``tests/ROOM`` or
-``tests/test_ROOM.py``); all of them without names. Files of tests that have not changed since are left out. The second
-draws mutations from all of ``trtdet/``, each place with the same probability, and tests each on the tests that execute
-its lines: those of its own room first, the fastest first, up to the first that fails. A mutation that no test fails on
-within the limit has survived. With names of rooms, only those drawn in these rooms are tested now. Results are appended
-to ``build/mutations/results.jsonl``: a run goes on where it was interrupted, ``--again`` tests what survived once more,
-and a summary goes to ``build/mutations/summary.md``. Tests run on a copy of the tree. Needs Linux and ``coverage``.
+Both draw the same mutations from all of ``trtdet/``, each place with the same probability. The first runs the tests of
+the rooms (``tests/ROOM`` or ``tests/test_ROOM.py``), all of them without names, on a copy in which the places drawn say
+when they are executed, and records which test executes which place, also in processes that tests start. The second
+makes one mutation after the other and runs the tests that execute its place: those of its own room first, the fastest
+first, up to the first that fails. A mutation that no test fails on within the limit has survived. With names of rooms,
+only those drawn in these rooms are tested now. Results are appended to ``build/mutations/results.jsonl``: a run goes on
+where it was interrupted, ``--again`` tests what survived once more, and a summary goes to
+``build/mutations/summary.md``. Tests run on copies of the tree. Needs Linux.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import coverage
 import pytest
 from forked import become
-from mutation_sites import Site, sites, works
+from mutation_sites import Site, marked, sites, works
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = "not slow and not benchmark and not tensorrt86 and not ray and not triton"
@@ -78,47 +78,17 @@ class Chooser:
             file.write(nodeid + "\n")
 
 
-class Recorder:
-    """A plugin of pytest that records which lines each test executes: in its fixtures, and in itself.
+class Clock:
+    """A plugin of pytest that takes the time of each test with its fixtures, and notes those that do not pass."""
 
-    Attributes:
-        seconds: of each test with its fixtures.
-        failed: tests that did not pass.
-    """
-
-    def __init__(self, data: Path) -> None:
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
-        self._coverage = coverage.Coverage(
-            data_file=str(data), config_file=False, include=["*/trtdet/*"], messages=False
-        )
-        self._coverage.set_option("run:relative_files", True)
-        self._coverage.start()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        return (yield from self._as(f"{item.nodeid}|fixtures"))
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        return (yield from self._as(f"{item.nodeid}|test"))
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        return (yield from self._as(f"{item.nodeid}|fixtures"))
-
-    def _as(self, context: str) -> Iterator[None]:
-        self._coverage.switch_context(context)
-        return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
         if not report.passed:
             self.failed.add(report.nodeid)
-
-    def pytest_sessionfinish(self) -> None:
-        self._coverage.stop()
-        self._coverage.save()
 
 
 @dataclass(frozen=True)
@@ -149,7 +119,7 @@ class Bench:
         if shared.is_dir():
             (folder / "shared").symlink_to(shared)
         for name, variable in (("home", "HOME"), ("temporary", "TMPDIR")):
-            (folder / name).mkdir()
+            (folder / name).mkdir(parents=True)
             os.environ[variable] = str(folder / name)
         os.environ.update(PYTHONPATH=str(self.tree), ORT_DISABLE_TELEMETRY="1")
         # Compiled files belong to the copy: without them every run would compile all of it again.
@@ -203,14 +173,16 @@ class Bench:
         return work()
 
 
-def arguments(paths: Iterable[str], seconds: float) -> list[str]:
+def arguments(paths: Iterable[str], seconds: float, processes: int = 0) -> list[str]:
     plain = (
         "-q",
         "-p",
         "no:cacheprovider",
         "-p",
         "no:randomly",
-        "-n0",
+        f"-n{processes}",
+        "--dist",
+        "loadfile",
         "-m",
         LEFT_OUT,
         "-W",
@@ -222,6 +194,26 @@ def arguments(paths: Iterable[str], seconds: float) -> list[str]:
 
 
 # Recording
+
+MARKS = """import os
+
+_seen = set()
+
+
+def mark(number):
+    line = str(number) + "\\t" + os.environ.get("PYTEST_CURRENT_TEST", "") + "\\n"
+    if line in _seen:
+        return
+    _seen.add(line)
+    try:
+        file = os.open(FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.write(file, line.encode())
+        os.close(file)
+    except OSError:
+        pass
+"""
+"""The module that notes which place was executed in which test, in a file that all processes share."""
+MARK = "__import__('trtdet._marks', fromlist=['mark']).mark"
 
 
 def units(rooms: Sequence[str]) -> list[str]:
@@ -235,108 +227,108 @@ def units(rooms: Sequence[str]) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in both]
 
 
-def record(bench: Bench, unit: str, folder: Path) -> None:
-    """Runs the tests of a unit that have changed since they were recorded."""
-    known = recordings(folder)
-    found = sorted((ROOT / unit).rglob("test_*.py")) if (ROOT / unit).is_dir() else [ROOT / unit]
-    files = {str(path.relative_to(ROOT)): digest(path) for path in found}
-    changed = [name for name, value in files.items() if name not in known or known[name].digest != value]
-    if not changed:
-        return
-    name = f"{time.time_ns()}-{Path(unit).stem}"
-    data, began = folder / f"{name}.coverage", time.monotonic()
+def mark(bench: Bench, sample: Sequence[Site], file: Path) -> None:
+    """Writes into the copy what notes in ``file`` the places of the sample, by their numbers, and the functions of each
+    of their files, by -1 less the number of the file's first place."""
+    numbers = {site: number for number, site in enumerate(sample)}
+    for path in {site.path for site in sample}:
+        mine = {site: number for site, number in numbers.items() if site.path == path}
+        target = bench.tree / path
+        target.write_bytes(marked(target.read_bytes(), mine, -1 - min(mine.values()), MARK))
+    (bench.tree / "trtdet" / "_marks.py").write_text(f"FILE = {str(file)!r}\n{MARKS}", encoding="utf-8")
 
-    def work() -> int:
-        recorder = Recorder(data)
-        status = pytest.main(arguments(changed, 600), plugins=[recorder])
-        tests = {test: round(seconds, 3) for test, seconds in recorder.seconds.items() if test not in recorder.failed}
-        by_file = {
-            file: {
-                "digest": files[file],
-                "tests": {test: tests[test] for test in tests if test.startswith(f"{file}::")},
-            }
-            for file in changed
-        }
-        sources = {str(path.relative_to(ROOT)): digest(path) for path in sorted((ROOT / "trtdet").rglob("*.py"))}
-        text = json.dumps({"files": by_file, "sources": sources, "failed": sorted(recorder.failed)})
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+
+def record(folder: Path, rooms: Sequence[str], sample: Sequence[Site], given: argparse.Namespace) -> None:
+    """Runs tests on a marked copy, those that fail there on a plain one, and adds what was noted to the recording."""
+    paths, clock, file = units(rooms), Clock(), folder / "marks"
+    file.write_text("", encoding="utf-8")
+    marks, seconds = folder / "seconds.json", {}
+
+    def work(paths: Sequence[str], processes: int) -> int:
+        status = pytest.main(arguments(paths, 600, processes), plugins=[clock])
+        passed = {name: round(time, 3) for name, time in clock.seconds.items() if name not in clock.failed}
+        marks.write_text(json.dumps({"passed": passed, "failed": sorted(clock.failed)}), encoding="utf-8")
         return int(status)
 
-    run = bench.run(work, 3600)
-    (folder / f"{name}.log").write_text(bench.log, encoding="utf-8")
-    print(f"{unit}: {len(changed)} files, {time.monotonic() - began:.0f} s, pytest ended with {run.status}", flush=True)
+    bench = Bench(folder / "marked")
+    mark(bench, sample, file)
+    began = time.monotonic()
+    run = bench.run(lambda: work(paths, given.jobs), 6000)
+    if run.status is None or not marks.exists():
+        raise SystemExit(f"the tests did not end:\n{bench.log[-2000:]}")
+    (given.folder / "recording.log").write_text(bench.log, encoding="utf-8")
+    document = json.loads(marks.read_text(encoding="utf-8"))
+    seconds.update(document["passed"])
+    if document["failed"]:
+        Bench(folder / "plain").run(lambda: work(document["failed"], 0), 3600)
+        seconds.update(json.loads(marks.read_text(encoding="utf-8"))["passed"])
+    executed = Executed.read(given.folder)
+    executed.add(paths, seconds, sample, file.read_text(encoding="utf-8").splitlines())
+    executed.write(given.folder)
+    print(f"{len(seconds)} tests recorded in {time.monotonic() - began:.0f} s; {len(document['failed'])} failed on the "
+          "marked copy and ran on a plain one, and are left out where they failed there too", flush=True)  # fmt: skip
 
 
 @dataclass
-class Recording:
-    """What is known of a file of tests: its digest when it was recorded, and seconds of each test that passed."""
-
-    digest: str
-    tests: Mapping[str, float]
-    data: Path
-    sources: Mapping[str, str]
-    _lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
-
-
-def recordings(folder: Path) -> dict[str, Recording]:
-    """By file of tests, the latest."""
-    latest: dict[str, Recording] = {}
-    for path in sorted(folder.glob("*.json"), key=lambda path: int(path.name.partition("-")[0])):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        for file, entry in document["files"].items():
-            latest[file] = Recording(
-                entry["digest"], entry["tests"], path.with_suffix(".coverage"), document["sources"]
-            )
-    return latest
-
-
-_COLLECTING = ""
-"""What stands in place of a test while tests are collected, which imports what they need."""
-
-
 class Executed:
-    """Which tests execute which lines of the code as it is now."""
+    """Which tests execute which places.
 
-    def __init__(self, folder: Path) -> None:
-        self._files = recordings(folder)
-        self._seconds = {name: seconds for one in self._files.values() for name, seconds in one.tests.items()}
-        self._lines: dict[str, list[tuple[int, str]]] = {}
-        self._moved: dict[str, bool] = {}
+    Attributes:
+        seconds: of each test.
+        tests: by the key of a place, or by the path of a file of which any function is executed: tests, those in whose
+            fixtures it happens with ``|fixtures`` behind the name. An empty name stands for the import of modules, and
+            for processes that do not know their test.
+    """
+
+    seconds: dict[str, float]
+    tests: dict[str, list[str]]
+
+    @staticmethod
+    def read(folder: Path) -> Executed:
+        """The recording of a folder, an empty one where there is none."""
+        path = folder / "recording.json"
+        return Executed(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Executed({}, {})
+
+    def write(self, folder: Path) -> None:
+        (folder / "recording.json").write_text(json.dumps(vars(self)), encoding="utf-8")
+
+    def add(
+        self, paths: Sequence[str], seconds: Mapping[str, float], sample: Sequence[Site], lines: Iterable[str]
+    ) -> None:
+        """Takes what was noted for the tests of these files and folders in place of what was known of them."""
+        old = tuple(path if path.endswith(".py") else f"{path}/" for path in paths)
+        self.seconds = {name: time for name, time in self.seconds.items() if not name.startswith(old)} | dict(seconds)
+        tests = {key: {name for name in names if not name.startswith(old)} for key, names in self.tests.items()}
+        for line in lines:
+            number, _, test = line.partition("\t")
+            name, _, phase = test.rpartition(" ")
+            site = sample[int(number)] if int(number) >= 0 else sample[-1 - int(number)]
+            key = site.key if int(number) >= 0 else site.path
+            tests.setdefault(key, set()).add(f"{name}|fixtures" if phase != "(call)" and name else name)
+        for site in sample:
+            tests.setdefault(site.key, set())
+        self.tests = {key: sorted(names) for key, names in tests.items()}
 
     def of(self, site: Site) -> list[str]:
         """The tests to run, those likely to notice first.
 
-        A line of a fixture is executed for the first test that wants the fixture; the others of the file come last.
-        Where lines have moved since, or run at import, also in a function that is called there, every test counts that
-        executes any line of the file.
+        A place in a fixture is executed for the first test that wants the fixture; the others of the file come last.
+        Where it is executed at import, every test counts that executes any function of the file, or else every one of
+        the room.
         """
-        if site.path not in self._lines:
-            self._lines[site.path] = list(self._read(site.path))
-        lines = [(site.first <= line <= site.last, name) for line, name in self._lines[site.path]]
-        everywhere = site.imported or self._moved[site.path] or (True, _COLLECTING) in lines
-        contexts = {name for changed, name in lines if (everywhere or changed) and name != _COLLECTING}
-        direct = {context.partition("|")[0] for context in contexts}
-        files = {name.partition("::")[0] for name in contexts if name.endswith("|fixtures")}
-        direct &= self._seconds.keys()
-        others = {name for file in files if file in self._files for name in self._files[file].tests} - direct
         own = (f"tests/{room(site.path)}/", f"tests/test_{room(site.path)}.py")
+        contexts = set(self.tests[site.key])
+        if site.imported or "" in contexts:
+            contexts |= set(self.tests.get(site.path, ()))
+        contexts.discard("")
+        if site.imported and not contexts:
+            contexts = {name for name in self.seconds if name.startswith(own)}
+        direct = {context.partition("|")[0] for context in contexts} & self.seconds.keys()
+        files = tuple(f"{name.partition('::')[0]}::" for name in contexts if name.endswith("|fixtures"))
+        others = {name for name in self.seconds if files and name.startswith(files)} - direct
         return sorted(
-            direct | others, key=lambda name: (name in others, not name.startswith(own), self._seconds[name], name)
+            direct | others, key=lambda name: (name in others, not name.startswith(own), self.seconds[name], name)
         )
-
-    def seconds(self, names: Iterable[str]) -> list[float]:
-        return [self._seconds[name] for name in names]
-
-    def _read(self, path: str) -> Iterator[tuple[int, str]]:
-        now = digest(ROOT / path)
-        used = {one.data: one for one in self._files.values()}
-        self._moved[path] = any(one.sources.get(path) != now for one in used.values())
-        for data, one in used.items():
-            stored = coverage.CoverageData(str(data))
-            stored.read()
-            mine = {file for file, other in self._files.items() if other.data == one.data}
-            for line, contexts in stored.contexts_by_lineno(path).items():
-                yield from ((line, name) for name in contexts if name == _COLLECTING or name.partition("::")[0] in mine)
 
 
 # Mutations
@@ -354,7 +346,8 @@ def drawn(count: int, seed: int) -> tuple[list[Site], Counter[str]]:
         every += sites(str(path.relative_to(ROOT)), path.read_bytes())
     places = Counter(room(site.path) for site in every)
     random.Random(seed).shuffle(every)
-    return every[:count], places
+    found = (site for site in every if works(site.apply((ROOT / site.path).read_bytes())))
+    return list(itertools.islice(found, count)), places
 
 
 def changes(site: Site) -> list[str]:
@@ -392,7 +385,7 @@ def test(bench: Bench, site: Site, executed: Executed, limit: float) -> dict[str
     try:
         for batch in batches(names):
             left = limit - (time.monotonic() - began)
-            allowed = max(20.0, 10 * max(executed.seconds(batch)))
+            allowed = max(20.0, 10 * max(executed.seconds[name] for name in batch))
             chooser = Chooser(batch, bench.started)
             paths = list(dict.fromkeys(name.partition("::")[0] for name in batch))
             given = [*arguments(paths, allowed), "-x"]
@@ -457,36 +450,48 @@ def summary(rows: Sequence[Mapping[str, Any]], places: Mapping[str, int]) -> str
     return "\n".join(lines)
 
 
+def test_all(bench: Bench, due: Sequence[Site], executed: Executed, given: argparse.Namespace) -> None:
+    for number, site in enumerate(due, 1):
+        row = test(bench, site, executed, given.limit)
+        with (given.folder / "results.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{number}/{len(due)} {row['path']}:{row['line']} {row['kind']}: {row['verdict']}, "
+              f"{row['seconds']} s, {row['by'] or row['passed']}", flush=True)  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("rooms", nargs="*", help="rooms of trtdet; without, all")
-    parser.add_argument("--record", action="store_true", help="record which lines the rooms' tests execute")
+    parser.add_argument("--record", action="store_true", help="record what the rooms' tests execute")
     parser.add_argument("--count", type=int, default=300, help="mutations to draw (default 300)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default 0)")
     parser.add_argument("--limit", type=float, default=120, help="seconds for a mutation's tests (default 120)")
     parser.add_argument("--again", action="store_true", help="test those that survived once more")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: cores)")
     parser.add_argument("-o", dest="folder", type=Path, default=ROOT / "build" / "mutations", help="folder of results")
     given = parser.parse_args()
-    lines, path = given.folder / "lines", given.folder / "results.jsonl"
-    lines.mkdir(parents=True, exist_ok=True)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    sample, places = drawn(given.count, given.seed)
+    path = given.folder / "results.jsonl"
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         if given.record:
-            bench = Bench(Path(folder))
-            for unit in units(given.rooms):
-                record(bench, unit, lines)
+            record(Path(folder), given.rooms, sample, given)
             return 0
-        sample, places = drawn(given.count, given.seed)
-        bench, executed, rows = Bench(Path(folder)), Executed(lines), results(path)
+        executed, rows = Executed.read(given.folder), results(path)
         mine = [site for site in sample if not given.rooms or room(site.path) in given.rooms]
+        if any(site.key not in executed.tests for site in mine):
+            raise SystemExit(f"{given.folder} has no recording of these mutations: first run the same with --record")
         due = [site for site in mine if site.key not in rows or (given.again and not is_caught(rows[site.key]))]
-        for number, site in enumerate(due, 1):
-            if not works(site.apply((ROOT / site.path).read_bytes())):
-                continue
-            row = rows[site.key] = test(bench, site, executed, given.limit)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"{number}/{len(due)} {row['path']}:{row['line']} {row['kind']}: {row['verdict']}, "
-                  f"{row['seconds']} s, {row['by'] or row['passed']}", flush=True)  # fmt: skip
+        children = []
+        for part in range(given.jobs):
+            child = os.fork()
+            if child == 0:
+                test_all(Bench(Path(folder) / str(part)), due[part :: given.jobs], executed, given)
+                os._exit(0)
+            children.append(child)
+        if any(os.waitpid(child, 0)[1] for child in children):
+            raise SystemExit("not all mutations were tested, see above; the same command goes on with the others")
+    rows = results(path)
     tested = [rows[site.key] for site in sample if site.key in rows]
     (given.folder / "summary.md").write_text(summary(tested, places), encoding="utf-8")
     print(f"{sum(map(is_caught, tested))} of {len(tested)} caught: {given.folder / 'summary.md'}")

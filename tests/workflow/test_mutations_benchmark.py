@@ -76,9 +76,37 @@ def test_what_is_no_fault_is_left_alone(mutated, program):
     assert mutated(program) == set()
 
 
+MARKED = """
+def f(a, b=2):
+    \"\"\"Text.\"\"\"
+    @str
+    def g(): return lambda c: c + 1 + a
+
+    for c in range(9):
+        if not c < b: break
+    return a, max(b, c)
+"""
+
+
+def test_a_marked_file_does_the_same_and_says_what_it_executes(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from mutation_sites import marked, sites
+
+    every = sites("a.py", MARKED.encode())
+    numbers = {site: number for number, site in enumerate(every)}
+    text = marked(MARKED.encode(), numbers, -1, "marks.append").decode()
+    scope = {"marks": (marks := [])}
+    exec(text, scope)
+    assert scope["f"](5) == (5, 2)
+    inside = {number for site, number in numbers.items() if not site.imported}
+    not_called = {number for site, number in numbers.items() if site.first == 5}
+    assert {1} < not_called < inside < set(numbers.values())
+    assert set(marks) == {-1, *inside} - not_called
+    assert marks[0] == -1
+
+
 @pytest.mark.benchmark
 def test_a_run_tests_each_mutation_once_and_sums_up(tmp_path):
-    pytest.importorskip("coverage", reason="coverage is not installed: pip install 'trtdet[dev]'")
     script = [sys.executable, str(BENCHMARKS / "mutations.py"), "-o", str(tmp_path)]
     subprocess.run([*script, "--record", "tables"], check=True, timeout=600)
     count = ["tables", "--count", "6000", "--limit", "30"]
