@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,13 +119,8 @@ class Bench:
         shared = ROOT.parent / "shared"
         if shared.is_dir():
             (folder / "shared").symlink_to(shared)
-        for name, variable in (("home", "HOME"), ("temporary", "TMPDIR")):
+        for name in ("home", "temporary"):
             (folder / name).mkdir(parents=True)
-            os.environ[variable] = str(folder / name)
-        os.environ.update(PYTHONPATH=str(self.tree), ORT_DISABLE_TELEMETRY="1")
-        # Compiled files belong to the copy: without them every run would compile all of it again.
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        sys.dont_write_bytecode, tempfile.tempdir = False, None
         for name in PRELOADED:
             importlib.import_module(name)
         gc.freeze()
@@ -167,22 +163,25 @@ class Bench:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         os.chdir(self.tree)
+        home, temporary = str(self._folder / "home"), str(self._folder / "temporary")
+        os.environ.update(HOME=home, TMPDIR=temporary, PYTHONPATH=str(self.tree), ORT_DISABLE_TELEMETRY="1")
+        # Compiled files belong to the copy: without them every run would compile all of it again.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode, tempfile.tempdir = False, None
         # The tree's own benchmarks are read through pytest's settings, not through this script's folder.
         others = [path for path in sys.path if path not in (str(ROOT), str(ROOT / "benchmarks"))]
         sys.path[:] = [str(self.tree), *others]
         return work()
 
 
-def arguments(paths: Iterable[str], seconds: float, processes: int = 0) -> list[str]:
+def arguments(paths: Iterable[str], seconds: float) -> list[str]:
     plain = (
         "-q",
         "-p",
         "no:cacheprovider",
         "-p",
         "no:randomly",
-        f"-n{processes}",
-        "--dist",
-        "loadfile",
+        "-n0",
         "-m",
         LEFT_OUT,
         "-W",
@@ -217,14 +216,14 @@ MARK = "__import__('trtdet._marks', fromlist=['mark']).mark"
 
 
 def units(rooms: Sequence[str]) -> list[str]:
-    """The files and folders of tests that are named, or of the rooms that are; of all rooms where none is named."""
+    """The files of tests that are named, or of the rooms that are; of all rooms where none is named."""
     tests = ROOT / "tests"
     if not rooms:
         folders = {path.parent.name for path in tests.glob("*/test_*.py")} - set(WITHOUT_ROOM)
         rooms = sorted(folders | {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")})
     both = [path for room in rooms for path in (ROOT / room, tests / room, tests / f"test_{room}.py")]
-    both = [path for path in both if path.exists() and tests in path.parents]
-    return [str(path.relative_to(ROOT)) for path in both]
+    found = [file for path in both for file in ([path] if path.is_file() else sorted(path.rglob("test_*.py")))]
+    return [str(path.relative_to(ROOT)) for path in found if tests in path.parents]
 
 
 def mark(bench: Bench, sample: Sequence[Site], file: Path) -> None:
@@ -238,35 +237,65 @@ def mark(bench: Bench, sample: Sequence[Site], file: Path) -> None:
     (bench.tree / "trtdet" / "_marks.py").write_text(f"FILE = {str(file)!r}\n{MARKS}", encoding="utf-8")
 
 
-def record(folder: Path, rooms: Sequence[str], sample: Sequence[Site], given: argparse.Namespace) -> None:
-    """Runs tests on a marked copy, those that fail there on a plain one, and adds what was noted to the recording."""
-    paths, clock, file = units(rooms), Clock(), folder / "marks"
-    file.write_text("", encoding="utf-8")
-    marks, seconds = folder / "seconds.json", {}
+def record(folder: Path, sample: Sequence[Site], given: argparse.Namespace) -> None:
+    """Runs each file of tests on a marked copy, and adds what was noted to the recording."""
+    paths, marks, timed, began = units(given.rooms), folder / "marks", folder / "timed", time.monotonic()
+    marks.touch()
 
-    def work(paths: Sequence[str], processes: int) -> int:
-        status = pytest.main(arguments(paths, 600, processes), plugins=[clock])
+    def part(number: int) -> None:
+        copy, plain = Bench(folder / f"marked-{number}"), Bench(folder / f"plain-{number}")
+        mark(copy, sample, marks)
+        for path in paths:
+            # The first that asks for a file runs it.
+            with contextlib.suppress(FileExistsError), (folder / path.replace("/", ".")).open("x"):
+                passed, failed = timed_tests(copy, [path])
+                # Some tests look at the source, and do not take the marks.
+                passed |= timed_tests(plain, failed)[0] if failed else {}
+                with timed.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(passed) + "\n")
+                if failed is None or not passed.keys() >= set(failed):
+                    print(f"{path}: not all tests passed, and these are left out", flush=True)
+
+    in_processes(part, given.jobs)
+    seconds = {name: time for line in timed.read_text().splitlines() for name, time in json.loads(line).items()}
+    executed = Executed.read(given.folder)
+    executed.add(paths, seconds, sample, marks.read_text(encoding="utf-8").splitlines())
+    executed.write(given.folder)
+    print(f"{len(seconds)} tests recorded in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def timed_tests(bench: Bench, names: Sequence[str]) -> tuple[dict[str, float], list[str] | None]:
+    """Seconds of the tests that pass, and those that do not; None where the run did not come to its end."""
+    clock, file = Clock(), bench.started.with_name("seconds")
+    file.unlink(missing_ok=True)
+
+    def work() -> int:
+        status = pytest.main(arguments(names, 600), plugins=[clock])
         passed = {name: round(time, 3) for name, time in clock.seconds.items() if name not in clock.failed}
-        marks.write_text(json.dumps({"passed": passed, "failed": sorted(clock.failed)}), encoding="utf-8")
+        file.write_text(json.dumps([passed, sorted(clock.failed)]), encoding="utf-8")
         return int(status)
 
-    bench = Bench(folder / "marked")
-    mark(bench, sample, file)
-    began = time.monotonic()
-    run = bench.run(lambda: work(paths, given.jobs), 6000)
-    if run.status is None or not marks.exists():
-        raise SystemExit(f"the tests did not end:\n{bench.log[-2000:]}")
-    (given.folder / "recording.log").write_text(bench.log, encoding="utf-8")
-    document = json.loads(marks.read_text(encoding="utf-8"))
-    seconds.update(document["passed"])
-    if document["failed"]:
-        Bench(folder / "plain").run(lambda: work(document["failed"], 0), 3600)
-        seconds.update(json.loads(marks.read_text(encoding="utf-8"))["passed"])
-    executed = Executed.read(given.folder)
-    executed.add(paths, seconds, sample, file.read_text(encoding="utf-8").splitlines())
-    executed.write(given.folder)
-    print(f"{len(seconds)} tests recorded in {time.monotonic() - began:.0f} s; {len(document['failed'])} failed on the "
-          "marked copy and ran on a plain one, and are left out where they failed there too", flush=True)  # fmt: skip
+    bench.run(work, 1800)
+    passed, failed = json.loads(file.read_text(encoding="utf-8")) if file.exists() else ({}, None)
+    return passed, failed
+
+
+def in_processes(part: Callable[[int], None], count: int) -> None:
+    """Calls the function with 0, 1, ... in so many processes at a time."""
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                part(number)
+                os._exit(0)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        children.append(child)
+    ends = [os.waitpid(child, 0)[1] for child in children]
+    if any(ends):
+        raise SystemExit("not all was done, see above")
 
 
 @dataclass
@@ -296,7 +325,7 @@ class Executed:
         self, paths: Sequence[str], seconds: Mapping[str, float], sample: Sequence[Site], lines: Iterable[str]
     ) -> None:
         """Takes what was noted for the tests of these files and folders in place of what was known of them."""
-        old = tuple(path if path.endswith(".py") else f"{path}/" for path in paths)
+        old = tuple(f"{path}::" for path in paths)
         self.seconds = {name: time for name, time in self.seconds.items() if not name.startswith(old)} | dict(seconds)
         tests = {key: {name for name in names if not name.startswith(old)} for key, names in self.tests.items()}
         for line in lines:
@@ -475,22 +504,18 @@ def main() -> int:
     path = given.folder / "results.jsonl"
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         if given.record:
-            record(Path(folder), given.rooms, sample, given)
+            record(Path(folder), sample, given)
             return 0
         executed, rows = Executed.read(given.folder), results(path)
         mine = [site for site in sample if not given.rooms or room(site.path) in given.rooms]
         if any(site.key not in executed.tests for site in mine):
             raise SystemExit(f"{given.folder} has no recording of these mutations: first run the same with --record")
         due = [site for site in mine if site.key not in rows or (given.again and not is_caught(rows[site.key]))]
-        children = []
-        for part in range(given.jobs):
-            child = os.fork()
-            if child == 0:
-                test_all(Bench(Path(folder) / str(part)), due[part :: given.jobs], executed, given)
-                os._exit(0)
-            children.append(child)
-        if any(os.waitpid(child, 0)[1] for child in children):
-            raise SystemExit("not all mutations were tested, see above; the same command goes on with the others")
+
+        def part(number: int) -> None:
+            test_all(Bench(Path(folder) / str(number)), due[number :: given.jobs], executed, given)
+
+        in_processes(part, given.jobs)
     rows = results(path)
     tested = [rows[site.key] for site in sample if site.key in rows]
     (given.folder / "summary.md").write_text(summary(tested, places), encoding="utf-8")

@@ -8,8 +8,8 @@ of its own; its processor time and the peak of its memory are those that the ker
 OUT/rows.jsonl, and another run goes on after them. Prints a table for each axis, with the time fitted as a constant and
 a part in proportion (least squares of relative errors), and the exponent of growth between the two largest values.
 
-``--chart`` needs matplotlib. ``--ray`` ranks the layers of a network on Ray workers of this machine and without Ray, in
-place of the axes.
+``--chart`` needs matplotlib. ``--ray`` ranks the layers of a network without Ray and on clusters of 1, 2 and 4 workers
+on this machine, in place of the axes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -42,6 +43,7 @@ FEW, CONVS, SIDE = 64, 60, 320
 """Images, layers and side in pixels of what an axis does not change."""
 CALIBRATED = 32  # images of what does not measure calibration
 RANKED = 4  # images on which layers are ranked: the time of a ranking grows with the square of the layers
+RAY = str(Path(sys.executable).with_name("ray"))
 UNCHECKED = ("--set", "calibration.check_input=false")  # these networks detect nothing
 
 CONFIG = """
@@ -119,10 +121,11 @@ def commands(options: argparse.Namespace, axis: str, value: int) -> Iterator[tup
         yield "tune", ["tune", *chosen, *calibration, *scored, "--backend", "onnxruntime", "-o", "tuned"]
 
 
-def measured(command: list[str | Path], place: Path) -> tuple[float, float, float]:
-    """Processor seconds, seconds and MiB of a command, which runs in an empty folder."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+def measured(command: list[str | Path], place: Path, keep: bool = False) -> tuple[float, float, float]:
+    """Processor seconds, seconds and MiB of a command, which runs in an empty folder, or goes on in the one it left."""
+    if not keep:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
     started = time.monotonic()
     with (place / "log.txt").open("wb") as log:
         whole = [sys.executable, "-m", "trtdet", *map(str, command)]
@@ -197,18 +200,36 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def workers(options: argparse.Namespace) -> None:
-    """A ranking without Ray, and with workers of this machine, against the prediction by its cores."""
-    images = annotated(options, FEW)[0]
-    command = ["sensitivity", *network(options.output, 113, SIDE), "--images", images, "--num-images", 16]
+    """Rankings on clusters of some workers on this machine, against what is predicted from a ranking on a single core.
+
+    The time of a ranking whose rows are all there is the constant; the rest is divided by the workers, as far as there
+    are cores for them. Added is the time that a cluster takes to rank the shortest network.
+    """
+    images, cores = annotated(options, FEW)[0], os.sched_getaffinity(0)
+    ranking = ["--images", images, "--num-images", 16, *UNCHECKED, "-o", "s.json"]
+    command = ["sensitivity", *network(options.output, 113, SIDE), *ranking]
     place = options.output / "run"
-    alone = measured([*command, "-o", "s.json"], place)[1]
+    os.sched_setaffinity(0, {min(cores)})
+    alone = measured(command, place)[1]
     rows = json.loads((place / "s.json").read_text())
-    together = measured([*command, "--set", "plan.ray=local", "-o", "s.json"], place)[1]
-    equal = json.loads((place / "s.json").read_text()) == rows
-    cores = len(os.sched_getaffinity(0))
-    print(
-        f"\n{cores} cores: {alone:.1f} s without Ray, {together:.1f} s with; equal rankings: {'yes' if equal else 'no'}"
-    )
+    constant = measured(command, place, keep=True)[1]
+    os.sched_setaffinity(0, cores)
+    print(f"{len(cores)} cores; without Ray on a single core {alone:.1f} s, {constant:.1f} s of them constant\n")
+    print("| workers | predicted, s | measured, s | measured / predicted | ranking |\n|---:|---:|---:|---:|---|")
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        for count in (1, 2, 4):
+            head = [RAY, "start", "--head", "--port", "6399", "--num-cpus", str(count), "--include-dashboard", "false"]
+            subprocess.run([*head, "--temp-dir", folder], check=True, stdout=subprocess.DEVNULL)
+            try:
+                least = ["sensitivity", *network(options.output, 3, SIDE), *ranking]
+                cluster = ["--set", "plan.ray=127.0.0.1:6399"]
+                started = measured([*least, *cluster], place)[1] - measured(least, place)[1]
+                together = measured([*command, *cluster], place)[1]
+            finally:
+                subprocess.run([RAY, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)
+            predicted = constant + max(started, 0) + (alone - constant) / min(count, len(cores))
+            same = "the same" if json.loads((place / "s.json").read_text()) == rows else "another"
+            print(f"| {count} | {predicted:.1f} | {together:.1f} | {together / predicted:.2f} | {same} |", flush=True)
 
 
 def main() -> None:
@@ -218,7 +239,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=COMMANDS)
     parser.add_argument("--chart", type=Path, help="PNG of time and memory")
-    parser.add_argument("--ray", action="store_true", help="rank on Ray workers of this machine instead")
+    parser.add_argument("--ray", action="store_true", help="rank on Ray clusters of this machine instead")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     options.output = options.output.resolve()

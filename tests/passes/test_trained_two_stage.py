@@ -3,8 +3,10 @@
 tests/fixtures/shapes_rcnn has the model in the form of either exporter; scripts of benchmarks/fixtures made it.
 """
 
+import zlib
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from models import RCNN
@@ -20,6 +22,8 @@ MASKS = 6
 
 @pytest.fixture(scope="module")
 def expected():
+    if zlib.crc32(shapes.render(shapes.DEFAULT_SEED, "val", 0)[0]) != 0xBFC37FE9:
+        pytest.skip(f"OpenCV {cv2.__version__} draws the shapes otherwise than 5.0, with which torchvision saw them")
     with np.load(FOLDER / "torchvision.npz") as found:
         return dict(found)
 
