@@ -88,7 +88,7 @@ def test_operators_with_constant_scales_become_pairs_that_compute_the_same(tmp_p
         activation_type=activations,
         weight_type=activations,
         per_channel=channels,
-        # Weights of 7 bits: on CPUs without VNNI older releases of onnxruntime saturate sums of products.
+        # Weights of 7 bits: on CPUs without VNNI onnxruntime saturates sums of two products of uint8 and int8.
         reduce_range=True,
         extra_options={},
     )
