@@ -80,16 +80,22 @@ class Chooser:
 
 
 class Clock:
-    """A plugin of pytest that takes the time of each test with its fixtures, and notes those that do not pass."""
+    """A plugin of pytest that takes the time of each test with its fixtures, and notes those that fail or skip."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._skipped: set[str] = set()
         self.failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
+        self._seconds[report.nodeid] += report.duration
         if not report.passed:
-            self.failed.add(report.nodeid)
+            (self.failed if report.failed else self._skipped).add(report.nodeid)
+
+    @property
+    def passed(self) -> dict[str, float]:
+        """Seconds of those that pass."""
+        return {name: round(time, 3) for name, time in self._seconds.items() if name not in self.failed | self._skipped}
 
 
 @dataclass(frozen=True)
@@ -153,10 +159,6 @@ class Bench:
     @property
     def started(self) -> Path:
         return self._folder / "started"
-
-    @property
-    def log(self) -> str:
-        return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
     def _prepared(self, work: Callable[[], int]) -> int:
         """Does the work in a session of its own, in the copy's folder, with limited memory."""
@@ -254,7 +256,7 @@ def record(folder: Path, sample: Sequence[Site], given: argparse.Namespace) -> N
                 with timed.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(passed) + "\n")
                 if failed is None or not passed.keys() >= set(failed):
-                    print(f"{path}: not all tests passed, and these are left out", flush=True)
+                    print(f"{path}: not all tests passed, and the others are left out", flush=True)
 
     in_processes(part, given.jobs)
     seconds = {name: time for line in timed.read_text().splitlines() for name, time in json.loads(line).items()}
@@ -265,14 +267,13 @@ def record(folder: Path, sample: Sequence[Site], given: argparse.Namespace) -> N
 
 
 def timed_tests(bench: Bench, names: Sequence[str]) -> tuple[dict[str, float], list[str] | None]:
-    """Seconds of the tests that pass, and those that do not; None where the run did not come to its end."""
+    """Seconds of the tests that pass, and those that fail; None where the run did not come to its end."""
     clock, file = Clock(), bench.started.with_name("seconds")
     file.unlink(missing_ok=True)
 
     def work() -> int:
         status = pytest.main(arguments(names, 600), plugins=[clock])
-        passed = {name: round(time, 3) for name, time in clock.seconds.items() if name not in clock.failed}
-        file.write_text(json.dumps([passed, sorted(clock.failed)]), encoding="utf-8")
+        file.write_text(json.dumps([clock.passed, sorted(clock.failed)]), encoding="utf-8")
         return int(status)
 
     bench.run(work, 1800)

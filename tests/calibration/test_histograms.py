@@ -203,6 +203,7 @@ def _in_meta(old: bytes, new: bytes) -> Callable[[np.ndarray], np.ndarray]:
     [
         ("counts", _in_second(np.zeros(BINS)), "the counts of 'a/b:0' are 0 to 0, 0 in all; each must be at least 0"),
         ("counts", _in_second(np.eye(1, BINS) * -1), "the counts of 'a/b:0' are -1 to 0"),
+        ("counts", _in_second(np.eye(1, BINS) * (2**53 + 2)), "the counts of 'a/b:0' are 0 to 9007199254740994, 9.0"),
         ("counts", _in_second(np.full(BINS, 2**62)), "the counts of 'a/b:0' are 46116860.* to"),
         ("exponents", _in_second(129), "the exponent of 'a/b:0' is 129; allowed: -60 to 128"),
         ("exponents", _in_second(-61), "the exponent of 'a/b:0' is -61"),

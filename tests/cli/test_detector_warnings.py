@@ -33,6 +33,14 @@ def test_predict_says_once_that_nothing_could_be_checked_and_nothing_where_it_ca
     assert "in 1 image on " in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(("count", "looks"), [(3, False), (4, True)])
+def test_predict_looks_at_four_images_or_more(count, looks, split, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(plausibility, "_guarded", lambda work: Plausibility(obstacle="no such tensor"))
+    images = [str(path) for path in sorted(split.images.iterdir())[:count]]
+    assert main(["predict", str(SHAPES_MODEL), *images, "--config", "shapes", "-o", str(tmp_path / "drawn")]) == 0
+    assert ("the input check could not be done" in capfd.readouterr().err) is looks
+
+
 def test_eval_warns_of_an_map_under_1_with_what_the_check_says(split, monkeypatch, capfd):
     command = ["eval", str(SHAPES_MODEL), "--images", str(split.images), "--annotations", str(split.annotations)]
     nothing = ["--config", "shapes", "--set", "nms.score_threshold=0.999"]

@@ -280,6 +280,12 @@ def test_a_label_begins_where_its_box_does_unless_it_would_leave_the_image(left,
         assert columns[-1] == 399 and columns[0] < left
 
 
+def test_an_outline_reaches_the_last_row_and_column_and_no_further():
+    out = draw(np.zeros((60, 80, 3), np.uint8), [[40, 30, 900, 900]], [0.9], [0], ["cat"])
+    assert out[30:, 79].any(axis=-1).all() and out[59, 40:].any(axis=-1).all()
+    assert not out[36:56, 44:76].any() and not out[:, :36].any()
+
+
 def test_draw_survives_boxes_outside_and_unknown_classes():
     out = draw(np.zeros((30, 30, 3), np.uint8), [[-50, -50, 900, np.nan], [0, 0, 1, 1]], [1.0, 0.2], [7, -1], ["cat"])
     assert out.any()
