@@ -105,6 +105,9 @@ def test_advice_comes_by_what_it_saves(int8):
     assert [one.bytes for one in advice] == sorted((one.bytes for one in advice), reverse=True)
     assert {one.option for one in advice} == {"--fp16", "--keep-fp16 depthwise", f"--keep-fp16 {HEAD}"}
     assert all(one.share == one.bytes / int8[0].bytes for one in advice)
+    lines = str(int8[0].report()).splitlines()
+    for one in advice:
+        assert any(line.split()[:2] == [f"{one.bytes / 1e6:.1f}", f"{one.share:.0%}"] for line in lines)
 
 
 @pytest.mark.tensorrt

@@ -1,5 +1,6 @@
 """Signed bundles: Ed25519 over the manifest, which holds the hash of every file."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,9 @@ def test_a_signed_bundle_is_verified_by_its_public_key(signed, capsys):
     assert f"is whole: 2 files as the manifest has them; signed by the key of {public}" in capsys.readouterr().out
     assert main(["verify", str(folder)]) == 0
     assert "give --key" in capsys.readouterr().out
+    for key in (["--key", str(public)], []):
+        assert main(["verify", str(folder), "--json", *key]) == 0
+        assert json.loads(capsys.readouterr().out) == {"bundle": str(folder), "files": 2, "signed": bool(key)}
     before = (folder / "manifest.sig").read_bytes()
     assert Bundle(folder).sign(private) == folder / "manifest.sig"
     assert (folder / "manifest.sig").read_bytes() == before, "Ed25519 is deterministic"

@@ -61,6 +61,10 @@ def test_drawings_of_a_size_share_no_image(total):
     assert {len(each) for size, each in drawings.items() if 5 * size <= total} <= {5}
 
 
+def test_every_image_is_drawn_where_the_size_divides_the_images():
+    assert drawings_of(8) == {4: [range(4), range(4, 8)], 8: [range(8)]}
+
+
 @pytest.mark.slow
 def test_a_point_has_all_drawings_and_the_corrected_error(curve):
     assert [(point.images, len(point.errors)) for point in curve.points] == [(4, 3), (8, 1), (12, 1)]

@@ -19,6 +19,7 @@ from trtdet.passes import plugin_ops
 from trtdet.passes.base import PLUGIN_DOMAIN
 from trtdet.passes.opset.forms import FORMS
 from trtdet.passes.opset.lowering import lower
+from trtdet.passes.opset.nodes import types_and_constants
 
 NEWEST = 26
 """The newest opset that onnxruntime 1.31 runs."""
@@ -52,6 +53,19 @@ def lowered(model: onnx.ModelProto, version: int, **feeds: Any) -> onnx.ModelPro
         for old, new in zip(compute(model, feeds), compute(after, feeds), strict=True):
             np.testing.assert_array_equal(new, old)
     return after
+
+
+def test_constants_have_the_types_of_their_attributes():
+    model = parsed("""() => (float y) {
+        y = Constant<value_float = 1.5>() a = Constant<value_floats = [1.5, 2.0]>() b = Constant<value_int = 3>()
+        c = Constant<value_ints = [3, 4]>() d = Constant<value = float {2.0}>() }""", 20)  # fmt: skip
+    types, constants = types_and_constants(model.graph)
+    expected = {"y": np.float32(1.5), "a": np.array([1.5, 2], np.float32), "b": np.int64(3), "c": np.array([3, 4])}
+    for name, value in {**expected, "d": np.float32(2)}.items():
+        found = onnx.numpy_helper.to_array(constants[name])
+        assert found.dtype == value.dtype == onnx.helper.tensor_dtype_to_np_dtype(types[name].elem_type)
+        assert found.shape == value.shape == tuple(dim.dim_value for dim in types[name].shape.dim)
+        np.testing.assert_array_equal(found, value)
 
 
 def operators(model: onnx.ModelProto) -> list[str]:

@@ -356,6 +356,8 @@ def test_supervision_gets_what_its_constructor_takes(detector, files, monkeypatc
     assert given["class_id"].dtype.kind == "i"
     assert given["data"]["class_name"].tolist() == list(prediction.names)
     assert given["mask"] is None
+    detector.predict(np.zeros((64, 64, 3), np.uint8), color="rgb")[0].to_supervision()
+    assert len(given["xyxy"]) == 0 and given["data"]["class_name"].dtype.kind == "U", "names are text without any too"
     monkeypatch.setitem(sys.modules, "supervision", None)
     with pytest.raises(TrtdetError, match="pip install supervision"):
         prediction.to_supervision()
