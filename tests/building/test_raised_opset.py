@@ -26,6 +26,7 @@ def opset_of(model: onnx.ModelProto) -> int:
     [
         (HALF, {}, HALF_SCALES),
         (replace(HALF, max_opset=20), {}, HALF_SCALES),
+        (replace(HALF, max_opset=HALF_SCALES), {}, HALF_SCALES),
         (replace(HALF, max_opset=17), {}, 17),
         (replace(HALF, data_flow=DataFlow()), {}, 13),
         (HALF, {"precision": "fp16"}, 13),
@@ -36,6 +37,7 @@ def test_a_model_with_pairs_is_raised_where_the_backend_reads_scales_in_fp16(tin
     backend: Any = SimpleNamespace(capabilities=caps)
     graph = build_graph(tiny.model, tiny.config, changed(BuildOptions(), **changes), backend)
     assert opset_of(graph.model) == opset
+    assert graph.flow.half == (opset >= HALF_SCALES)
 
 
 def test_histograms_serve_backends_of_every_opset(tiny):

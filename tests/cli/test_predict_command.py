@@ -185,7 +185,7 @@ class Camera:
 
 @pytest.mark.parametrize("rate", [20.0, 0.0])
 def test_a_camera_is_recorded_in_its_time_until_ctrl_c(files, tmp_path, monkeypatch, capsys, rate):
-    pictures = [cv2.resize(cv2.imread(str(file)), (161, 121)) for file in files[:6]]
+    pictures = [cv2.resize(cv2.imread(str(file)), (159, 123)) for file in files[:6]]
     clock = [1000.0]
     real = cv2.VideoCapture
     camera = partial(Camera, pictures=pictures, clock=clock, rate=rate)
@@ -202,7 +202,7 @@ def test_a_camera_is_recorded_in_its_time_until_ctrl_c(files, tmp_path, monkeypa
     # The last comes 0.5 s after the first. Sides of videos are even.
     assert stated == (rate or 25)
     assert abs(len(frames) - (0.5 * stated + 1)) < 1
-    assert frames[0].shape == (122, 162, 3)
+    assert frames[0].shape == (124, 160, 3)
     assert [row["seconds"] for row in lines(out / "detections.jsonl")] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
 
 

@@ -49,4 +49,7 @@ def test_what_is_no_mask_says_why(mask, words):
 
 def test_an_image_without_a_size_leaves_that_of_run_lengths_open():
     assert problem_of({"size": [3, 4], "counts": [12]}, 0, 0) == ""
+    assert problem_of({"size": [2, 1 << 15], "counts": [1 << 16]}, 0, 0) == ""
+    for size in ([1 << 15, 1 << 14], [1 << 14, 1 << 15]):
+        assert f"has the size {size}" in problem_of({"size": size, "counts": [1 << 29]}, 0, 0)
     assert "100000 x 100000 pixels" in problem_of([[0, 0, 1, 1, 2, 0]], 100_000, 100_000)

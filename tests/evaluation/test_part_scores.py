@@ -293,6 +293,20 @@ def test_exact_rotated_boxes_score_one_and_compare(turned):
     assert result.difference == exact.rotated_boxes.map - rough.rotated_boxes.map
 
 
+@pytest.mark.parametrize(("share", "scores"), [(0.52, (0.1, 1, 0)), (0.73, (0.5, 1, 0)), (0.77, (0.6, 1, 1))])
+def test_scores_at_an_overlap_are_those_of_rotated_boxes_that_overlap_so_far(tmp_path, share, scores):
+    """Of one box, and a share of its width found."""
+    truth = np.array([[100.0, 100, 60, 30, 0.5]])
+    (points,) = corners(truth)
+    box = [*points.min(axis=0).tolist(), *np.ptp(points, axis=0).tolist()]
+    annotation = {"id": 1, "image_id": 0, "category_id": 5, "bbox": box, "segmentation": [points.reshape(-1).tolist()]}
+    metric = CocoMetric(dataset_of(tmp_path, [annotation]))
+    found = FoundParts(rotated_boxes=(truth * [1, 1, share, 1, 1]).astype(np.float32))
+    metric.update(0, [[70, 70, 130, 130]], [0.9], [1], found)
+    result = metric.compute_rotated_boxes()
+    assert (result.map, result.map50, result.map75) == pytest.approx(scores)
+
+
 def test_detectors_agree_by_their_rotated_boxes(turned):
     exact, rough = (evaluation(boxes_near(CocoMetric(turned), noise)) for noise in (0.0, 6.0))
     options = AgreementOptions(bootstrap=Bootstrap(100))

@@ -74,12 +74,15 @@ def test_chance_decides_nothing(pictures):
 
 
 def test_few_images_are_not_compared_and_unreadable_ones_are_left_out(pictures, tmp_path):
-    assert Placement(READING, OTHERS, squares({"stretch": 0.9})).run(pictures[:31]) is None
+    few = Placement(READING, OTHERS, squares({"stretch": 0.9}))
+    assert few.run(pictures[:31]) is None
+    assert [few.compared(other) for other in OTHERS] == [0] * len(OTHERS)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     contest = Placement(READING, OTHERS, squares({"stretch": 0.9}))
     assert contest.run([broken, *pictures]) is not None
     assert contest.images in (32, 64)
+    assert max(contest.compared(other) for other in OTHERS) == contest.images
 
 
 def test_no_reading_loses_what_another_keeps(pictures):

@@ -97,6 +97,11 @@ def test_the_last_point_is_what_one_pass_over_its_images_gives(curve, images, tm
         assert (histogram.exponent, histogram.low, histogram.high) == (other.exponent, other.low, other.high)
 
 
+def test_the_spread_of_a_point_leaves_the_tenth_at_each_end_out():
+    assert CurvePoint(4, tuple(np.linspace(0.1, 0.2, 11)), ()).spread == pytest.approx((0.11, 0.19))
+    assert CurvePoint(4, (0.1, 0.2), ()).spread is None
+
+
 def said(points: list[CurvePoint], **facts: object) -> str:
     picture = np.zeros((8, 8, 3), np.uint8)
     coverage = CoverageCounter(("a",)).update(picture, np.zeros((0, 4), np.float32), np.zeros(0, np.int64)).compute()

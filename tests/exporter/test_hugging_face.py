@@ -136,7 +136,8 @@ def test_columns_of_no_category_are_no_classes(transformers, tmp_path):
 @pytest.mark.parametrize(
     ("size", "expected", "resize"),
     [
-        ({"shortest_edge": 40, "longest_edge": 70}, (64, 96), "letterbox-topleft"),
+        ({"shortest_edge": 33, "longest_edge": 65}, (64, 96), "letterbox-topleft"),
+        ({"shortest_edge": 64, "longest_edge": 96}, (64, 96), "letterbox-topleft"),
         ({"max_height": 40, "max_width": 70}, (40, 70), "letterbox-topleft"),
     ],
 )

@@ -247,6 +247,14 @@ def test_every_nonmaxsuppression_has_its_five_inputs_and_the_last_survives_fp16(
         assert np.isfinite(half).all() and not empty > half
 
 
+def test_no_score_is_over_a_threshold_of_one():
+    scores = np.array([[[-50.0, 0.0, 50.0, np.finfo(np.float32).max]]], np.float32)
+    boxes = np.array([[[0, 0, 9, 9]]], np.float32)
+    config = configuration(4, score_threshold=1.0)
+    for values, logits in ((scores, True), (sigmoid(scores), False)):
+        assert non_max_suppression(boxes, values, config.nms, logits=logits).num_dets.tolist() == [[0]]
+
+
 @pytest.mark.parametrize("logits", [False, True])
 @pytest.mark.parametrize("candidates", ["all-classes", "best-class"])
 def test_a_thousand_classes(candidates, logits):

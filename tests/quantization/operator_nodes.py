@@ -41,6 +41,8 @@ NODES = {
     "top": "y, b = TopK<axis = 1>(x, several)",
     "least of all": "y, b = TopK<axis = 3, largest = 0>(x, several)",
     "grid sample": "y = GridSample<align_corners = 1>(x, grid)",
+    "grid sample of whole pixels": "y = GridSample(x, grid)",
+    "grid sample at the border": 'y = GridSample<padding_mode = "border">(x, grid)',
     "regions": "a = RoiAlign<output_height = 3, output_width = 2, sampling_ratio = 2>(x, corners, of) "
     "y = Reshape(a, flat)",
     "regions in whole pixels": "a = RoiAlign<output_height = 2, sampling_ratio = 1, spatial_scale = 0.5, "

@@ -173,6 +173,31 @@ def test_a_channel_map_goes_through_relu_into_the_product_and_its_bias(net, norm
     assert np.abs(OnnxRunner(written)(x)["y"] - OnnxRunner(model)(x)["y"]).max() < 0.15
 
 
+@pytest.mark.parametrize(
+    ("operation", "shape", "added"),
+    [
+        ("Sigmoid(a) c = Mul(b, k)", (64,), False),
+        ("Sigmoid(a) c = Mul(k, b)", (1, 1, 64), False),
+        ("Sigmoid(a) c = Mul(b, k)", (1,), False),
+        ("Sigmoid(a) c = Div(b, k)", (64,), False),
+        ("Relu(a) c = Add(b, k)", (64,), False),
+        ("Sigmoid(a) c = Div(k, b)", (64,), True),
+        ("Sigmoid(a) c = Mul(b, k)", (4, 1), True),
+        ("Sigmoid(a) c = Add(b, k)", (64,), True),
+    ],
+)
+def test_a_channel_map_goes_into_constants_along_the_last_axis(net, normal, measured, operation, shape, added):
+    weights = {"w1": normal(32, 64, seed=1, scale=0.2), "w2": normal(64, 32, seed=2, scale=0.2)}
+    text = f"(float[1,4,32] x) => (float[1,4,32] y) {{ a = MatMul(x, w1) b = {operation} y = MatMul(c, w2) }}"
+    model, x = net(text, **weights, k=np.abs(normal(*shape, seed=3)) + 1), normal(1, 4, 32, seed=5)
+    scale = np.exp(0.2 * normal(64, seed=4).astype(np.float64))
+    written = mapped(model, measured, x, scale)
+    plain, found = (sorted(node.op_type for node in form.graph.node) for form in (model, written))
+    assert [kind for kind in found if not kind.endswith("Linear")] == sorted([*plain, *["Mul"] * added])
+    expected = OnnxRunner(model)(x)["y"]
+    assert np.abs(OnnxRunner(written)(x)["y"] - expected).max() < 0.05 * np.abs(expected).max()
+
+
 def test_a_channel_map_behind_gelu_is_a_product_along_the_last_axis(net, normal, measured):
     model = two(net, normal)
     model.graph.node[2].op_type = "Sigmoid"

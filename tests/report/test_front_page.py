@@ -79,6 +79,12 @@ def test_every_point_is_drawn_with_its_facts_and_the_best_are_joined():
     assert "mask" not in made.markdown()
 
 
+def test_the_table_gives_differences_in_points_with_their_sign():
+    header, _, *rows = front(*POINTS).markdown().splitlines()
+    place = [cell.strip() for cell in header.split("|")].index("against FP32")
+    assert [row.split("|")[place].strip() for row in rows] == ["-20.00", "-1.00", "-0.30", "-2.00", "+0.00"]
+
+
 def test_the_score_of_masks_stands_beside_that_of_boxes():
     masks: PartScore = {"map": 0.42, "difference": -0.001, "low": -0.003, "high": 0.002}
     made = front(replace(POINTS[0], parts={"masks": masks}), POINTS[4])

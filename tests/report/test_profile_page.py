@@ -77,6 +77,13 @@ def test_whiskers_end_at_zero_and_before_their_text():
     assert "text" not in bars and labels["mode"] == "text"
 
 
+def test_a_narrow_screen_has_more_room_for_text_beside_the_longest_bar():
+    for longest in (0.5, 20.0):
+        layout = page(made(layer("a", "Conv", longest), layer("b", "Add", longest / 9))).figures[0]["layout"]
+        (low, wide), (start, narrow) = layout["xaxis"]["range"], layout["narrow"]["xaxis"]["range"]
+        assert low == start == 0 and narrow > 1.5 * wide > 1.5 * longest
+
+
 def test_labels_of_charts_hold_no_markup_of_names():
     name = "<img src=x>&"
     found = page(made(layer(name, name, 2.0, name), name="net"))

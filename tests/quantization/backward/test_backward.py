@@ -70,6 +70,14 @@ def test_factors_that_are_broadcast_get_the_sum(net, normal):
     np.testing.assert_allclose(*compared(model, x, normal), rtol=2e-3, atol=1e-2)
 
 
+def test_a_condition_gets_no_gradient_however_often_it_is_read(net, normal):
+    model = net(
+        "(float[2,4,6,8] x) => (float y) { a = Cast<to = 6>(x) b = Cast<to = 9>(a) c = Sin(x) d = Where(b, c, x) "
+        "e = Exp(x) y = Where(b, d, e) }"
+    )
+    np.testing.assert_allclose(*compared(model, normal(*SHAPE, seed=3), normal), rtol=1e-4, atol=1e-5)
+
+
 def test_an_operator_without_a_gradient_is_named(net, normal):
     model = net("(float[1,4,6,8] x) => (float y) { a = CumSum(x, k) y = Relu(a) }", k=np.array(2, np.int64))
     model.graph.node[0].name = "best"

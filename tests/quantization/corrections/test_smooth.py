@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from trtdet.quantization.corrections.base import Reader
 from trtdet.quantization.corrections.smooth import Smooth, _noise
@@ -88,6 +89,19 @@ def test_no_other_scale_leaves_much_less_noise(share):
     others = [scale * np.exp(rng.normal(0, spread, 6)) for spread in (0.05, 0.2, 0.5, 1.0) for _ in range(200)]
     others += [np.ones(6), 1 / REACH, REACH**-0.5]
     assert found < 1.1 * min(expected_noise(other, variance, WEIGHT, share) for other in others)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_the_descent_arrives_at_the_least_noise(share):
+    variance, readers = REACH**2 / 3, [Reader.of(WEIGHT, 1, np.ones(8))]
+
+    def logarithm(u: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        loss, slope = _noise(u, np.log(REACH), variance, readers, share)
+        return np.log(loss), slope / loss
+
+    _, loss = Smooth().propose(REACH, variance, readers, share)
+    starts = (np.zeros(6), -np.log(REACH))
+    assert np.log(loss) < min(minimize(logarithm, start, jac=True).fun for start in starts) + 1e-4
 
 
 def test_a_silent_channel_counts_as_a_ten_thousandth_of_the_widest():

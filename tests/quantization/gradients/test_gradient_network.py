@@ -10,7 +10,8 @@ from operator_nodes import NODES, READ, SHAPE, model_of  # noqa: E402
 
 from trtdet.backends import OnnxRunner  # noqa: E402
 from trtdet.errors import ModelError  # noqa: E402
-from trtdet.quantization.gradients.network import TorchNetwork  # noqa: E402
+from trtdet.quantization.encoding import ChannelMap  # noqa: E402
+from trtdet.quantization.gradients.network import TorchNetwork, factors  # noqa: E402
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -40,6 +41,23 @@ def test_a_detector_computes_what_onnxruntime_does_and_reads_what_it_is_given(no
         torch.from_numpy(x), lambda name, value: 0 * value
     )
     assert any(not np.allclose(silent[name].numpy(), expected[name]) for name in names)
+
+
+def test_outputs_that_other_operators_read_are_given_as_well(net, normal):
+    model, x = net("(float[1,4,6,8] x) => (float a, float y) { a = Relu(x) y = Sigmoid(a) }"), normal(1, 4, 6, 8)
+    expected = OnnxRunner(model)(x)
+    got = TorchNetwork(model, ["a", "y"], {})(torch.from_numpy(x), lambda name, value: value)
+    for name in ("a", "y"):
+        np.testing.assert_allclose(got[name].numpy(), expected[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(1, (2, 3, 5, 5)), (1, (2, 3)), (-1, (2, 5, 3)), (-1, (4, 3))])
+def test_the_scale_of_a_channel_map_is_laid_along_the_channels(axis, shape):
+    scale, like = np.array([1.0, 2.0, 0.5]), torch.ones(shape)
+    scaled = like * factors(ChannelMap(1.0, scale, axis), like)
+    assert scaled.shape == shape
+    np.testing.assert_array_equal(scaled.movedim(axis, -1).reshape(-1, 3).unique(dim=0).numpy(), [scale])
+    assert factors(ChannelMap(1.0), like) == factors(None, like) == 1
 
 
 def test_an_operator_without_a_gradient_is_named(net, normal):
