@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from trtdet.audit.neighbours import Costs, Joint
+from trtdet.backends import Backend
 from trtdet.building import plan
 from trtdet.building.corrections import Prepared
 from trtdet.building.plan import PlanScorer, plan_problem
 from trtdet.errors import ConfigError
 from trtdet.evaluation.agreement import Agreement, AgreementOptions
+from trtdet.options import BuildOptions, PlanOptions
 from trtdet.plans.front import AGREEMENT
 from trtdet.plans.optimiser import least_error
 from trtdet.plans.scores import LayerScore, Sensitivity
@@ -51,6 +53,31 @@ def test_every_convolution_in_int8_has_an_error(ready):
     assert [found[0].error for found in problem.choices.values()] == [2.0, 2e-6]
     assert least_error(problem) == 0
     assert plan_problem(ready, None, ranking(a=0.0, b=0.0)).choices["a"][0].error > 0
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_an_estimate_refuses_a_limit_before_the_ranking_and_only_where_no_engine_runs(ready, monkeypatch, runs):
+    """The cheapest plan takes 1.5 ms by estimate, and every plan 0.5 ms as measured."""
+    costs = Costs(("a", "b"), (Joint(("a",), np.array([1.0, 2.0])),), 0.5)
+    monkeypatch.setattr(plan, "plan_times", lambda *given, **named: costs)
+    stopwatch = (lambda half: 0.5) if runs else None
+    monkeypatch.setattr(plan, "plan_stopwatch", lambda *given, **named: stopwatch)
+    ready.without_overflow = lambda plan, progress: plan
+    asked: list[str] = []
+
+    def ranked() -> Sensitivity:
+        asked.append("ranking")
+        return ranking(a=2.0, b=1.0)
+
+    options = BuildOptions(plan=PlanOptions(max_latency=1.0))
+    backend = cast(Backend, object())
+    if runs:
+        found = plan.choose_plan(ready, options, ranked, backend)
+        assert found.plan.names("fp16") == ("a", "b", "head") and asked == ["ranking"]
+    else:
+        with pytest.raises(ConfigError, match="no plan runs in 1 ms: the cheapest plan takes 1.5"):
+            plan.choose_plan(ready, options, ranked, backend)
+        assert asked == []
 
 
 def scorer(monkeypatch: pytest.MonkeyPatch, found: Agreement) -> PlanScorer:

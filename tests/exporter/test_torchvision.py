@@ -3,6 +3,7 @@
 import importlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,14 @@ def test_the_columns_of_coco_are_the_categories_that_it_gave():
     ids = dict(zip(COCO_CLASSES, columns, strict=True))
     published = {"stop sign": 13, "dining table": 67, "toilet": 70, "book": 84, "toothbrush": 90}
     assert {name: ids[name] for name in published} == published
+
+
+def test_a_configuration_of_two_stages_has_the_thresholds_of_the_models_own_suppression():
+    heads = SimpleNamespace(score_thresh=0.3, nms_thresh=0.4, detections_per_img=50)
+    transform = SimpleNamespace(image_mean=[0.5, 0.5, 0.5], image_std=[0.2, 0.2, 0.2])
+    model = SimpleNamespace(roi_heads=heads, transform=transform)
+    nms = torchvision_models._configuration("maskrcnn_resnet50_fpn", model, 91).nms
+    assert (nms.score_threshold, nms.suppresses, nms.max_detections) == (0.3, False, 50)
 
 
 @pytest.fixture
