@@ -74,13 +74,15 @@ def sites(path: str, source: bytes) -> list[Site]:
     return sorted(_Finder(path, source).of(ast.parse(source)), key=lambda site: site.edits)
 
 
-def works(source: bytes) -> bool:
-    """Whether a mutated file can be parsed: operators between operands in odd places may not change places."""
+def works(source: bytes, site: Site) -> bool:
+    """Whether a mutation changes the file, and to one that can be parsed: operators between operands in odd places may
+    not change places, and ``return None`` is so already."""
+    mutated = site.apply(source)
     try:
-        ast.parse(source)
+        ast.parse(mutated)
     except SyntaxError:
         return False
-    return True
+    return mutated != source
 
 
 def marked(source: bytes, places: Mapping[Site, int], file: int, call: str) -> bytes:

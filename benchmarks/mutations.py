@@ -376,7 +376,8 @@ def drawn(count: int, seed: int) -> tuple[list[Site], Counter[str]]:
         every += sites(str(path.relative_to(ROOT)), path.read_bytes())
     places = Counter(room(site.path) for site in every)
     random.Random(seed).shuffle(every)
-    found = (site for site in every if works(site.apply((ROOT / site.path).read_bytes())))
+    sources = {site.path: (ROOT / site.path).read_bytes() for site in every}
+    found = (site for site in every if works(sources[site.path], site))
     return list(itertools.islice(found, count)), places
 
 
