@@ -299,6 +299,13 @@ def test_a_convolution_whose_scales_stay_in_its_kernel_writes_float32_for_what_f
     assert found[0] == f"{SECOND} (Int8) writes Float: it is an output of the engine"
 
 
+def test_a_copy_that_nothing_reads_is_no_cause_of_float32():
+    model = qdq_model()
+    model.graph.node.append(onnx.helper.make_node("Identity", ["a"], ["unread"], name="copy"))
+    (found,) = float_outputs_of(conv(FIRST, "q", tensor("r", LINEAR)), conv(SECOND, "r", tensor("e")), model=model)
+    assert found[0] == f"{FIRST} (Int8) writes Float: the builder chose such a kernel"
+
+
 def test_a_convolution_that_runs_in_float_itself_is_counted_once():
     fallen = conv(FIRST, tensor("q", HALF), tensor("r", LINEAR))
     found = seen(fallen, conv(SECOND, "r", tensor("e"))).findings

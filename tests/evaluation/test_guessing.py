@@ -118,6 +118,14 @@ def test_names_are_as_many_as_the_models_classes():
         guess_config(SHAPES_MODEL, classes=("a", "b"))
 
 
+def test_names_in_the_models_metadata_are_the_classes(tmp_path):
+    model, names = onnx.load(str(SHAPES_MODEL)), tuple(f"kind {number}" for number in range(10))
+    helper.set_model_props(model, {"names": str(dict(enumerate(names)))})
+    onnx.save(model, tmp_path / "named.onnx")
+    found = guess_config(tmp_path / "named.onnx")
+    assert (found.config.classes, found.origins["classes"], found.unknown) == (names, "the model's metadata", {})
+
+
 def test_the_command_writes_draws_and_refuses_to_replace(images, tmp_path, capsys):
     (tmp_path / "names.txt").write_text("\n".join(load_config("shapes").classes))
     output = tmp_path / "own.yaml"

@@ -1,6 +1,7 @@
 """Whether a detector looks as if it worked: right configurations are silent, wrong ones are named."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from trtdet.data import find_images
 from trtdet.demo import shapes
 from trtdet.errors import ImplausibleDetections
 from trtdet.evaluation import plausibility
+from trtdet.evaluation.judging import Tally
 from trtdet.evaluation.plausibility import (
+    Answer,
     Plausibility,
     examine_detector,
     examine_model,
@@ -192,6 +195,34 @@ def test_a_few_images_and_unreadable_ones_are_no_trouble(drawn_images, tmp_path)
     assert seen(wrong, ()).images == 0
     enough = seen(wrong, (broken, *drawn_images[:8]))
     assert enough.images == 8 and enough.better == {"input.scale": 1.0}
+
+
+def compared(figures: Sequence[float], thorough: bool = False) -> tuple[Reading | None, Answer | None]:
+    """The winner, and the answer of the images, where another reading has these figures and the given one has 1 in each
+    image; both find the same objects."""
+    given = Reading(SHAPES, SHAPES)
+    other = given.other("color", color="rgb")
+    cache: dict[tuple[str, Path], Tally] = {}
+    for number, figure in enumerate(figures):
+        for reading, value in ((given, 1.0), (other, figure)):
+            tally = Tally(value, score=3.0, agreed=3.0, confident=3, moved=3.0, classes=frozenset({0, 1}))
+            cache[plausibility._key(reading), Path(str(number))] = tally
+    subject = plausibility._Subject(lambda _: {}, SHAPES, 1)
+    contest = plausibility._Contest(subject, given=given, others=[other], cache=cache, thorough=thorough)
+    return contest.run([Path(str(number)) for number in range(len(figures))]), contest.answer("color")
+
+
+def test_four_images_are_enough_to_prefer_a_reading_that_is_far_surer():
+    winner, _ = compared([30.0, 31.0, 32.0, 31.0])
+    assert winner is not None and winner.changes == {"input.color": "rgb"}
+    assert compared([30.0, 31.0, 32.0])[0] is None
+
+
+def test_a_worse_reading_is_left_after_few_images_and_a_hardly_worse_one_after_many():
+    _, worse = compared([0.9, 0.901] * 20, thorough=True)
+    assert worse is not None and (worse.images, worse.rival) == (8, None)
+    _, hardly = compared([0.98, 0.981] * 20, thorough=True)
+    assert hardly is not None and (hardly.images, hardly.same) == (32, True)
 
 
 def test_a_failure_is_said_and_not_raised(drawn_images):

@@ -1,5 +1,6 @@
 """Detector.predict on everything that it takes, and what its results give."""
 
+import base64
 import itertools
 import json
 import re
@@ -299,6 +300,14 @@ def test_a_prediction_is_short_to_read_and_a_picture_in_notebooks(detector, file
     empty = detector.predict(np.zeros((64, 64, 3), np.uint8), color="rgb", score_threshold=1.0)[0]
     assert repr(empty) == "Prediction(image, 64 x 64: nothing)"
     assert (len(empty), empty.names) == (0, ())
+
+
+@pytest.mark.parametrize(("height", "width", "shown"), [(300, 800, (300, 800)), (60, 1600, (30, 800)), (1, 2000, (1, 800))])
+def test_wide_pictures_are_shrunk_in_notebooks_to_at_least_one_row(detector, height, width, shown):
+    prediction = detector.predict(np.zeros((height, width, 3), np.uint8), color="rgb")[0]
+    _, _, data = prediction._repr_html_().partition("base64,")
+    picture = cv2.imdecode(np.frombuffer(base64.b64decode(data.partition('"')[0]), np.uint8), cv2.IMREAD_COLOR)
+    assert picture.shape[:2] == shown
 
 
 def test_pictures_are_drawn_and_saved_by_their_suffix(detector, files, tmp_path):
