@@ -403,6 +403,25 @@ def test_masks_that_are_not_read_are_left_out(masked):
     assert "its regions are not the boxes that are found" in reason(graph, replace(found, boxes=other))
 
 
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("masks = HardSigmoid(logits)", "no sigmoid of (n, classes, M, M) is behind it"),
+        ("few = Slice(logits, zero, five, one) masks = Sigmoid(few)", "it is of 5 classes, boxes are of 10"),
+        ("masks = Sigmoid(logits)", "its regions are not the boxes that are found"),
+    ],
+)
+def test_masks_that_are_not_of_the_boxes_are_left_out(written, reason):
+    text = f"""(float[n,4] boxes, int64[n] labels, float[n] scores, float[n,{CLASSES},28,28] logits)
+        => (float[n,m,28,28] masks) {{ {written} }}"""
+    indices = {"zero": np.array([0]), "five": np.array([5]), "one": np.array([1])}
+    graph = to_graph(onnx.shape_inference.infer_shapes(nets.net(text, **indices)))
+    boxes, labels, scores, _ = graph.inputs
+    found = detections.Outputs(boxes, labels=labels, scores=scores, most=100)
+    assert detections.cut_masks(graph, found, None, config()) == PassResult(0, (f"masks: {reason}",))
+    assert graph.outputs == []
+
+
 def reason(graph: gs.Graph, outputs: detections.Outputs) -> str:
     result = detections.cut_masks(graph, outputs, None, config())
     assert len(graph.outputs) == 3
@@ -504,6 +523,29 @@ def test_regions_that_cannot_be_sampled_stay(traced, attributes, words):
         if node.op == "RoiAlign":
             node.attrs |= attributes
     assert words in left(static.sample_regions(traced))
+
+
+@pytest.mark.parametrize(("least", "kept"), [(0.3, 0.3), (0.05, 0.1), (0.0, 0.1)])
+def test_a_score_threshold_of_the_model_raises_that_of_the_configuration(least, kept):
+    text = """(float[6,4] every_box, int64[6] every_label, float[6] every_score, bool[3] regions)
+        => (float[k,4] boxes, int64[k] labels, float[k] scores, bool[3] real) {
+        real = Identity(regions) over = Greater(every_score, least) place = NonZero(over) row = Squeeze(place, zero)
+        over_boxes = Gather(every_box, row) over_labels = Gather(every_label, row)
+        over_scores = Gather(every_score, row)
+        wide_boxes = Unsqueeze(over_boxes, zero) wide_scores = Unsqueeze(over_scores, both)
+        chosen = NonMaxSuppression(wide_boxes, wide_scores, most, overlap)
+        column = Gather<axis = 1>(chosen, two) index = Squeeze(column, one)
+        boxes = Gather(over_boxes, index) labels = Gather(over_labels, index) scores = Gather(over_scores, index) }"""
+    numbers = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "both": np.array([0, 1])}
+    limits = {"least": np.float32(least), "most": np.array([4]), "overlap": np.array([0.5], np.float32)}
+    graph = to_graph(onnx.shape_inference.infer_shapes(nets.net(text, **numbers, **limits)))
+    boxes, labels, scores, real = graph.outputs
+    real.name = REAL
+    best = detections.Outputs(boxes, labels=labels, scores=scores, most=4)
+    every, thresholds = static.all_detections(graph, best, config({"score_threshold": 0.1}))
+    assert (every.most, every.exact) == (6, True)
+    assert thresholds.nms.score_threshold == pytest.approx(kept)
+    assert (thresholds.nms.max_detections, thresholds.nms.iou_threshold) == (4, 0.5)
 
 
 def test_suppressions_that_cannot_be_static(traced_model):
