@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
-from models import SMALL_MODEL, for_onnxruntime
+from models import SMALL_MODEL, for_onnxruntime, small_detector
 from PIL import Image
 
 from trtdet import build, calibrate, load_config
 from trtdet.building import BuildResult
 from trtdet.building.engine import float_plan
+from trtdet.building.graph import host_graph
 from trtdet.demo import shapes
 from trtdet.options import CalibrationOptions
+from trtdet.passes.protobuf import sizes_of
 from trtdet.quantization import CORRECTIONS, Cause, Entry, PrecisionPlan
 
 
@@ -25,6 +28,13 @@ def bundle(
     options = CalibrationOptions(**calibration, images=images)  # type: ignore[arg-type]
     asked = for_onnxruntime(effort=",".join(correct) or "none", calibration=options, int8_all=True)
     return build(SMALL_MODEL, load_config(config), place, asked)
+
+
+@pytest.mark.parametrize(("batch", "rewritten"), [("batch", 1), (1, 1), (3, 3)])
+def test_an_open_batch_becomes_one_image_and_a_fixed_one_stays(tmp_path, batch, rewritten):
+    onnx.save(small_detector(batch), tmp_path / "model.onnx")
+    graph = host_graph(tmp_path / "model.onnx", load_config("shapes"))
+    assert [sizes_of(tensor)[0] for tensor in (*graph.model.graph.input, *graph.model.graph.output)] == [rewritten] * 3
 
 
 def test_images_are_taken_evenly_spaced(images, tmp_path):

@@ -8,8 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from models import judged_by
+from nets import net, normal
 from tiny_detector import Tiny
 
 import trtdet
@@ -18,15 +21,19 @@ from trtdet.backends import choose
 from trtdet.building import build
 from trtdet.building.bundle import log_kept
 from trtdet.building.comparison import WORTH
+from trtdet.building.corrections import prepared, prepared_beside
 from trtdet.building.graph import host_graph
-from trtdet.building.ranges import select_images
+from trtdet.building.ranges import Calibrated, calibrated, select_images
 from trtdet.bundle import Bundle
+from trtdet.calibration import Range
 from trtdet.cli import main
 from trtdet.errors import BackendError, TrtdetError
 from trtdet.options import BuildOptions, CalibrationOptions, SweepOptions, changed
 from trtdet.passes import PassResult
 from trtdet.plans.scores import Sensitivity
 from trtdet.quantization import Cause, Entry, PrecisionPlan
+from trtdet.quantization.corrections import gate
+from trtdet.quantization.corrections.policies import Corrected
 from trtdet.quantization.macs import multiply_adds
 
 
@@ -264,3 +271,45 @@ def test_the_error_of_a_builder_names_the_file_of_its_messages(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BackendError, match="^no engine$"), log_kept(tmp_path / "file" / "b.failed-build.log"):
         raise BackendError("no engine", messages=("no memory",))
+
+
+@pytest.fixture
+def moved(tiny, tmp_path):
+    """Ranges, by a rule and the largest value, of a network that only moves values from the input of one INT8 layer to
+    that of another, near enough for one range."""
+    text = """(float[1,3,16,16] image) => (float[1,64,4] boxes, float[1,64,3] scores) {
+        stem = Conv<strides = [2, 2], pads = [1, 1, 1, 1]>(image, w0) relu = Relu(stem)
+        pooled = MaxPool<kernel_shape = [1, 1]>(relu) one = Conv(relu, w1) other = Conv(pooled, w1)
+        both = Add(one, other) rows = Reshape(both, flat) last = Transpose<perm = [0, 2, 1]>(rows)
+        boxes, classes = Split<axis = 2>(last, parts) scores = Sigmoid(classes) }"""
+    weights = {"w0": normal(8, 3, 3, 3), "w1": normal(7, 8, 1, 1)}
+    onnx.save(net(text, **weights, flat=np.array([1, 7, 64]), parts=np.array([4, 3])), tmp_path / "moved.onnx")
+    graph = replace(host_graph(tmp_path / "moved.onnx", tiny.config), int8_all=True)
+
+    def moved(rule: str, amax: float) -> Calibrated:
+        options = CalibrationOptions(images=tiny.images, num_images=4, rule=rule)
+        ranged = calibrated(graph, options, select_images(options))
+        tensors = {"relu": Range(amax, 0, amax), "pooled": Range(1.2 * amax, 0, 1.2 * amax)}
+        return replace(ranged, ranges=replace(ranged.ranges, tensors={**ranged.ranges.tensors, **tensors}))
+
+    return moved
+
+
+@pytest.mark.parametrize("errors", [(0.5, 0.4), (0.4, 0.5)])
+def test_corrections_are_kept_beside_another_rule_than_theirs_where_they_are_better(moved, monkeypatch, errors):
+    options = CalibrationOptions()
+    first, second = moved("minmax", 4.0), moved("percentile", 3.0)
+    plain = prepared(first, options, ())
+    assert prepared_beside(plain, second, options) is None
+    corrected = Corrected(plain.ranges, plain.corrections, plain.plan, ("ranges for the head", "error of minmax"))
+    monkeypatch.setattr(gate, "head_errors", judged_by(*errors))
+    beside = prepared_beside(replace(plain, rule_independent=corrected), second, options)
+    if errors[0] < errors[1]:
+        assert beside is None
+        return
+    assert beside is not None
+    assert (beside.ranges.rule, beside.ranges.tensors) == ("percentile", plain.ranges.tensors)
+    assert beside.summary[0] == "ranges for the head" and "--calib percentile decides none" in beside.summary[1]
+    # As without corrections, the rule gives one range to both.
+    assert beside.calibrated.ranges == prepared(second, options, ()).calibrated.ranges
+    assert [beside.calibrated.ranges.tensors[name].amax for name in ("relu", "pooled")] == pytest.approx([3.6, 3.6])

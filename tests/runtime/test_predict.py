@@ -302,7 +302,9 @@ def test_a_prediction_is_short_to_read_and_a_picture_in_notebooks(detector, file
     assert (len(empty), empty.names) == (0, ())
 
 
-@pytest.mark.parametrize(("height", "width", "shown"), [(300, 800, (300, 800)), (60, 1600, (30, 800)), (1, 2000, (1, 800))])
+@pytest.mark.parametrize(
+    ("height", "width", "shown"), [(300, 800, (300, 800)), (60, 1600, (30, 800)), (1, 2000, (1, 800))]
+)
 def test_wide_pictures_are_shrunk_in_notebooks_to_at_least_one_row(detector, height, width, shown):
     prediction = detector.predict(np.zeros((height, width, 3), np.uint8), color="rgb")[0]
     _, _, data = prediction._repr_html_().partition("base64,")
