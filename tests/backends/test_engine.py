@@ -103,6 +103,17 @@ def test_what_takes_no_images_is_refused(machine, text, said):
     assert out[1] == "[0, 0, 0, 0, 0, 0]"
 
 
+def test_images_of_a_single_pixel_or_channel_are_taken(machine):
+    program = """
+for size in ("3,1,1", "1,16,16"):
+    with open_engine(built(net(f"(float[1,{size}] x) => (float[1,{size}] y) {{ y = Neg(x) }}")), facts) as runner:
+        given = np.ones((1, *map(int, size.split(","))), np.float32)
+        same(runner(given), {"y": -given})
+print(alive())
+"""
+    assert machine.python(PRELUDE + program).out == "[0, 0, 0, 0, 0, 0]\n"
+
+
 @pytest.mark.parametrize("pycuda", [False, True])
 def test_contexts_in_threads_give_what_one_alone_does(machine, pycuda):
     program = """

@@ -1,4 +1,4 @@
-"""Forms of the INT8 network among the candidates."""
+"""Forms of the INT8 network among the candidates, and their table."""
 
 import onnx
 import pytest
@@ -6,8 +6,10 @@ from models import small_detector
 
 from trtdet import CalibrationOptions, load_config
 from trtdet.candidates import prepare
+from trtdet.candidates.folder import Accuracy, Candidate, candidates_table
 from trtdet.demo import shapes
 from trtdet.errors import BundleError
+from trtdet.evaluation.comparison import PartScore
 from trtdet.options import BuildOptions, PrepareOptions
 
 
@@ -38,3 +40,15 @@ def test_forms_that_change_the_network_are_candidates(folder):
     (folder.path / "default.onnx").write_bytes(b"garbage")
     with pytest.raises(BundleError, match="is no network .*; run 'trtdet prepare' again"):
         folder.model(candidates["default"])
+
+
+@pytest.mark.parametrize(("figure", "column"), [("map", "mAP"), ("agreement", "agreement")])
+def test_the_table_has_accuracy_in_points_and_why_a_candidate_may_not_ship(figure, column):
+    masks = PartScore(map=0.4, difference=-0.02, low=-0.03, high=-0.01)
+    accuracy = Accuracy(figure, value=0.456, difference=-0.015, low=-0.02, high=-0.01, images=9, parts={"masks": masks})
+    candidate = Candidate("default", "by default", "int8", {}, False, None, 0.75, accuracy, refused="it loses 1.50")
+    (row,) = candidates_table((candidate,)).as_dicts()
+    assert (row["candidate"], row["multiply-adds in INT8"], row["network"]) == ("default", 0.75, "by default")
+    assert row[column] == pytest.approx(45.6)
+    assert row["against FP32 (90 % interval)"].startswith("-1.50") and row["masks"].startswith("-2.00")
+    assert row[""] == "may not ship: it loses 1.50"

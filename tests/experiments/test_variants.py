@@ -15,11 +15,12 @@ import pytest
 from killing import finish_after_kills
 
 from trtdet import Experiment, Variant, build, load_config, sweep, variant_options
+from trtdet.building.variants import resolved
 from trtdet.demo import shapes
 from trtdet.errors import ConfigError, TrtdetWarning
 from trtdet.experiments.folder import Provenance
 from trtdet.exporter import SHAPES_MODEL
-from trtdet.options import CalibrationOptions, PlanOptions, SweepOptions, changed
+from trtdet.options import BuildOptions, CalibrationOptions, PlanOptions, SweepOptions, changed
 from trtdet.quantization import PrecisionPlan
 from trtdet.report import report
 from trtdet.report.document import Histograms
@@ -102,6 +103,17 @@ def test_a_variant_is_built_by_its_number(done, tmp_path):
     assert variant_options(done.folder, 1, CONFIG)[0].precision == "fp32"
     with pytest.raises(ConfigError, match="there is no such variant; allowed are 1 to 14"):
         variant_options(done.folder, 15, CONFIG)
+
+
+@pytest.mark.parametrize("text", ["3", ":3", "tuned:", "tuned:x", "tuned:-1"])
+def test_a_variant_is_named_by_its_folder_and_number(text):
+    with pytest.raises(ConfigError, match=f"--from {text} must be DIR:N, such as tuned:3"):
+        resolved(BuildOptions(from_=text), CONFIG)
+
+
+def test_a_folder_without_an_experiment_has_no_variants(tmp_path):
+    with pytest.raises(ConfigError, match="has no finished experiment"):
+        resolved(BuildOptions(from_=f"{tmp_path}:3"), CONFIG)
 
 
 def test_more_values_on_an_axis_do_only_what_is_new(done, options, tmp_path):

@@ -66,6 +66,7 @@ NODES = {
     "depth to space crd": 'y = DepthToSpace<blocksize = 2, mode = "CRD">(x)',
     "space to depth": "y = SpaceToDepth<blocksize = 2>(x)",
     "batch norm": "y = BatchNormalization(x, four, four, four, four)",
+    "batch norm of rows": "a = Reshape(x, chances) y = BatchNormalization(a, four, four, four, four)",
     "layer norm": "y = LayerNormalization(x, eight)",
     "softmax": "y = Softmax<axis = 1>(x)",
     "mean": "y = ReduceMean<keepdims = 0>(x, axes2)",

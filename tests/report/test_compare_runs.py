@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from report_pages import Page
 from test_front_page import point, swept
 
+from trtdet.bundle import Bundle
 from trtdet.cli import main
 from trtdet.errors import ConfigError
 from trtdet.evaluation.comparison import PartScore
@@ -52,6 +54,15 @@ def test_plans_differ_by_convolution(tmp_path):
     assert "3 of 4 convolutions" in "".join(Page(page(found.report())).text)
     equal = compare_runs(plan(tmp_path / "c.json", x=INT8), plan(tmp_path / "d.json", x=INT8))
     assert equal.changes == () and "All 1 convolutions run in the same precision." in equal.table().text()
+
+
+def test_a_figure_of_one_run_alone_has_no_change(bundle, tmp_path):
+    shutil.copytree(bundle, tmp_path / "b")
+    Bundle(tmp_path / "b").add("model.engine", b"engine")
+    alone = plan(tmp_path / "a.json", x=INT8)
+    for runs in ((tmp_path / "b", alone), (alone, tmp_path / "b")):
+        figures = {one.name: (one.first, one.second, one.change) for one in compare_runs(*runs).figures}
+        assert set(figures["engine file"]) == {6e-6, None} and figures["engine file"][2] is None
 
 
 def test_variants_of_sweeps_differ_by_noise_or_more(tmp_path):
