@@ -13,8 +13,8 @@ from trtdet.data import CocoDataset
 from trtdet.detection.masks import run_lengths
 from trtdet.detection.rotated import corners, polygon_iou
 from trtdet.errors import DataError
-from trtdet.evaluation.agreement import AgreementOptions, agree, agreeing_parts
-from trtdet.evaluation.comparison import compare
+from trtdet.evaluation.agreement import AgreementOptions, agree, agreeing_parts, part_agreements
+from trtdet.evaluation.comparison import PartScore, compare
 from trtdet.evaluation.metrics import CocoMetric
 from trtdet.evaluation.parts import (
     FoundParts,
@@ -147,6 +147,18 @@ def test_detectors_agree_by_their_keypoints(posed):
     exact, high, low = (agree(one, same, options, of="keypoints") for one in (same, near, far))
     assert exact.ap == pytest.approx(1) and exact.of == "keypoints" and set(exact.per_class) == {"cat", "dog"}
     assert 1 > high.ap > low.ap and "agreement of keypoints: AP" in str(high)
+
+
+def test_the_agreement_of_parts_is_a_difference_to_a_whole(posed):
+    near, same = (evaluation(poses_near(CocoMetric(posed, sigmas=SIGMAS), noise)) for noise in (3.0, 2.0))
+    agreed = agree(near, same, of="keypoints")
+    expected = PartScore(map=None, difference=agreed.ap - 1, low=agreed.low - 1, high=agreed.high - 1)
+    assert part_agreements(near, same) == {"keypoints": expected}
+    unsure = CocoMetric(posed, sigmas=SIGMAS)
+    for image in posed.images:
+        unsure.update(image.id, [[0, 0, 9, 9]], [0.1], [1], FoundParts(keypoints=np.ones((1, 4, 3), np.float32)))
+    with pytest.raises(DataError, match="the agreement of keypoints cannot be measured: the reference finds nothing"):
+        part_agreements(near, evaluation(unsure))
 
 
 def test_another_number_of_keypoints_is_an_error(posed):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trtdet.data import find_images
 from trtdet.demo import shapes
 from trtdet.errors import ImplausibleDetections
 from trtdet.evaluation import plausibility
-from trtdet.evaluation.judging import Tally
+from trtdet.evaluation.judging import Tally, judged
 from trtdet.evaluation.plausibility import (
     Answer,
     Plausibility,
@@ -178,6 +179,16 @@ def test_boxes_as_large_as_the_image_show_nothing_if_they_are_few(drawn_images):
     spread[0, np.arange(10), np.arange(10)] = 0.9
     scores.CopyFrom(numpy_helper.from_array(spread, scores.name))
     assert examine_model(many, Options(BOXES), drawn_images).verdict == "not working"
+
+
+@pytest.mark.parametrize(("share", "what"), [("moved", "stayed"), ("agreed", "score")])
+def test_images_that_contradict_each_other_leave_it_open(share, what):
+    working = Tally(score=3, agreed=3, confident=3, moved=3, classes=frozenset({0}))
+    odd = replace(working, **{share: 0.0, what: 3.0})
+    assert judged([working] * 8, SHAPES) == ((), "")
+    symptoms, unknown = judged([working] * 2 + [odd] * 6, SHAPES)
+    assert symptoms == () and "of what it finds in 8 images only 25% goes with the image" in unknown
+    assert judged([odd] * 8, SHAPES)[0] != ()
 
 
 def test_scores_that_are_no_probabilities_are_told_of(drawn_images):

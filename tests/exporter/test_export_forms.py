@@ -350,8 +350,13 @@ loop (uint8[1,32,32,3] image) => (float[1,3,32,32] first) <int64 count = {1}, bo
 """The beginning of TensorFlow's detectors: one iteration, with a value that is carried on and a result that is kept."""
 
 
-def test_a_loop_over_one_image_is_written_out(saved):
-    model = onnx.parser.parse_model(LOOP)
+@pytest.mark.parametrize("count", ["", "Div(seven, seven)", "Clip(seven, , single)"])
+def test_a_loop_over_one_image_is_written_out(saved, count):
+    text = LOOP
+    if count:
+        text = text.replace("int64 count = {1}", "int64 seven = {7}, int64 single = {1}")
+        text = text.replace("    go = ", f"    count = {count}\n    go = ")
+    model = onnx.parser.parse_model(text)
     image = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), np.uint8)
     (before,) = _run(model, image)
     loaded = load_model(saved(model))

@@ -323,6 +323,22 @@ def test_what_harms_is_kept_out_by_the_gate(corrected, monkeypatch):
     assert "harmful: 0 of 5 convs" in found.summary
 
 
+def test_the_regions_of_an_image_lie_below_each_other(net, sources):
+    model = net(
+        "(float[1,3,32,32] x) => (float[N,3,32,32] three, float[M,3,32,32] none) "
+        "{ double = Add(x, x) three = Concat<axis = 0>(x, double, x) none = Slice(x, zero, zero) }",
+        zero=np.array([0]),
+    )
+    given = sources(2)
+    seen = [outputs for (outputs,) in given.outputs([model], given.images, "running")]
+    assert len(seen) == 2
+    for outputs in seen:
+        image = outputs["x"]
+        assert image.shape == (3, 32, 32)
+        np.testing.assert_array_equal(outputs["three"], np.concatenate([image, 2 * image, image], axis=1))
+        np.testing.assert_array_equal(outputs["none"], np.zeros_like(image))
+
+
 def test_a_reconstruction_sees_the_network_but_no_image_held_back(corrected, case, monkeypatch):
     better = corrected(LAYERWISE)
     reconstructed = Reconstructed(better.corrections)

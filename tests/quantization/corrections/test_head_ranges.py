@@ -9,6 +9,7 @@ import pytest
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Range, Ranges
+from trtdet.passes import Decoded
 from trtdet.passes.base import Writer
 from trtdet.passes.model import to_graph, to_model
 from trtdet.passes.provenance import Origin
@@ -128,6 +129,33 @@ def test_signs_are_random_in_every_opset(opset, net):
     assert set(np.unique(drawn)) == {-1.0, 1.0}
     flat = drawn.reshape(-1)
     assert abs(flat.mean()) < 0.1 and abs((flat[1:] * flat[:-1]).mean()) < 0.1
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_masks_count_relative_to_their_coefficients_and_prototypes_also_where_these_are_zero(empty, net, normal):
+    model = net(
+        "(float[1,5,3] mask_coefficients, float[1,3,4,6] prototypes, float[1,5,1] share) => (float[1,5,1] y) "
+        "{ y = Identity(share) }"
+    )
+    graph = to_graph(model)
+    tensors = graph.tensors()
+    parts = tuple((part, part) for part in ("mask_coefficients", "prototypes"))
+    head = Decoded("boxes", "scores", parts=parts)
+    factors = head_noise_module._of_parts(Tape(graph), tensors, head, share=tensors["share"], sizes=tensors["share"])
+    for factor in factors.values():
+        factor.dtype = np.float32
+    graph.outputs = list(factors.values())
+    coefficients, prototypes = normal(1, 5, 3, seed=1), normal(1, 3, 4, 6, seed=2)
+    if empty:
+        coefficients[:, 1], prototypes[:] = 0, 0
+    share = np.abs(normal(1, 5, 1, seed=3))
+    given = {"mask_coefficients": coefficients, "prototypes": prototypes, "share": share}
+    of_coefficients, of_prototypes = OnnxRunner(to_model(graph)).feed(given).values()
+    least = np.float32(1e-6)
+    lengths = np.maximum(np.linalg.norm(coefficients, axis=-1, keepdims=True), least)
+    np.testing.assert_allclose(of_coefficients, share / lengths, rtol=1e-5)
+    whole = np.linalg.norm(share) / max(np.linalg.norm(prototypes), least)
+    np.testing.assert_allclose(of_prototypes.reshape(-1), [whole], rtol=1e-5)
 
 
 def test_an_open_batch_is_measured_like_a_batch_of_one(model, case):
