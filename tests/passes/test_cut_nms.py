@@ -14,6 +14,7 @@ from PIL import Image
 
 from trtdet import build
 from trtdet.backends import OnnxRunner
+from trtdet.calibration import expose
 from trtdet.config import Config
 from trtdet.detection.plugin_nms import EfficientNms, efficient_nms
 from trtdet.detection.suppression import non_max_suppression, sigmoid
@@ -137,6 +138,28 @@ def test_rows_of_constants_that_the_kept_indices_pick_are_not_the_boxes():
     written = rewrite(model, Options(configuration(), "host")).model
     boxes, _ = fed(detector("onnx"))
     np.testing.assert_allclose(OnnxRunner(written)(IMAGES)["boxes"], boxes, atol=1e-5)
+
+
+@pytest.mark.parametrize("flatten", ["Flatten", "Flatten<axis = 1>"])
+def test_the_scores_of_one_class_may_be_flattened_before_the_best_are_selected(flatten):
+    best = f"""scores_of = Sigmoid(class_rows) rows_of = Transpose<perm = [0,2,1]>(scores_of)
+        flat_scores = {flatten}(rows_of) best, places = TopK(flat_scores, few) scores_first = Unsqueeze(best, middle)
+        places_column = Unsqueeze(places, last) wide = Expand(places_column, of_boxes)
+        best_boxes = GatherElements<axis = 1>(found_boxes, wide)
+        kept = NonMaxSuppression(best_boxes, scores_first, most, iou, floor) index = Gather<axis = 1>(kept, column)"""
+    constants = {"weight": nets.normal(5, 3, 3, 3, scale=0.4), "flat": np.array([0, 5, 25]), "sizes": np.array([4, 1])}
+    constants |= {"few": np.array([10]), "middle": np.array([1]), "last": np.array([-1])}
+    constants |= {"of_boxes": np.array([1, 10, 4]), "most": np.array([50]), "column": np.array([2])}
+    constants |= {"iou": np.array([0.4], np.float32), "floor": np.array([0.3], np.float32)}
+    model = nets.net(f"(float[1,3,16,16] image) => (int64[N] index) {{ {HEAD} {best} }}", **constants)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    cut = cut_off(model)
+    assert cut is not None
+    image = {"image": IMAGES[:1]}
+    boxes, scores = OnnxRunner(cut.model).feed(image).values()
+    expected = OnnxRunner(expose(model, ["found_boxes", "rows_of"])).feed(image)
+    np.testing.assert_array_equal(boxes, expected["found_boxes"])
+    np.testing.assert_array_equal(scores, expected["rows_of"])
 
 
 @pytest.mark.parametrize(

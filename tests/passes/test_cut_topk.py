@@ -7,10 +7,12 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
+from onnx import TensorProto
 
 from trtdet.config import Config
 from trtdet.errors import ModelError
 from trtdet.passes import Options, cut_topk, rewrite
+from trtdet.passes.cut_nms import cut_off
 from trtdet.runtime.detector import Detector
 
 CLASSES, ANCHORS, ROWS = 3, 30, 8
@@ -226,7 +228,9 @@ THREE = """
 def with_sizes(net: Any, old: str = "", new: str = "") -> onnx.ModelProto:
     assert old in THREE
     text = THREE.replace(old, new).replace("ROWS", str(ROWS))
-    return net(text, opset=16, **{name: value for name, value in CONSTANTS.items() if name in text})
+    return net(
+        text, opset=16, domain="trt.plugins", **{name: value for name, value in CONSTANTS.items() if name in text}
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,6 +265,15 @@ def test_labels_boxes_and_scores_of_an_original_size(net, run, rule):
     np.testing.assert_allclose(boxes, given["boxes"][0], rtol=1e-6)
     np.testing.assert_allclose(scores, given["scores"][0], rtol=1e-6)
     np.testing.assert_array_equal(classes, given["labels"][0])
+
+
+def test_what_a_plugin_computes_is_float32(net):
+    """Nothing tells the types and shapes behind an operator that ONNX does not know."""
+    model = with_sizes(net, "rows = Reshape (rows_flat, rows_shape)", "rows = trt.plugins.Rows (rows_flat)")
+    cut = cut_off(model)
+    assert cut is not None and cut.thresholds["max_detections"] == ROWS
+    outputs = [(value.name, value.type.tensor_type.elem_type) for value in cut.model.graph.output]
+    assert outputs == [("boxes_of", TensorProto.FLOAT), ("logits", TensorProto.FLOAT)]
 
 
 @pytest.mark.parametrize(
