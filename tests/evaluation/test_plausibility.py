@@ -12,6 +12,7 @@ import pytest
 from models import small_detector
 from onnx import numpy_helper
 from PIL import Image
+from scipy import stats
 from scored import written
 
 from trtdet.config import Config, load_config
@@ -19,7 +20,7 @@ from trtdet.data import find_images
 from trtdet.demo import shapes
 from trtdet.errors import ImplausibleDetections
 from trtdet.evaluation import plausibility
-from trtdet.evaluation.judging import Tally, judged
+from trtdet.evaluation.judging import Tally, judged, student_t
 from trtdet.evaluation.plausibility import (
     Answer,
     Plausibility,
@@ -234,6 +235,14 @@ def test_a_worse_reading_is_left_after_few_images_and_a_hardly_worse_one_after_m
     assert worse is not None and (worse.images, worse.rival) == (8, None)
     _, hardly = compared([0.98, 0.981] * 20, thorough=True)
     assert hardly is not None and (hardly.images, hardly.same) == (32, True)
+
+
+def test_students_t_is_that_of_the_paired_test():
+    differences = np.array([0.3, -0.1, 0.4, 0.2, 0.1])
+    expected = stats.ttest_1samp(differences, 0).statistic
+    assert student_t(differences) == pytest.approx(expected)
+    assert student_t(-differences[:2]) == pytest.approx(stats.ttest_1samp(-differences[:2], 0).statistic)
+    assert student_t(differences[:1]) == 0
 
 
 def test_a_failure_is_said_and_not_raised(drawn_images):

@@ -80,6 +80,7 @@ NODES = {
     "sigmoid": "a = Sigmoid(x) y = Mul(x, a)",
     "relu": "y = Relu(x)",
     "leaky": "y = LeakyRelu<alpha = 0.2>(x)",
+    "leaky by default": "y = LeakyRelu(x)",
     "prelu": "y = PRelu(x, slope)",
     "elu": "y = Elu(x)",
     "hard swish": "y = HardSwish(x)",

@@ -125,6 +125,15 @@ def test_images_on_which_nothing_is_detected_say_nothing():
     assert lower_on(*few) == (2, 2)
 
 
+def test_an_image_counts_where_only_one_of_the_models_detects_something():
+    silent, sure = head_error(0.0, 0.0, weight=0.01), head_error(0.0, 0.0, weight=0.01)
+    box, nothing, score = (np.array(rows, np.float32) for rows in ([[0, 0, 10, 10]], [[0]], [[0.3]]))
+    silent.update((box, nothing), (box, nothing))
+    sure.update((box, nothing), (box, score))
+    assert lower_on(silent, sure) == (1, 1)
+    assert lower_on(sure, silent) == (0, 1)
+
+
 def test_other_images_cannot_be_compared():
     with pytest.raises(ValueError, match="2 and 3 images are not the same images"):
         confidence(head_error(0.1, 0.1), head_error(0.1, 0.1, 0.1))
