@@ -1,5 +1,7 @@
 """The build process on a partial stand-in for TensorRT."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -308,6 +310,27 @@ def test_it_ends_with_the_process_that_wanted_the_engine(tmp_path):
     while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < limit, "the build process goes on alone"
         time.sleep(0.02)
+
+
+ASKS_FOR_FIXED_ADDRESSES = """
+import ctypes
+ctypes.CDLL(None).personality(0x0040000)  # ADDR_NO_RANDOMIZE, which some containers forbid
+import seen
+"""
+
+
+def test_its_addresses_are_not_random_where_the_system_allows_that(tmp_path):
+    (tmp_path / "seen.py").write_text('raise SystemExit(open("/proc/self/personality").read())\n')
+    request = {"parent": os.getpid(), "module": "seen", "implicit": None, "compiled_plugins": False, "plugins": []}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    seen = []
+    for command in (["-c", ASKS_FOR_FIXED_ADDRESSES], [build_process.__file__]):
+        env = {**os.environ, "PYTHONPATH": "."}
+        run = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        seen.append(run.stderr)
+    assert seen[0] == seen[1] and int(seen[0], 16) >= 0
 
 
 def test_it_does_not_begin_for_a_process_that_has_ended():

@@ -80,6 +80,22 @@ def test_an_estimate_refuses_a_limit_before_the_ranking_and_only_where_no_engine
         assert asked == []
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_an_estimate_refuses_a_limit_before_corrections_and_only_where_no_engine_runs(ready, monkeypatch, runs):
+    """The cheapest plan takes 1.5 ms by estimate."""
+    costs = Costs(("a", "b"), (Joint(("a",), np.array([1.0, 2.0])),), 0.5)
+    monkeypatch.setattr(plan, "plan_times", lambda *given, **named: costs)
+    monkeypatch.setattr(plan, "plan_stopwatch", lambda *given, **named: (lambda half: 0.5) if runs else None)
+    backend = cast(Backend, object())
+    plan.check_latency(ready, backend, BuildOptions(plan=PlanOptions(max_latency=1.6)))
+    limited = BuildOptions(plan=PlanOptions(max_latency=1.0))
+    if runs:
+        plan.check_latency(ready, backend, limited)
+    else:
+        with pytest.raises(ConfigError, match="no plan runs in 1 ms: the cheapest plan takes 1.5"):
+            plan.check_latency(ready, backend, limited)
+
+
 def scorer(monkeypatch: pytest.MonkeyPatch, found: Agreement) -> PlanScorer:
     """Of a plan whose model agrees with the float model so far."""
     monkeypatch.setattr(plan, "agree", lambda *given: found)

@@ -140,19 +140,34 @@ def test_rows_of_constants_that_the_kept_indices_pick_are_not_the_boxes():
     np.testing.assert_allclose(OnnxRunner(written)(IMAGES)["boxes"], boxes, atol=1e-5)
 
 
+def selecting(classes: int, ranked: str, most: int) -> onnx.ModelProto:
+    """A detector that suppresses the ten best of its rows, by the scores (1, 25) that ``ranked`` computes."""
+    body = f"""scores_of = Sigmoid(class_rows) {ranked} best, places = TopK(row_scores, few)
+        scores_first = Unsqueeze(best, middle) places_column = Unsqueeze(places, last)
+        wide = Expand(places_column, of_boxes) best_boxes = GatherElements<axis = 1>(found_boxes, wide)
+        kept = NonMaxSuppression(best_boxes, scores_first, most, iou, floor) index = Gather<axis = 1>(kept, column)"""
+    rows = 4 + classes
+    constants = {"weight": nets.normal(rows, 3, 3, 3, scale=0.4), "flat": np.array([0, rows, 25])}
+    constants |= {"sizes": np.array([4, classes]), "few": np.array([10]), "middle": np.array([1])}
+    constants |= {"last": np.array([-1]), "of_boxes": np.array([1, 10, 4]), "most": np.array([most])}
+    constants |= {"column": np.array([2]), "iou": np.array([0.4], np.float32), "floor": np.array([0.3], np.float32)}
+    model = nets.net(f"(float[1,3,16,16] image) => (int64[N] index) {{ {HEAD} {body} }}", **constants)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+@pytest.mark.parametrize(("most", "limit"), [(7, 10), (20, 20)])
+def test_what_was_selected_before_limits_the_suppression_but_not_below_its_detections(most, limit):
+    cut = cut_off(selecting(3, "row_scores = ReduceMax<axes = [1], keepdims = 0>(scores_of)", most))
+    assert cut is not None
+    assert (cut.thresholds["max_detections"], cut.thresholds["pre_nms_topk"]) == (most, limit)
+    assert cut.thresholds["candidates"] == "best-class"
+
+
 @pytest.mark.parametrize("flatten", ["Flatten", "Flatten<axis = 1>"])
 def test_the_scores_of_one_class_may_be_flattened_before_the_best_are_selected(flatten):
-    best = f"""scores_of = Sigmoid(class_rows) rows_of = Transpose<perm = [0,2,1]>(scores_of)
-        flat_scores = {flatten}(rows_of) best, places = TopK(flat_scores, few) scores_first = Unsqueeze(best, middle)
-        places_column = Unsqueeze(places, last) wide = Expand(places_column, of_boxes)
-        best_boxes = GatherElements<axis = 1>(found_boxes, wide)
-        kept = NonMaxSuppression(best_boxes, scores_first, most, iou, floor) index = Gather<axis = 1>(kept, column)"""
-    constants = {"weight": nets.normal(5, 3, 3, 3, scale=0.4), "flat": np.array([0, 5, 25]), "sizes": np.array([4, 1])}
-    constants |= {"few": np.array([10]), "middle": np.array([1]), "last": np.array([-1])}
-    constants |= {"of_boxes": np.array([1, 10, 4]), "most": np.array([50]), "column": np.array([2])}
-    constants |= {"iou": np.array([0.4], np.float32), "floor": np.array([0.3], np.float32)}
-    model = nets.net(f"(float[1,3,16,16] image) => (int64[N] index) {{ {HEAD} {best} }}", **constants)
-    model.graph.output[0].type.tensor_type.ClearField("shape")
+    ranked = f"rows_of = Transpose<perm = [0,2,1]>(scores_of) row_scores = {flatten}(rows_of)"
+    model = selecting(1, ranked, most=50)
     cut = cut_off(model)
     assert cut is not None
     image = {"image": IMAGES[:1]}
