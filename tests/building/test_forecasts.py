@@ -6,7 +6,7 @@ from dataclasses import replace
 from models import for_onnxruntime
 
 import trtdet.data.stream
-from trtdet.building import build
+from trtdet.building import build, forecasts
 from trtdet.building.forecasts import Forecast, Part, foresee_build
 from trtdet.cli import main
 from trtdet.experiments.grid import foresee_sweep, sweep
@@ -58,6 +58,15 @@ def test_a_build_goes_through_the_stages_that_were_foreseen_in_their_order(tiny,
     assert told.missing == [], told.stages
     assert all(step.seconds for step in told.expected)
     assert {"calibrating", "ranking", "correcting: means"} <= {step.stage for step in told.expected}
+
+
+def test_candidates_that_are_timed_here_are_foreseen_before_the_engine(tiny, options, tmp_path, monkeypatch):
+    monkeypatch.setattr(forecasts, "timed_here", lambda options, caps: True)
+    scored = changed(options, val_images=tiny.images, annotations=tiny.annotations)
+    parts = foresee_build(tiny.model, tiny.config, tmp_path / "b", scored).parts
+    assert [part.stage for part in parts[-2:]] == ["measuring candidates", parts[-1].stage]
+    assert "building the engine" in parts[-1].stage
+    assert parts[-2].what == "about 10 networks on 12 images" and parts[-2].seconds > 0
 
 
 def test_what_is_there_already_is_not_foreseen(tiny, options, tmp_path):

@@ -148,6 +148,13 @@ def test_what_is_written_has_the_pinned_ir_version_and_inferred_shapes(model):
     assert [dim.dim_value for dim in written.graph.output[0].type.tensor_type.shape.dim] == [1, 4, 8, 8]
 
 
+def test_an_output_whose_type_is_open_gets_the_inferred_one(model):
+    model.graph.output[0].ClearField("type")
+    (output,) = to_model(to_graph(model)).graph.output
+    assert output.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    assert [dim.dim_value for dim in output.type.tensor_type.shape.dim] == [1, 4, 8, 8]
+
+
 def test_a_graph_that_breaks_a_rule_of_onnx_is_an_error(net):
     graph = to_graph(net("(float[4] x) => (float[4] y) {y = Relu(x)}"))
     graph.nodes[0].inputs.append(graph.nodes[0].inputs[0])

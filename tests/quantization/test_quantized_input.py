@@ -68,6 +68,19 @@ def test_a_product_keeps_its_integers_behind_a_transpose():
     assert np.array_equal(weights.scales, SCALES)
 
 
+def test_a_product_of_several_matrices_is_left_in_float_and_those_behind_it_keep_their_integers():
+    text = """(float[1,9,16] x) => (float[1,9,16] y) {
+        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z) vd = DequantizeLinear(vq, s, z)
+        a = MatMul(xd, vd) aq = QuantizeLinear(a, s, z) ad = DequantizeLinear(aq, s, z)
+        wd = DequantizeLinear<axis = 1>(wq, ws, wz) y = MatMul(ad, wd) }"""
+    matrix = INTEGERS[:, :, 0, 0]
+    apart = take_apart(built(text, vq=matrix[None], wq=matrix))
+    _, own = apart.placed(apart.model)
+    (name,) = own.weights
+    assert apart.model.graph.node[-1].name == name
+    assert np.array_equal(own.weights[name].integers, matrix.T)
+
+
 def test_a_batch_normalisation_is_folded_into_the_scales_and_keeps_the_integers():
     text = """(float[1,3,8,8] x) => (float[1,16,8,8] y) {
         xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z) wd = DequantizeLinear<axis = 0>(wq, ws, wz)
