@@ -6,6 +6,7 @@ import pytest
 from graphs import raised
 from onnx import numpy_helper
 
+from trtdet.calibration import Range, Ranges
 from trtdet.quantization import correct, insert_qdq, lint, place
 from trtdet.quantization.corrections.rounding import compensated
 from trtdet.quantization.corrections.trials import find_sites
@@ -79,6 +80,18 @@ def test_products_in_fp8_are_corrected_and_judged_with_the_rest(products, source
     )
     sums = [node for node in written.graph.node if node.op_type == "Add"]
     assert len(sums) == 2 and sums[-1].output[0] == "h"
+
+
+def test_weights_that_no_correction_rounds_are_judged_in_their_own_format(net, normal):
+    model = net("(float[1,4,16] x) => (float[1,4,16] y) { y = MatMul(x, m) }", m=normal(16, 16))
+    (site,) = find_sites(model, place(model, fp8=True), ())
+    x = normal(4, 16, seed=1)
+    site.add_moments(x, 0)
+    site.prepare({"minmax": Ranges("minmax", None, {"x": Range(4.0, -4.0, 4.0)}, "", 1, "")})
+    site.add_means(x, 0)
+    site.add_errors(x, 0)
+    ((rounding,),) = site.trials[0].roundings.values()
+    assert np.abs(rounding.integers).max() == 448 and is_e4m3(rounding.integers)
 
 
 def test_what_both_formats_read_is_a_site_of_each(net, normal):
