@@ -14,7 +14,8 @@ from trtdet.passes import PASSES, Options, load_model, rewrite
 TEXT = """(float[N,3,64,64] x) => (float[N,64,8] raw) {
     i = Identity(x)
     c = Conv<strides = [8,8]>(i, w)
-    n = BatchNormalization(c, scale, shift, mean, variance)
+    v = Abs(variance)
+    n = BatchNormalization(c, scale, shift, mean, v)
     r = Reshape(n, shape)
     raw = Transpose<perm = [0,2,1]>(r) }"""
 
@@ -32,7 +33,7 @@ def config(configure):
     return configure("yolox", (64, 64), strides=[8], scores="logits", nms={"max_detections": 20})
 
 
-COUNTS = {"clean": 1, "unstack": 0, "batchnorm": 1, "opset": 1, "batch": 0, "silu": 0, "decode": 1, "nms": 1}
+COUNTS = {"clean": 2, "unstack": 0, "batchnorm": 1, "opset": 1, "batch": 0, "silu": 0, "decode": 1, "nms": 1}
 """Of the detector, in the order of the passes."""
 
 
