@@ -105,7 +105,9 @@ def run(words: Sequence[str]) -> int:
     while re.match(r"[a-z_.]+\.[A-Z_]+=", words[0]):
         name, value = words[0].split("=")
         module, constant = name.rsplit(".", 1)
-        setattr(importlib.import_module(module), constant, Path(value) if "/" in value else json.loads(value))
+        # What cannot be imported, for lack of memory, the command says itself.
+        with contextlib.suppress(ImportError, MemoryError):
+            setattr(importlib.import_module(module), constant, Path(value) if "/" in value else json.loads(value))
         words = words[1:]
     return main(list(words))
 

@@ -63,6 +63,7 @@ def test_shapes_exports_its_shipped_weights(tmp_path, capfd):
     assert load_config(report.config or "") == load_config("shapes").model_copy(update={"name": "shapes"})
     said = json.loads(report.parity.read_text())
     assert said["source"] == "shapes" and said["sha256"] == report.sha256 and said["outputs"][0]["name"] == "output"
+    assert list(said["versions"]) == ["trtdet", "onnxruntime", "torch"]
     (check,) = report.outputs
     assert (check.name, check.shape) == ("output", (1, 1344, 15))
     assert 0 < check.mean_abs < check.max_abs < 5e-3
@@ -241,6 +242,17 @@ def test_the_second_exporter_takes_what_the_first_cannot(own, monkeypatch):
     monkeypatch.setattr(convert, "_EXPORTERS", {"torchscript": failing, "dynamo": failing})
     with pytest.raises(ModelError, match=r"exporter: torchscript: no ONNX form; dynamo: no ONNX form$"):
         export(f"{own}:tensor", Path("m.onnx"), SMALL)
+
+
+@pytest.mark.parametrize("error", [OutputError("'/tmp' is too full for temporary files", ""), MemoryError()])
+def test_a_full_disk_and_too_little_memory_are_no_reason_for_another_exporter(own, error, monkeypatch):
+    def failing(*args: Any, **kwargs: Any) -> onnx.ModelProto:
+        raise error
+
+    monkeypatch.setattr(convert, "_EXPORTERS", {"torchscript": failing, "dynamo": convert.to_onnx})
+    with pytest.raises(type(error)):
+        export(f"{own}:tensor", Path("m.onnx"), SMALL)
+    assert not Path("m.onnx").exists()
 
 
 def test_a_missing_onnxscript_is_told(own, monkeypatch):

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -308,4 +309,6 @@ def test_a_two_stage_model_keeps_its_batch_of_one(tmp_path):
 def test_a_configuration_given_takes_the_place_of_the_guess(tmp_path):
     report = export(str(SHAPES_MODEL), tmp_path / "m.onnx", ExportOptions(config=load_config("shapes")))
     assert report.config is None and len(report.notes) == 1
+    versions = json.loads((tmp_path / "m.parity.json").read_text())["versions"]
+    assert list(versions) == ["trtdet", "onnxruntime"], "torch had no part in it, loaded or not"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.parity.json"]

@@ -203,7 +203,7 @@ def export(
     from trtdet.passes.protobuf import opset_of
 
     versions = {"trtdet": __version__, "onnxruntime": str(onnxruntime.__version__)}
-    if "torch" in sys.modules:
+    if not is_onnx:
         versions["torch"] = str(sys.modules["torch"].__version__)
     with trials.serialised(model, output) as contents:
         written = contents[output]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trtdet.config import Config
-from trtdet.errors import ConfigError, ModelError
+from trtdet.errors import ConfigError, ModelError, OutputError
 from trtdet.exporter import (
     LOADERS,
     SOURCES,
@@ -133,6 +133,8 @@ def _written(
                 )
             if not trials.is_large(model):
                 onnx.checker.check_model(model)
+        except (OutputError, MemoryError):  # of the machine, not of the exporter: the other one is no answer
+            raise
         except Exception as error:  # an operator that has no ONNX form, control flow, a user's own module
             cause = origin = error
             while origin.__cause__ is not None:  # torch's exporters wrap it in general advice
