@@ -41,6 +41,7 @@ AXES = {"images": (64, 512, 1742), "layers": (60, 113, 300, 600), "side": (320, 
 COMMANDS = ("calibrate", "eval", "prepare", "tune")
 FEW, CONVS, SIDE = 64, 60, 320
 """Images, layers and side in pixels of what an axis does not change."""
+LEAST = 12  # layers of a network whose ranking takes little more than starting
 CALIBRATED = 32  # images of what does not measure calibration
 RANKED = 4  # images on which layers are ranked: the time of a ranking grows with the square of the layers
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -199,6 +200,12 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def ranked(place: Path) -> dict[str, object]:
+    """The ranking that a command wrote, without the time it took."""
+    written: dict[str, object] = json.loads((place / "s.json").read_text())
+    return {key: value for key, value in written.items() if key != "seconds"}
+
+
 def workers(options: argparse.Namespace) -> None:
     """Rankings on clusters of some workers on this machine, against what is predicted from a ranking on a single core.
 
@@ -211,7 +218,7 @@ def workers(options: argparse.Namespace) -> None:
     place = options.output / "run"
     os.sched_setaffinity(0, {min(cores)})
     alone = measured(command, place)[1]
-    rows = json.loads((place / "s.json").read_text())
+    rows = ranked(place)
     constant = measured(command, place, keep=True)[1]
     os.sched_setaffinity(0, cores)
     print(f"{len(cores)} cores; without Ray on a single core {alone:.1f} s, {constant:.1f} s of them constant\n")
@@ -221,14 +228,14 @@ def workers(options: argparse.Namespace) -> None:
             head = [RAY, "start", "--head", "--port", "6399", "--num-cpus", str(count), "--include-dashboard", "false"]
             subprocess.run([*head, "--temp-dir", folder], check=True, stdout=subprocess.DEVNULL)
             try:
-                least = ["sensitivity", *network(options.output, 3, SIDE), *ranking]
+                least = ["sensitivity", *network(options.output, LEAST, SIDE), *ranking]
                 cluster = ["--set", "plan.ray=127.0.0.1:6399"]
                 started = measured([*least, *cluster], place)[1] - measured(least, place)[1]
                 together = measured([*command, *cluster], place)[1]
             finally:
                 subprocess.run([RAY, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)
             predicted = constant + max(started, 0) + (alone - constant) / min(count, len(cores))
-            same = "the same" if json.loads((place / "s.json").read_text()) == rows else "another"
+            same = "the same" if ranked(place) == rows else "another"
             print(f"| {count} | {predicted:.1f} | {together:.1f} | {together / predicted:.2f} | {same} |", flush=True)
 
 

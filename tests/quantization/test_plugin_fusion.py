@@ -190,6 +190,27 @@ def test_a_side_that_others_need_in_float_stays_so_and_says_why(net, normal, mea
     assert np.abs(got - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
+@pytest.mark.parametrize("value", ["", ", nothing"])
+def test_zeros_around_feature_maps_are_padded_in_int8_also_where_none_says_that_they_are_zeros(
+    net, normal, measured, value
+):
+    model = net(
+        f"""(float[1,3,8,8] x) => (float[1,4,8,8] y) {{
+            a = Conv(x, w1) d = Pad(a, one{value}) p = Neg(d) y = Conv(p, w4) }}""",
+        w1=normal(4, 3, 1, 1),
+        w4=normal(4, 4, 3, 3),
+        one=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        nothing=F(0),
+    )
+    model, x = plugged(model), normal(1, 3, 8, 8)
+    explicit = insert_qdq(model, *measured(model, x))
+    done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
+    assert done.read == 1, done.skipped
+    assert lint(done.model) == ()
+    got, expected = OnnxRunner(done.model)(x)["y"], OnnxRunner(explicit)(x)["y"]
+    assert np.abs(got - expected).mean() < 0.05 * np.abs(expected).mean()
+
+
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_join_of_channels_joins_int8(net, normal, measured, undone, mapped):
     text = """(float[1,3,8,8] x) => (float[1,4,8,8] y) {
