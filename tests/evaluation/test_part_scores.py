@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from scored import evaluation
+from trained_cards import HEADS, MODEL, configured
 
+from benchmarks import cards
 from trtdet.data import CocoDataset
 from trtdet.detection.masks import run_lengths
 from trtdet.detection.rotated import corners, polygon_iou
@@ -25,6 +27,8 @@ from trtdet.evaluation.parts import (
     ultralytics_average_precision,
 )
 from trtdet.evaluation.resampling import Bootstrap, mean_average_precision
+from trtdet.evaluation.scoring import evaluate
+from trtdet.runtime.detector import Detector
 
 ENGINES = ("faster-coco-eval", "pycocotools")
 SIGMAS = (0.05, 0.1, 0.03, 0.08)
@@ -303,6 +307,15 @@ def test_exact_rotated_boxes_score_one_and_compare(turned):
     result = compare(exact, rough, Bootstrap(100), of="rotated_boxes")
     assert result.low > 0 and "rotated mAP" in str(result)
     assert result.difference == exact.rotated_boxes.map - rough.rotated_boxes.map
+
+
+@pytest.mark.parametrize("part", HEADS)
+def test_an_evaluation_has_the_scores_of_what_the_detector_gives_beside_boxes(part, tmp_path):
+    cards.generate(tmp_path / "cards", first=20_000, count=3)
+    dataset = CocoDataset.load(tmp_path / "cards" / "annotations.json", tmp_path / "cards" / "images", cards.CLASSES)
+    found = evaluate(Detector.open(MODEL, configured(part), "host"), dataset)
+    assert found.result.map > 0.5 and found.scored_parts == (part,)
+    assert 0.4 < found.score_of(part).map < 1
 
 
 @pytest.mark.parametrize(("share", "scores"), [(0.52, (0.1, 1, 0)), (0.73, (0.5, 1, 0)), (0.77, (0.6, 1, 1))])
