@@ -45,6 +45,7 @@ LEAST = 12  # layers of a network whose ranking takes little more than starting
 CALIBRATED = 32  # images of what does not measure calibration
 RANKED = 4  # images on which layers are ranked: the time of a ranking grows with the square of the layers
 RAY = str(Path(sys.executable).with_name("ray"))
+PORT = "6399"
 UNCHECKED = ("--set", "calibration.check_input=false")  # these networks detect nothing
 
 CONFIG = """
@@ -213,6 +214,7 @@ def workers(options: argparse.Namespace) -> None:
     are cores for them. Added is the time that a cluster takes to rank the shortest network.
     """
     images, cores = annotated(options, FEW)[0], os.sched_getaffinity(0)
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # the cluster is on the loopback, and whoever has a token is not asked
     ranking = ["--images", images, "--num-images", 16, *UNCHECKED, "-o", "s.json"]
     command = ["sensitivity", *network(options.output, 113, SIDE), *ranking]
     place = options.output / "run"
@@ -225,11 +227,23 @@ def workers(options: argparse.Namespace) -> None:
     print("| workers | predicted, s | measured, s | measured / predicted | ranking |\n|---:|---:|---:|---:|---|")
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         for count in (1, 2, 4):
-            head = [RAY, "start", "--head", "--port", "6399", "--num-cpus", str(count), "--include-dashboard", "false"]
+            head = [
+                RAY,
+                "start",
+                "--head",
+                "--node-ip-address",
+                "127.0.0.1",
+                "--port",
+                PORT,
+                "--num-cpus",
+                str(count),
+                "--include-dashboard",
+                "false",
+            ]
             subprocess.run([*head, "--temp-dir", folder], check=True, stdout=subprocess.DEVNULL)
             try:
                 least = ["sensitivity", *network(options.output, LEAST, SIDE), *ranking]
-                cluster = ["--set", "plan.ray=127.0.0.1:6399"]
+                cluster = ["--set", f"plan.ray=127.0.0.1:{PORT}"]
                 started = measured([*least, *cluster], place)[1] - measured(least, place)[1]
                 together = measured([*command, *cluster], place)[1]
             finally:

@@ -24,7 +24,7 @@ class Extremes:
     _halves: list[NDArray[np.float64]] = field(default_factory=list)  # (2, C) each, negated minima and maxima
     _images: int = 0
 
-    def update(self, x: NDArray[np.float32]) -> Extremes:
+    def update(self, x: NDArray[np.float32]) -> None:
         """Adds one image's activation, float32 (C, H, W)."""
         flat = x.reshape(len(x), -1)
         ends = np.stack([-flat.min(axis=1), flat.max(axis=1)]).astype(np.float64)
@@ -34,7 +34,6 @@ class Extremes:
         else:
             self._halves[half] = np.maximum(self._halves[half], ends)
         self._images += 1
-        return self
 
     def ranges(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Lower and upper end of each channel, float64 (C,) each.

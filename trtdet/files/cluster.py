@@ -37,7 +37,10 @@ def run(
         try:
             ray.init(**settings)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-            raise BackendError(f"no Ray cluster answers at '{address}': {one_line(error)}") from None
+            raise BackendError(
+                f"no Ray cluster answers at '{address}': {one_line(error)}",
+                "if it asks for a token, set RAY_AUTH_MODE=token and put the token into ~/.ray/auth_token",
+            ) from None
     try:
         remote = ray.remote(max_retries=-1)(function)
         shared = ray.put(common)

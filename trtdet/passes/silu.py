@@ -155,7 +155,7 @@ def _checked(graph: gs.Graph, product: gs.Node, gate: _Gate, line: _Line, other:
         for reader in tensor.outputs:
             if not any(reader is inner for inner in through):
                 return f"'{tensor.name}' in between is read by '{reader.name}' as well"
-    return _Activation(gate.silu, other.tensor if not other.through else line.tensor, last)
+    return _Activation(gate.silu, line.tensor, last)
 
 
 def _gate(tensor: gs.Tensor) -> _Gate | None:
