@@ -251,12 +251,13 @@ def record(folder: Path, sample: Sequence[Site], given: argparse.Namespace) -> N
             # The first that asks for a file runs it.
             with contextlib.suppress(FileExistsError), (folder / path.replace("/", ".")).open("x"):
                 passed, failed = timed_tests(copy, [path])
-                # Some tests look at the source, and do not take the marks.
-                passed |= timed_tests(plain, failed)[0] if failed else {}
+                # Some tests look at the source, or wait for what the marks disturb.
+                again = [path] if failed is None else failed
+                rest, failed = timed_tests(plain, again) if again else ({}, [])
                 with timed.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(passed) + "\n")
-                if failed is None or not passed.keys() >= set(failed):
-                    print(f"{path}: not all tests passed, and the others are left out", flush=True)
+                    file.write(json.dumps(passed | rest) + "\n")
+                if failed is None or failed:
+                    print(f"{path}: not all tests pass, and those that do not are left out", flush=True)
 
     in_processes(part, given.jobs)
     seconds = {name: time for line in timed.read_text().splitlines() for name, time in json.loads(line).items()}
@@ -272,7 +273,7 @@ def timed_tests(bench: Bench, names: Sequence[str]) -> tuple[dict[str, float], l
     file.unlink(missing_ok=True)
 
     def work() -> int:
-        status = pytest.main(arguments(names, 600), plugins=[clock])
+        status = pytest.main(arguments(names, 120), plugins=[clock])
         file.write_text(json.dumps([clock.passed, sorted(clock.failed)]), encoding="utf-8")
         return int(status)
 
