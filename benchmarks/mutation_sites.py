@@ -94,24 +94,27 @@ def marked(source: bytes, places: Mapping[Site, int], file: int, call: str) -> b
         file: the number for every function of the file, when it is entered.
         call: an expression that gives a function of a number; the function returns None.
     """
-    # At one byte what ends comes before what begins; of two that begin there the longer one comes first.
-    insertions: list[tuple[tuple[int, int, int], int, str]] = []
+    # Where, the order of what comes at one byte, and the text: what ends comes before what begins, inner ends before
+    # outer ones, and outer beginnings before inner ones.
+    insertions: list[tuple[int, int, int, str]] = []
     for site, number in places.items():
         start, end = site.span
         if site.imported:
             continue
         if site.kind == "break/continue":
-            insertions.append(((start, 1, 0), start, f"{call}({number}); "))
+            insertions.append((start, 1, 0, f"{call}({number}); "))
         else:
-            insertions.append(((start, 1, start - end), start, f"({call}({number}) or ("))
-            insertions.append(((end, 0, end - start), end, "))"))
+            insertions.append((start, 1, start - end, f"({call}({number}) or ("))
+            insertions.append((end, 0, end - start, "))"))
     finder = _Finder("", source)
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and not _is_documentation(node.body[0]):
-            insertions.append(finder.entry(node.body[0], f"{call}({file})"))
-        elif isinstance(node, ast.FunctionDef) and len(node.body) > 1:
-            insertions.append(finder.entry(node.body[1], f"{call}({file})"))
-    for _, at, text in sorted(insertions, reverse=True):
+        body = node.body if isinstance(node, ast.FunctionDef) else []
+        if body and _is_documentation(body[0]):
+            body = body[1:]
+        if body:
+            at, text = finder.entry(body[0], f"{call}({file})")
+            insertions.append((at, 1, -len(source), text))
+    for at, _, _, text in sorted(insertions, reverse=True):
         source = source[:at] + text.encode() + source[at:]
     return source
 
@@ -225,13 +228,13 @@ class _Finder:
                 if comma >= 0:
                     yield "argument dropped", ((comma, end, self._newlines(comma, end)),)
 
-    def entry(self, node: ast.stmt, text: str) -> tuple[tuple[int, int, int], int, str]:
-        """Text before a statement, as one that stands on a line of its own where the statement begins one."""
+    def entry(self, node: ast.stmt, text: str) -> tuple[int, str]:
+        """Where a statement begins, and text as a statement before it: on a line of its own, or on the same line."""
         decorators = getattr(node, "decorator_list", [])
         line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
         at = self._starts[line - 1] + node.col_offset
         before = self._source[self._starts[line - 1] : at].decode()
-        return (at, 1, -len(self._source)), at, f"{text}\n{before}" if before.isspace() else f"{text}; "
+        return at, f"{text}\n{before}" if before.isspace() else f"{text}; "
 
     def _newlines(self, start: int, end: int) -> str:
         return "\n" * self._source.count(b"\n", start, end)

@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import difflib
 import gc
-import hashlib
 import importlib
 import itertools
 import json
@@ -56,10 +55,6 @@ BATCHES = (12, 100)
 """Tests of the first runs for a mutation, which a failure ends early; all others make the last run."""
 MEMORY = 14 << 30
 """Bytes of addresses for a run of tests: a mutation may ask for any number."""
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 class Chooser:
@@ -228,14 +223,18 @@ def units(rooms: Sequence[str]) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in found if tests in path.parents]
 
 
+def noted(sample: Sequence[Site]) -> list[str]:
+    """What is noted when it is executed: the keys of the places, then the paths of their files, for any function."""
+    return [*(site.key for site in sample), *sorted({site.path for site in sample})]
+
+
 def mark(bench: Bench, sample: Sequence[Site], file: Path) -> None:
-    """Writes into the copy what notes in ``file`` the places of the sample, by their numbers, and the functions of each
-    of their files, by -1 less the number of the file's first place."""
-    numbers = {site: number for number, site in enumerate(sample)}
+    """Writes into the copy what notes in ``file`` the numbers of what :func:`noted` lists."""
+    numbers = {name: number for number, name in enumerate(noted(sample))}
     for path in {site.path for site in sample}:
-        mine = {site: number for site, number in numbers.items() if site.path == path}
+        mine = {site: numbers[site.key] for site in sample if site.path == path}
         target = bench.tree / path
-        target.write_bytes(marked(target.read_bytes(), mine, -1 - min(mine.values()), MARK))
+        target.write_bytes(marked(target.read_bytes(), mine, numbers[path], MARK))
     (bench.tree / "trtdet" / "_marks.py").write_text(f"FILE = {str(file)!r}\n{MARKS}", encoding="utf-8")
 
 
@@ -262,7 +261,7 @@ def record(folder: Path, sample: Sequence[Site], given: argparse.Namespace) -> N
     in_processes(part, given.jobs)
     seconds = {name: time for line in timed.read_text().splitlines() for name, time in json.loads(line).items()}
     executed = Executed.read(given.folder)
-    executed.add(paths, seconds, sample, marks.read_text(encoding="utf-8").splitlines())
+    executed.add(paths, seconds, noted(sample), marks.read_text(encoding="utf-8").splitlines())
     executed.write(given.folder)
     print(f"{len(seconds)} tests recorded in {time.monotonic() - began:.0f} s", flush=True)
 
@@ -290,10 +289,10 @@ def in_processes(part: Callable[[int], None], count: int) -> None:
         if child == 0:
             try:
                 part(number)
-                os._exit(0)
-            finally:
+            except BaseException:
                 traceback.print_exc()
                 os._exit(1)
+            os._exit(0)
         children.append(child)
     ends = [os.waitpid(child, 0)[1] for child in children]
     if any(ends):
@@ -324,21 +323,18 @@ class Executed:
         (folder / "recording.json").write_text(json.dumps(vars(self)), encoding="utf-8")
 
     def add(
-        self, paths: Sequence[str], seconds: Mapping[str, float], sample: Sequence[Site], lines: Iterable[str]
+        self, paths: Sequence[str], seconds: Mapping[str, float], names: Sequence[str], lines: Iterable[str]
     ) -> None:
-        """Takes what was noted for the tests of these files and folders in place of what was known of them."""
+        """Takes what was noted for the tests of these files, as numbers of ``names``, in place of what was known."""
         old = tuple(f"{path}::" for path in paths)
         self.seconds = {name: time for name, time in self.seconds.items() if not name.startswith(old)} | dict(seconds)
-        tests = {key: {name for name in names if not name.startswith(old)} for key, names in self.tests.items()}
+        tests = {key: {test for test in known if not test.startswith(old)} for key, known in self.tests.items()}
+        tests = {**{name: set[str]() for name in names}, **tests}
         for line in lines:
-            number, _, test = line.partition("\t")
-            name, _, phase = test.rpartition(" ")
-            site = sample[int(number)] if int(number) >= 0 else sample[-1 - int(number)]
-            key = site.key if int(number) >= 0 else site.path
-            tests.setdefault(key, set()).add(f"{name}|fixtures" if phase != "(call)" and name else name)
-        for site in sample:
-            tests.setdefault(site.key, set())
-        self.tests = {key: sorted(names) for key, names in tests.items()}
+            number, _, during = line.partition("\t")
+            test, _, phase = during.rpartition(" ")
+            tests[names[int(number)]].add(f"{test}|fixtures" if phase != "(call)" and test else test)
+        self.tests = {key: sorted(found) for key, found in tests.items()}
 
     def of(self, site: Site) -> list[str]:
         """The tests to run, those likely to notice first.
@@ -350,7 +346,7 @@ class Executed:
         own = (f"tests/{room(site.path)}/", f"tests/test_{room(site.path)}.py")
         contexts = set(self.tests[site.key])
         if site.imported or "" in contexts:
-            contexts |= set(self.tests.get(site.path, ()))
+            contexts |= set(self.tests[site.path])
         contexts.discard("")
         if site.imported and not contexts:
             contexts = {name for name in self.seconds if name.startswith(own)}

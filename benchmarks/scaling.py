@@ -223,28 +223,19 @@ def workers(options: argparse.Namespace) -> None:
     rows = ranked(place)
     constant = measured(command, place, keep=True)[1]
     os.sched_setaffinity(0, cores)
+    least = ["sensitivity", *network(options.output, LEAST, SIDE), *ranking]
+    shortest = measured(least, place)[1]
     print(f"{len(cores)} cores; without Ray on a single core {alone:.1f} s, {constant:.1f} s of them constant\n")
     print("| workers | predicted, s | measured, s | measured / predicted | ranking |\n|---:|---:|---:|---:|---|")
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         for count in (1, 2, 4):
-            head = [
-                RAY,
-                "start",
-                "--head",
-                "--node-ip-address",
-                "127.0.0.1",
-                "--port",
-                PORT,
-                "--num-cpus",
-                str(count),
-                "--include-dashboard",
-                "false",
-            ]
-            subprocess.run([*head, "--temp-dir", folder], check=True, stdout=subprocess.DEVNULL)
+            head = (
+                f"start --head --node-ip-address 127.0.0.1 --port {PORT} --num-cpus {count} --include-dashboard false"
+            )
+            subprocess.run([RAY, *head.split(), "--temp-dir", folder], check=True, stdout=subprocess.DEVNULL)
             try:
-                least = ["sensitivity", *network(options.output, LEAST, SIDE), *ranking]
                 cluster = ["--set", f"plan.ray=127.0.0.1:{PORT}"]
-                started = measured([*least, *cluster], place)[1] - measured(least, place)[1]
+                started = measured([*least, *cluster], place)[1] - shortest
                 together = measured([*command, *cluster], place)[1]
             finally:
                 subprocess.run([RAY, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)

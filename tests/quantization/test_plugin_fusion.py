@@ -19,6 +19,7 @@ from trtdet.passes.plugin_ops import attributes
 from trtdet.quantization import Corrections, Sources, insert_qdq, lint, reach, requantize, to_half
 from trtdet.quantization.encoding import ChannelMap, half_step, nearest, weight_scales
 from trtdet.quantization.placement import QdqPlacement
+from trtdet.quantization.plugin_fusion import Requantized
 from trtdet.quantization.precision import Entry, PrecisionPlan
 
 F = np.float32
@@ -36,6 +37,17 @@ def plugged(model: onnx.ModelProto, op: str = "TRT_SiLU") -> onnx.ModelProto:
     if PLUGIN_DOMAIN not in [one.domain for one in model.opset_import]:
         model.opset_import.append(onnx.helper.make_opsetid(PLUGIN_DOMAIN, 1))
     return onnx.shape_inference.infer_shapes(model)
+
+
+def requantized_alike(model: onnx.ModelProto, x: np.ndarray, measured: Callable[..., Any]) -> Requantized:
+    """A model with plugins for Neg, requantised with a range for each channel of ``a``: valid, and computes alike."""
+    model = plugged(model)
+    explicit = insert_qdq(model, *measured(model, x))
+    done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
+    assert lint(done.model) == ()
+    got, expected = OnnxRunner(done.model)(x)["y"], OnnxRunner(explicit)(x)["y"]
+    assert np.abs(got - expected).mean() < 0.05 * np.abs(expected).mean()
+    return done
 
 
 @pytest.fixture
@@ -181,13 +193,8 @@ def test_a_side_that_others_need_in_float_stays_so_and_says_why(net, normal, mea
         one=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
         one_f=F(1),
     )
-    model, x = plugged(model), normal(1, 3, 8, 8)
-    explicit = insert_qdq(model, *measured(model, x))
-    done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
+    done = requantized_alike(model, normal(1, 3, 8, 8), measured)
     assert any(reason in one for one in done.skipped), done.skipped
-    assert lint(done.model) == ()
-    got, expected = OnnxRunner(done.model)(x)["y"], OnnxRunner(explicit)(x)["y"]
-    assert np.abs(got - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
 @pytest.mark.parametrize("value", ["", ", nothing"])
@@ -202,13 +209,8 @@ def test_zeros_around_feature_maps_are_padded_in_int8_also_where_none_says_that_
         one=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
         nothing=F(0),
     )
-    model, x = plugged(model), normal(1, 3, 8, 8)
-    explicit = insert_qdq(model, *measured(model, x))
-    done = requantize(explicit, {"a": ChannelRange((3.0, 4.0, 5.0, 6.0), 0.0)})
+    done = requantized_alike(model, normal(1, 3, 8, 8), measured)
     assert done.read == 1, done.skipped
-    assert lint(done.model) == ()
-    got, expected = OnnxRunner(done.model)(x)["y"], OnnxRunner(explicit)(x)["y"]
-    assert np.abs(got - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
 @pytest.mark.parametrize("mapped", [False, True])
