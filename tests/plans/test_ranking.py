@@ -71,7 +71,7 @@ def test_every_convolution_is_ranked_once_and_depthwise_ones_as_a_group(referenc
     assert group.macs == sum(layer.macs for layer in depthwise)
     assert group.score > depthwise[0].score * 0.5
     assert reference.distance == 0
-    assert reference.inferences == 3 * (CONVOLUTIONS + 1 + 1)
+    assert reference.inferences == 3 * (CONVOLUTIONS + 1 + 2)  # the group has a pass of its own
 
 
 def test_the_order_is_that_of_the_measured_rows(prepared, tmp_path):
@@ -262,13 +262,15 @@ def test_a_cluster_that_is_not_there_is_an_error(prepared, monkeypatch):
         rank(prepared.subject(2), ray="local")
 
 
-@pytest.mark.parametrize(("mebibytes", "together"), [(0, 32), (16, 32), (32, 16), (300, 1), (2000, 1)])
+@pytest.mark.parametrize(("mebibytes", "together"), [(0, 32), (1, 31), (8, 10), (32, 5), (200, 1), (2000, 1)])
 def test_as_many_are_measured_together_as_a_gigabyte_of_weights_holds(mebibytes, together):
-    """The model of a pass holds the weights twice for each that it measures."""
-    weights = SimpleNamespace(raw_data=range(mebibytes << 20))  # only its length is asked for
-    subject: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(initializer=[weights])))
+    """The model of each has the weights, twice, of those after it: of n convolutions n (n + 1) times their weights."""
     names = tuple(f"c{index}" for index in range(70))
-    work = Work(subject, Method.__new__(Method), members=tuple((name, (name,)) for name in names), threads=1)
-    blocks = work.blocks()
-    assert len(blocks[0]) == together
-    assert sum(blocks, ()) == names
+    weights = SimpleNamespace(name="w", raw_data=range(mebibytes << 20))  # only its length is asked for
+    nodes = [SimpleNamespace(name=name, input=["x", "w"]) for name in names]
+    subject: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(initializer=[weights], node=nodes)))
+    members = (*((name, (name,)) for name in names), ("group", names[:2]))
+    blocks = Work(subject, Method.__new__(Method), members=members, threads=1).blocks()
+    assert {len(block) for block in blocks[:-2]} == {together}
+    assert blocks[-1] == ("group",)
+    assert sum(blocks[:-1], ()) == names

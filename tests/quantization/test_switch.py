@@ -53,29 +53,52 @@ def test_switching_is_what_a_plan_would_write(model, x, measured, base, correcti
 
 
 @pytest.mark.parametrize("base", ["fp32", "int8"])
-def test_the_suffix_gives_what_the_whole_gives(model, x, measured, base, corrections):
+@pytest.mark.parametrize("together", [True, False])
+def test_a_suffix_gives_what_the_whole_gives(model, x, measured, base, corrections, together):
     placement, ranges = measured(model, x)
     switch = Switch(model, placement, ranges, corrections, base)
-    for names in [(name,) for name in CONVS] + [(CONVS[2], CONVS[3])]:
-        suffix = OnnxRunner(switch.suffix(names, OUTPUTS))
-        needed = [name for name in suffix.inputs if name != "x"]
-        tensors = {"x": x, **(OnnxRunner(expose(switch.base, needed))(x) if needed else {})}
-        got = suffix.feed({name: tensors[name] for name in suffix.inputs})
+    groups = {f"{names}": names for names in [*((name,) for name in CONVS), CONVS[2:]]}
+    suffixes = (
+        switch.suffixes(groups, OUTPUTS)
+        if together
+        else {group: switch.suffixes({group: names}, OUTPUTS)[group] for group, names in groups.items()}
+    )
+    for group, names in groups.items():
+        tensors, found = {"x": x}, set[str]()
+        for part in map(OnnxRunner, suffixes[group]):
+            needed = [name for name in part.inputs if name not in tensors]
+            tensors.update(OnnxRunner(expose(switch.base, needed))(x) if needed else {})
+            tensors.update(part.feed({name: tensors[name] for name in part.inputs}))
+            found.update(part.outputs)
         whole = OnnxRunner(switch.whole(names, OUTPUTS))(x)
-        for name, value in got.items():
-            np.testing.assert_allclose(value, whole[name], rtol=1e-5, atol=1e-5)
+        for name in found.intersection(OUTPUTS):
+            np.testing.assert_allclose(tensors[name], whole[name], rtol=1e-5, atol=1e-5)
         if names != ("Conv_6",):  # whether the sum reads its copy depends on the base and the map
-            assert set(got) == ({"y"} if names in (("Conv_2",), ("Conv_4",)) else {"y", "z"})
+            reached = {"y"} if names in (("Conv_2",), ("Conv_4",)) else {"y", "z"}
+            assert found.intersection(OUTPUTS) == reached
 
 
 def test_a_suffix_holds_no_more_than_it_needs(model, x, measured):
     placement, ranges = measured(model, x)
-    suffix = Switch(model, placement, ranges, Corrections(), "fp32").suffix(("Conv_4",), OUTPUTS)
+    (suffix,) = Switch(model, placement, ranges, Corrections(), "fp32").suffixes({"one": ("Conv_4",)}, ["e"])["one"]
     assert [one.name for one in suffix.graph.input] == ["d"]
-    assert [one.name for one in suffix.graph.output] == ["y"]
+    assert [one.name for one in suffix.graph.output] == ["e"]
     assert sorted(node.op_type for node in suffix.graph.node) == [
-        *["Conv", "DequantizeLinear", "DequantizeLinear", "QuantizeLinear", "QuantizeLinear", "Relu"]
+        *["Conv", "DequantizeLinear", "DequantizeLinear", "QuantizeLinear", "QuantizeLinear"]
     ]
+
+
+def test_nodes_after_the_last_of_several_convolutions_are_in_a_model_that_they_share(model, x, measured):
+    placement, ranges = measured(model, x)
+    switch = Switch(model, placement, ranges, Corrections(), "fp32")
+    groups = {"a": CONVS[:1], "b": CONVS[:2], "c": CONVS[1:2]}
+    suffixes = switch.suffixes(groups, OUTPUTS)
+    # The sum reads what Conv_2 reads, so it is switched with it.
+    assert [node.name for node in suffixes["a"][1].graph.node] == ["Conv_4", "Relu_5", "Conv_6"]
+    assert [node.name for node in suffixes["c"][1].graph.node] == ["Conv_4", "Relu_5"]
+    assert suffixes["a"][1] is suffixes["b"][1]
+    passed = {group: [value.name for value in suffixes[group][0].graph.output] for group in groups}
+    assert {group: sorted(names) for group, names in passed.items()} == {"a": ["b", "d"], "b": ["b", "d"], "c": ["d"]}
 
 
 def test_a_sum_reads_the_copy_as_long_as_there_is_one(model, x, measured):

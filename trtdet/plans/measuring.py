@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ from trtdet.quantization import Corrections, HeadError, QdqPlacement, Switch
 from trtdet.quantization.head_error import chooses_rows
 
 _TOGETHER = 32  # maximum number of convolutions that share a pass over the images
-_WEIGHTS = 1 << 30  # maximum bytes of weights in the models of a pass
+_WEIGHTS = 1 << 30  # maximum bytes of weights in the models of a pass that belong to a convolution each
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -119,12 +120,36 @@ class Work:
     members: tuple[tuple[str, tuple[str, ...]], ...]
     threads: int
 
+    @cached_property
+    def switch(self) -> Switch:
+        """Makes the models of all rows."""
+        subject = self.subject
+        return Switch(
+            subject.model,
+            placement=subject.placement,
+            ranges=subject.ranges,
+            corrections=subject.corrections,
+            base=self.method.base,
+        )
+
     def blocks(self) -> list[tuple[str, ...]]:
-        """The rows that are measured together; always the same, so that a resumed run gives the same bits."""
-        size = sum(len(tensor.raw_data) for tensor in self.subject.model.graph.initializer)
-        count = max(1, min(_TOGETHER, _WEIGHTS // max(1, 2 * size)))
-        names = [name for name, _ in self.members]
-        return [tuple(names[start : start + count]) for start in range(0, len(names), count)]
+        """The rows that are measured together; always the same, so that a resumed run gives the same bits.
+
+        The model of a row has the weights, twice, of the convolutions from its own to the last of its block. Rows of
+        several convolutions, which may be anywhere, have blocks of their own.
+        """
+        sizes = {weight.name: len(weight.raw_data) for weight in self.subject.model.graph.initializer}
+        nodes = self.subject.model.graph.node
+        bytes_of = {node.name: sum(sizes.get(name, 0) for name in node.input) for node in nodes}
+        blocks, held = list[list[str]](), 0
+        for row, convs in self.members:
+            first = not blocks or len(convs) > 1 or len(blocks[-1]) == _TOGETHER
+            held += 0 if first else 2 * bytes_of[row] * (len(blocks[-1]) + 1)
+            if first or held > _WEIGHTS:
+                blocks.append([])
+                held = 2 * sum(bytes_of[conv] for conv in convs)
+            blocks[-1].append(row)
+        return [tuple(block) for block in blocks]
 
 
 def measure_missing(
@@ -168,25 +193,23 @@ class _Block:
     def __init__(self, work: Work, names: tuple[str, ...]) -> None:
         self._started = time.perf_counter()
         self._work, self._names = work, names
-        subject, method, members = work.subject, work.method, dict(work.members)
-        switch = Switch(
-            subject.model,
-            placement=subject.placement,
-            ranges=subject.ranges,
-            corrections=subject.corrections,
-            base=method.base,
-        )
+        subject, method, switch = work.subject, work.method, work.switch
+        members, head = dict(work.members), subject.head.names
+        groups = {name: members[name] for name in names}
         fast = method.name == "fast"
-        make = switch.suffix if fast else switch.whole
-        head = subject.head.names
-        models = {name: make(members[name], head) for name in names}
+        models = (
+            switch.suffixes(groups, head)
+            if fast
+            else {name: (switch.whole(convs, head),) for name, convs in groups.items()}
+        )
+        loaded: dict[int, OnnxRunner] = {}
+        for model in chain.from_iterable(models.values()):
+            if id(model) not in loaded:
+                loaded[id(model)] = OnnxRunner(model, alone=fast)
         # Convolutions that do not reach the boxes and scores, such as a mask head's, leave nothing to run.
-        self._variants = {
-            name: OnnxRunner(model, alone=fast) if model.graph.output else None for name, model in models.items()
-        }
+        self._variants = {name: [loaded[id(model)] for model in parts] for name, parts in models.items()}
         self._source = subject.model.graph.input[0].name
-        runners = [runner for runner in self._variants.values() if runner is not None]
-        read = (name for runner in runners for name in runner.inputs if name != self._source)
+        read = (name for runner in loaded.values() for name in runner.inputs if name != self._source)
         self._base = OnnxRunner(expose(switch.base, list(dict.fromkeys([*head, *read]))))
         # Errors are against the float model; with the base fp32 that is the base itself.
         self._exact = OnnxRunner(expose(subject.model, head)) if method.base == "int8" else self._base
@@ -198,9 +221,10 @@ class _Block:
         subject, method, runs, images = self._work.subject, self._work.method, 0, 0
 
         def add(batch: ImageBatch, tensors: Arrays, exact: Arrays, name: str) -> None:
-            runner = self._variants[name]
-            outputs = {} if runner is None else runner.feed({tensor: tensors[tensor] for tensor in runner.inputs})
-            self._errors[name].update(subject, batch, exact, {**tensors, **outputs})
+            values = dict(tensors)
+            for runner in self._variants[name]:
+                values.update(runner.feed({tensor: values[tensor] for tensor in runner.inputs}))
+            self._errors[name].update(subject, batch, exact, values)
 
         stream = ImageStream(
             subject.images,

@@ -165,13 +165,22 @@ def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
     foreign = {name for name, origin in registry(graph).items() if not (origin.replaces or origin in _BETWEEN)}
     # Pairs join only with INT8 convolutions in the region.
     paired = any(id(node) in region and maker(node.inputs[0], "DequantizeLinear") for node in graph.nodes)
-    joining = [node for node in graph.nodes if node.name not in foreign | left and _may_join(node, paired, places)]
-    grown = True
-    while grown:
-        before = len(region)
-        region |= {id(node) for node in joining if id(node) not in region and _joins(graph, node, region)}
-        grown = len(region) > before
+    outside = foreign | left
+    joining = [node for node in graph.nodes if node.name not in outside and _may_join(node, paired, places)]
+    waiting, may_join = list(joining), {id(node) for node in joining}
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in region and _joins(graph, node, region):
+            region.add(id(node))
+            waiting += [near for near in _near(node) if id(near) in may_join]
     return [node for node in graph.nodes if id(node) in region]
+
+
+def _near(node: gs.Node) -> list[gs.Node]:
+    """The nodes of which :func:`_joins` may ask whether ``node`` is in the region."""
+    readers = [reader for output in node.outputs for reader in output.outputs]
+    behind = [later for reader in readers for output in reader.outputs for later in output.outputs]
+    return [*readers, *behind, *(source for tensor in node.inputs for source in tensor.inputs)]
 
 
 def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:

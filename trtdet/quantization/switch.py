@@ -32,15 +32,15 @@ class Switch:
         self._to_int8 = base == "fp32"
         self._origins = {**origin_of(other), **origin_of(self.base)}
         self._nodes = list(self.base.graph.node)
-        makers = {output: index for index, node in enumerate(self._nodes) for output in node.output}
+        self._makers = {output: index for index, node in enumerate(self._nodes) for output in node.output}
         self._consumers: dict[str, list[int]] = {}
         for index, node in enumerate(self._nodes):
             for name in reads(node):
                 self._consumers.setdefault(name, []).append(index)
         # In INT8 another node may compute a node's output, such as a sum with a bias that a product cannot take.
-        ends = {node.name: node.output[0] for node in model.graph.node}
-        self._other = _Form(other, makers, ends)
-        own = _Form(int8, {output for node in model.graph.node for output in node.output}, ends)
+        self._ends = {node.name: node.output[0] for node in model.graph.node}
+        self._other = _Form(other, self._makers, self._ends)
+        own = _Form(int8, {output for node in model.graph.node for output in node.output}, self._ends)
         convs = placement.plan.names("int8")
         chains = {name: {node.name for node in own.local(name)} for name in convs}
         # The sum after a product holds its bias, so both are switched together.
@@ -63,16 +63,41 @@ class Switch:
         # Nodes without inputs, such as the Q/DQ pairs of weights; every suffix contains them.
         self._constant: set[int] = set()
         for index, node in enumerate(self._nodes):
-            if all(name in self._initializers or makers.get(name) in self._constant for name in reads(node)):
+            if all(name in self._initializers or self._makers.get(name) in self._constant for name in reads(node)):
                 self._constant.add(index)
 
     def whole(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
         """The whole model with the convolutions ``names`` switched; ``outputs`` are tensors of the float model."""
         return self._assembled(range(len(self._nodes)), names, tuple(outputs))
 
-    def suffix(self, names: Collection[str], outputs: Iterable[str]) -> onnx.ModelProto:
-        """Only the nodes that depend on switched convolutions. Its inputs are tensors of the base; its outputs are
-        those of ``outputs``, tensors of the float model, that depend on a switched convolution."""
+    def suffixes(
+        self, groups: Mapping[str, Collection[str]], outputs: Iterable[str]
+    ) -> dict[str, tuple[onnx.ModelProto, ...]]:
+        """Only the nodes that depend on switched convolutions, for each group of those that are switched together.
+
+        Each has at most two models, which run one after the other. The first ends at the last switched convolution of
+        all groups; the second has the nodes after it, and is the same object for all groups that need the same nodes.
+        Their inputs are tensors of the base, or outputs of the first model. Among their outputs are those of
+        ``outputs``, tensors of the float model, that depend on a switched convolution.
+        """
+        wanted = tuple(outputs)
+        switched = set().union(*map(self._switched, groups.values()))
+        last = max(self._makers[self._ends[name]] for name in switched)
+        rests: dict[frozenset[int], onnx.ModelProto] = {}
+        suffixes = {}
+        for group, names in groups.items():
+            reached = self._reached(names)
+            after = frozenset(index for index in reached if index > last)
+            if after not in rests:
+                rests[after] = self._assembled(after | self._constant, (), self._produced(after, wanted))
+            rest, before = rests[after], reached - after
+            passed = [*wanted, *(value.name for value in rest.graph.input)]
+            first = self._assembled(before | self._constant, names, self._produced(before, passed))
+            suffixes[group] = tuple(model for model in (first, rest) if model.graph.output)
+        return suffixes
+
+    def _reached(self, names: Collection[str]) -> set[int]:
+        """Indices of the nodes that depend on switched convolutions, and of these."""
         switched = self._switched(names)
         waiting = [index for index, node in enumerate(self._nodes) if node.name in switched]
         reached = set(waiting)
@@ -81,9 +106,11 @@ class Switch:
                 fresh = [index for index in self._consumers.get(output, ()) if index not in reached]
                 reached.update(fresh)
                 waiting += fresh
-        produced = {output for index in reached for output in self._nodes[index].output}
-        dependent = tuple(name for name in outputs if name in produced)
-        return self._assembled(sorted(reached | self._constant), names, dependent)
+        return reached
+
+    def _produced(self, indices: Collection[int], names: Iterable[str]) -> tuple[str, ...]:
+        """The tensors, each once, that nodes of these indices compute."""
+        return tuple(name for name in dict.fromkeys(names) if self._makers.get(name) in indices)
 
     def _switched(self, names: Collection[str]) -> set[str]:
         """The convolutions, their biases, and the sums that read a tensor quantised for them."""
@@ -96,11 +123,12 @@ class Switch:
         return chosen | sums | {self._biases[name] for name in chosen & self._biases.keys()}
 
     def _assembled(self, indices: Iterable[int], names: Collection[str], outputs: tuple[str, ...]) -> onnx.ModelProto:
+        """The nodes of these indices that ``outputs`` need, with the convolutions ``names`` switched."""
         switched = self._switched(names)
         local = {name: self._other.local(name) for name in switched}
         ends = {nodes[-1].output[0] for nodes in local.values()}
         written: dict[str, onnx.NodeProto] = {}
-        for index in indices:
+        for index in sorted(indices):
             node = self._nodes[index]
             if node.name in switched:
                 for written_node in local[node.name]:
@@ -112,7 +140,8 @@ class Switch:
         for node in reversed(written.values()):
             if needed.intersection(node.output):
                 needed.update(reads(node))
-                nodes.insert(0, node)
+                nodes.append(node)
+        nodes.reverse()
         produced = {output for node in nodes for output in node.output}
         read = dict.fromkeys(name for node in nodes for name in reads(node) if name not in produced)
         graph = onnx.helper.make_graph(
