@@ -5,23 +5,39 @@ import pytest
 from models import small_detector
 
 from trtdet import CalibrationOptions, load_config
-from trtdet.candidates import prepare
+from trtdet.candidates import prepare, preparing
 from trtdet.candidates.folder import Accuracy, Candidate, candidates_table
 from trtdet.demo import shapes
 from trtdet.errors import BundleError
 from trtdet.evaluation.comparison import PartScore
-from trtdet.options import BuildOptions, PrepareOptions
+from trtdet.options import BuildOptions, PlanOptions, PrepareOptions
+
+
+def prepared(place, points=0, plan=PlanOptions()):
+    onnx.save(small_detector(width=32), place / "model.onnx")
+    images = shapes.generate(place, "calibration", 6).images
+    calibration = CalibrationOptions(rule="minmax", images=images, num_images=3)
+    build = BuildOptions(effort="none", calibration=calibration, plan=plan)
+    options = PrepareOptions(target="tensorrt-10.3", points=points, build=build)
+    return prepare(place / "model.onnx", load_config("shapes"), place / "prepared", options)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    onnx.save(small_detector(width=32), tmp_path / "model.onnx")
-    images = shapes.generate(tmp_path, "calibration", 6).images
-    calibration = CalibrationOptions(rule="minmax", images=images, num_images=3)
-    options = PrepareOptions(
-        target="tensorrt-10.3", points=0, build=BuildOptions(effort="none", calibration=calibration)
-    )
-    return prepare(tmp_path / "model.onnx", load_config("shapes"), tmp_path / "prepared", options)
+    return prepared(tmp_path)
+
+
+def test_layers_are_ranked_on_as_many_images_as_are_asked_for(tmp_path, monkeypatch):
+    taken = []
+
+    def ranking(ranked, options, **others):
+        taken.append(len(ranked.subject(options.rank_images).images))
+        return preparing_ranking(ranked, options, **others)
+
+    preparing_ranking = preparing.ranking
+    monkeypatch.setattr(preparing, "ranking", ranking)
+    prepared(tmp_path, points=1, plan=PlanOptions(rank_images=2))
+    assert taken == [2]
 
 
 def test_forms_that_change_the_network_are_candidates(folder):

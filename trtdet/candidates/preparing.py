@@ -184,7 +184,7 @@ class Preparing:
         names = {kept: _NAMES[titled[kept][0]] for kept in plans}
         if self._options.points:
             # Two more than asked for: the optimiser's ends are INT8 everywhere and FP16 alone, which have a title.
-            ranked = ranking(corrected, self._job.options.plan, progress=self._progress)
+            ranked = ranking(corrected, self._options.build.plan, progress=self._progress)
             trade_off = front(plan_problem(corrected, None, ranked), self._options.points + 2)
             fresh = [plan.half for plan in trade_off if plan.half not in titled][: self._options.points]
             names.update({kept: f"front-{number}" for number, kept in enumerate(fresh, 1)})
