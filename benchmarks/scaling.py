@@ -119,8 +119,7 @@ def commands(options: argparse.Namespace, axis: str, value: int) -> Iterator[tup
     scored = ["--val-images", *images]
     target = ["--for", "tensorrt-10.3", "--points", 1]
     yield "prepare", ["prepare", *chosen, *calibration, *scored, *target, "-o", "prepared"]
-    if axis != "side":
-        yield "tune", ["tune", *chosen, *calibration, *scored, "--backend", "onnxruntime", "-o", "tuned"]
+    yield "tune", ["tune", *chosen, *calibration, *scored, "--backend", "onnxruntime", "-o", "tuned"]
 
 
 def measured(command: list[str | Path], place: Path, keep: bool = False) -> tuple[float, float, float]:
