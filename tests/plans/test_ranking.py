@@ -262,15 +262,20 @@ def test_a_cluster_that_is_not_there_is_an_error(prepared, monkeypatch):
         rank(prepared.subject(2), ray="local")
 
 
-@pytest.mark.parametrize(("mebibytes", "together"), [(0, 32), (1, 31), (8, 10), (32, 5), (200, 1), (2000, 1)])
-def test_as_many_are_measured_together_as_a_gigabyte_of_weights_holds(mebibytes, together):
-    """The model of each has the weights, twice, of those after it: of n convolutions n (n + 1) times their weights."""
+@pytest.mark.parametrize(
+    ("method", "mebibytes", "together"),
+    [("fast", size, count) for size, count in ((0, 32), (1, 31), (8, 10), (32, 5), (200, 1), (2000, 1))]
+    + [("reference", size, count) for size, count in ((0, 32), (16, 32), (32, 16), (300, 1), (2000, 1))],
+)
+def test_as_many_are_measured_together_as_a_gigabyte_of_weights_holds(method, mebibytes, together):
+    """The model of each has the weights, twice, of those after it: of n convolutions n (n + 1) times their weights. By
+    the reference method it is the whole network, whose convolutions share their weights here."""
     names = tuple(f"c{index}" for index in range(70))
     weights = SimpleNamespace(name="w", raw_data=range(mebibytes << 20))  # only its length is asked for
     nodes = [SimpleNamespace(name=name, input=["x", "w"]) for name in names]
     subject: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(initializer=[weights], node=nodes)))
     members = (*((name, (name,)) for name in names), ("group", names[:2]))
-    blocks = Work(subject, Method.__new__(Method), members=members, threads=1).blocks()
+    blocks = Work(subject, Method(method), members=members, threads=1).blocks()
     assert {len(block) for block in blocks[:-2]} == {together}
     assert blocks[-1] == ("group",)
     assert sum(blocks[:-1], ()) == names

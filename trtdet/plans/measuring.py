@@ -135,19 +135,20 @@ class Work:
     def blocks(self) -> list[tuple[str, ...]]:
         """The rows that are measured together; always the same, so that a resumed run gives the same bits.
 
-        The model of a row has the weights, twice, of the convolutions from its own to the last of its block. Rows of
-        several convolutions, which may be anywhere, have blocks of their own.
+        The models of a row have the weights, twice, of the convolutions from its own to the last of its block; by the
+        reference method, of the whole network. Rows of several convolutions, which may be anywhere, begin a block.
         """
         sizes = {weight.name: len(weight.raw_data) for weight in self.subject.model.graph.initializer}
         nodes = self.subject.model.graph.node
         bytes_of = {node.name: sum(sizes.get(name, 0) for name in node.input) for node in nodes}
+        whole = sum(sizes.values()) if self.method.name == "reference" else 0
         blocks, held = list[list[str]](), 0
         for row, convs in self.members:
             first = not blocks or len(convs) > 1 or len(blocks[-1]) == _TOGETHER
-            held += 0 if first else 2 * bytes_of[row] * (len(blocks[-1]) + 1)
+            held += 0 if first else 2 * (whole or bytes_of[row] * (len(blocks[-1]) + 1))
             if first or held > _WEIGHTS:
                 blocks.append([])
-                held = 2 * sum(bytes_of[conv] for conv in convs)
+                held = 2 * (whole or sum(bytes_of[conv] for conv in convs))
             blocks[-1].append(row)
         return [tuple(block) for block in blocks]
 
