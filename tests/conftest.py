@@ -3,6 +3,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +21,11 @@ from trtdet.evaluation import plausibility
 
 def pytest_configure(config: pytest.Config) -> None:
     """Lets models that have learnt nothing be what they are, and gives each of pytest-xdist's workers cores of its own:
-    threads of one that wait for the other's are slow."""
+    threads of one that wait for the other's are slow. Processes of tests can be interrupted, also where the tests run
+    in the background of a shell, which makes all of them ignore Ctrl-C."""
     config.addinivalue_line("filterwarnings", "ignore::trtdet.errors.ImplausibleDetections")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
