@@ -151,8 +151,8 @@ def test_every_command_of_a_page_runs(page, workplace):
 def test_the_figures_in_the_readme_are_near_those_of_this_machine(workplace):
     """CPUs round differently: corrected variants differ by some tenths, rules alone by more, in the same order.
 
-    TensorRT-RTX shares kernels between layers whose scales allow it: with one image of 64 left out in calibration the
-    engine of INT8 has 7.9 to 10.3 MB.
+    How large an INT8 engine of TensorRT-RTX is depends on its scales: with one image of 64 left out in calibration this
+    has 7.9 to 10.3 MB.
     """
     (table,) = [block for block in blocks(ROOT / "README.md", "text") if block.startswith("variant ")]
     printed = {}
