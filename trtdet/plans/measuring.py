@@ -34,7 +34,7 @@ from trtdet.quantization import Corrections, HeadError, QdqPlacement, Switch
 from trtdet.quantization.head_error import chooses_rows
 
 _TOGETHER = 32  # maximum number of convolutions that share a pass over the images
-_WEIGHTS = 1 << 30  # maximum bytes of weights in the models of a pass that belong to a convolution each
+_WEIGHTS = 1 << 30  # maximum bytes of weights in the models of a pass, without those of models that its rows share
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -136,19 +136,24 @@ class Work:
         """The rows that are measured together; always the same, so that a resumed run gives the same bits.
 
         The models of a row have the weights, twice, of the convolutions from its own to the last of its block; by the
-        reference method, of the whole network. Rows of several convolutions, which may be anywhere, begin a block.
+        reference method, of the whole network. The convolutions of a group may be anywhere, so that by the fast method
+        a group begins a block.
         """
-        sizes = {weight.name: len(weight.raw_data) for weight in self.subject.model.graph.initializer}
+        fast = self.method.name == "fast"
+        weights = {weight.name: len(weight.raw_data) for weight in self.subject.model.graph.initializer}
         nodes = self.subject.model.graph.node
-        bytes_of = {node.name: sum(sizes.get(name, 0) for name in node.input) for node in nodes}
-        whole = sum(sizes.values()) if self.method.name == "reference" else 0
-        blocks, held = list[list[str]](), 0
+        sizes = {node.name: sum(weights.get(name, 0) for name in node.input) for node in nodes}
+        sizes |= {row: sum(sizes[conv] for conv in convs) for row, convs in self.members}
+        whole = sum(weights.values())
+
+        def held(rows: list[str]) -> int:
+            return 2 * sum(count * sizes[row] if fast else whole for count, row in enumerate(rows, 1))
+
+        blocks = list[list[str]]()
         for row, convs in self.members:
-            first = not blocks or len(convs) > 1 or len(blocks[-1]) == _TOGETHER
-            held += 0 if first else 2 * (whole or bytes_of[row] * (len(blocks[-1]) + 1))
-            if first or held > _WEIGHTS:
+            group = fast and len(convs) > 1
+            if not blocks or group or len(blocks[-1]) == _TOGETHER or held([*blocks[-1], row]) > _WEIGHTS:
                 blocks.append([])
-                held = 2 * (whole or sum(bytes_of[conv] for conv in convs))
             blocks[-1].append(row)
         return [tuple(block) for block in blocks]
 

@@ -178,14 +178,18 @@ def _region(graph: gs.Graph, names: set[str], left: set[str]) -> list[gs.Node]:
 
 def _near(node: gs.Node) -> list[gs.Node]:
     """The nodes of which :func:`_joins` may ask whether ``node`` is in the region."""
-    readers = [reader for output in node.outputs for reader in output.outputs]
-    behind = [later for reader in readers for output in reader.outputs for later in output.outputs]
+    readers = _readers(node)
+    behind = (later for reader in readers for later in _readers(reader))
     return [*readers, *behind, *(source for tensor in node.inputs for source in tensor.inputs)]
+
+
+def _readers(node: gs.Node) -> list[gs.Node]:
+    return [reader for output in node.outputs for reader in output.outputs]
 
 
 def _joins(graph: gs.Graph, node: gs.Node, region: set[int]) -> bool:
     """Whether a node joins the current region."""
-    readers = [reader for output in node.outputs for reader in output.outputs]
+    readers = _readers(node)
     if node.op == "DequantizeLinear":
         return any(id(reader) in region and reader.op != "QuantizeLinear" for reader in readers)
     read = [node.inputs[position] for position in ((0,) if node.op == "QuantizeLinear" else _positions(node))]
