@@ -219,7 +219,7 @@ def warn_of_left(graph: PlacedGraph) -> None:
 
 
 class Suppression(NamedTuple):
-    """An NMS mode, and its relation to CUDA graphs if there is one."""
+    """An NMS mode, and why ``auto`` left it to the host, or why it rules out a CUDA graph, if either holds."""
 
     mode: NmsMode
     reason: str = ""
@@ -231,10 +231,12 @@ def suppression(
     """Chooses the NMS mode.
 
     ``auto`` keeps the kind of the model's embedded NMS if the backend has it. Otherwise it takes the backend's best
-    mode that a CUDA graph can contain, or else the host. Raises BackendError: the backend lacks the requested mode;
-    ConfigError: the mode cannot take the detector's masks, keypoints or rotated boxes.
+    mode that a CUDA graph can contain, or else the host, which also compares rotated boxes: in plain operators that can
+    take longer than the network. Raises BackendError: the backend lacks the requested mode; ConfigError: the mode
+    cannot take the detector's masks, keypoints or rotated boxes.
     """
     nms = config.nms
+    slow = config.head.rotated and nms.suppresses
     if requested != "auto" and (refusal := refused_parts(requested, config)):
         raise ConfigError(refusal)
     allowed = tuple(mode for mode in caps.in_graph_nms if not refused_parts(mode, config))
@@ -243,16 +245,18 @@ def suppression(
     if not nms.suppresses:  # a plain TopK is enough, and an NMS plugin would be slower
         allowed = tuple(sorted(allowed, key=lambda mode: mode != "native"))
     captured: tuple[NmsMode, ...] = (*(mode for mode in allowed if not caps.uncaptured(mode, nms)), "host")
-    kept = own.kind if own is not None and own.kind in allowed else captured[0]
+    best = "host" if slow else captured[0]
+    kept = own.kind if own is not None and own.kind in allowed else best
     chosen: NmsMode = kept if requested == "auto" else requested
     if caps.uncaptured(chosen, nms) and chosen in allowed:
         others = " or ".join(captured)
         reason = f"{caps.uncaptured(chosen, nms)}; --nms {others} lets the engine be launched as a CUDA graph"
         return Suppression(chosen, reason)
     if chosen == "host" and requested == "auto" and allowed:
-        causes = "; ".join(caps.uncaptured(mode, nms) for mode in allowed)
-        reason = f"with --nms {' or '.join(allowed)} the engine could not be launched as a CUDA graph ({causes})"
-        return Suppression(chosen, reason)
+        others = f"with --nms {' or '.join(allowed)}"
+        if causes := "; ".join(cause for mode in allowed if (cause := caps.uncaptured(mode, nms))):
+            return Suppression(chosen, f"{others} the engine could not be launched as a CUDA graph ({causes})")
+        return Suppression(chosen, f"{others} comparing rotated boxes could take longer than the network")
     if chosen == "host" or chosen in allowed:
         return Suppression(chosen)
     subject = f"--nms {requested}"
