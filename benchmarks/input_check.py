@@ -68,8 +68,14 @@ def readings(right: trtdet.Config) -> Iterator[Reading]:
         if resize != pixels.resize:
             yield wrong(f"`{resize}`", "input", "resize", to=resize)
     yield wrong("scores taken for logits", "head", "scores", to="logits")
-    if head.decode == "yolox":
-        yield wrong("`decode: yolov5`", "head", "decode", to="yolov5")
+    swaps = {"yolox": "yolov5", "yolov5": "yolox"}
+    if head.decode in swaps:
+        yield wrong(f"`decode: {swaps[head.decode]}`", "head", "decode", to=swaps[head.decode])
+    if head.decode in ("boxes", "detections"):
+        form = "cxcywh" if head.boxes == "xyxy" else "xyxy"
+        yield wrong(f"boxes as {form}", "head", "boxes", to=form)
+        units = "relative" if head.units == "pixels" else "pixels"
+        yield wrong(f"boxes in {units} units", "head", "units", to=units)
     if head.decode == "dfl":
         yield wrong("cells' corners for centres", "head", "cell_offset", to=0.0)
 

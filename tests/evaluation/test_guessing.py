@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,25 @@ def test_without_images_what_is_usual_stands_and_says_so(tmp_path):
     (tmp_path / "shapes.yaml").write_text(found.text())
     assert load_config(str(tmp_path / "shapes.yaml")) == found.config
     assert all("#" in line for line in found.text().splitlines() if not line.endswith(":"))
+
+
+def test_names_are_asked_for_until_their_number_is_right(images, tmp_path, monkeypatch, capsys):
+    """What was tried on the images is kept, and a wrong answer is no end."""
+    answers = iter(["a,b,c,d,e,f,g", "nowhere.txt", ",".join("abcdefghij")])
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda: next(answers))
+    tried: list[int] = []
+    settle = guessing.settle_model
+    monkeypatch.setattr(guessing, "settle_model", lambda *asked: tried.append(1) or settle(*asked))
+    place = tmp_path / "shapes.yaml"
+    arguments = ["init", str(SHAPES_MODEL), "--images", str(images[0].parent), "--num-images", "4", "-o", str(place)]
+    assert main(arguments) == 0
+    assert load_config(str(place)).classes == tuple("abcdefghij")
+    assert re.search("^classes: .a, b, .*# given$", place.read_text(), re.MULTILINE)
+    assert tried == [1]
+    said = capsys.readouterr().err
+    assert "--classes names 7, and the model has 10" in said and "'nowhere.txt' does not exist" in said
 
 
 def test_expressions_are_written_in_their_order(tmp_path):

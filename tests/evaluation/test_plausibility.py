@@ -237,6 +237,37 @@ def test_a_worse_reading_is_left_after_few_images_and_a_hardly_worse_one_after_m
     assert hardly is not None and (hardly.images, hardly.same) == (32, True)
 
 
+NOTHING, STUCK = Tally(), Tally(-1.0, score=3.0, agreed=3.0, confident=3, stayed=3.0, classes=frozenset({0}))
+FOUND = Tally(1.0, score=3.0, agreed=3.0, confident=3, moved=3.0, classes=frozenset({0}))
+
+
+@pytest.mark.parametrize(
+    ("given", "other", "looked_at"),
+    [
+        ([NOTHING] * 64, [NOTHING] * 64, 32),
+        ([STUCK] * 64, [STUCK] * 64, 16),
+        ([STUCK] * 64, [NOTHING] * 64, 32),
+        ([NOTHING] * 20 + [FOUND] * 44, [NOTHING] * 64, 64),
+        ([NOTHING] * 64, [NOTHING] * 31 + [FOUND] * 33, 64),
+    ],
+)
+def test_where_no_reading_works_a_thorough_contest_ends(given, other, looked_at):
+    readings = Reading(SHAPES, SHAPES), Reading(SHAPES, SHAPES).other("color", color="rgb")
+    paths = [Path(str(number)) for number in range(64)]
+    cache = {
+        (plausibility._key(reading), path): tally
+        for reading, tallies in zip(readings, (given, other), strict=True)
+        for path, tally in zip(paths, tallies, strict=True)
+    }
+    told: list[tuple[str, int, int]] = []
+    subject = plausibility._Subject(lambda _: {}, SHAPES, 1, progress=lambda *step: told.append(step))
+    contest = plausibility._Contest(subject, readings[0], readings[1:], cache=cache, thorough=True)
+    winner = contest.run(paths)
+    assert len(contest.tallies[id(readings[0])]) == looked_at
+    assert (winner is readings[1]) == (FOUND in other)
+    assert told == [("comparing 2 readings", number, 64) for number in range(looked_at)]
+
+
 def test_students_t_is_that_of_the_paired_test():
     differences = np.array([0.3, -0.1, 0.4, 0.2, 0.1])
     expected = stats.ttest_1samp(differences, 0).statistic

@@ -148,17 +148,21 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
     console.progress("trying what the model's numbers can mean", 0, 1)
     names = _names(options.classes) if options.classes else None
     try:
-        guess = guess_config(options.model, images, size=options.size, classes=names)
+        guess = guess_config(options.model, images, size=options.size, classes=names, progress=console.progress)
     except UnknownHead as error:
         raise ModelError(error.problem, _drafted(options, draft(error.described, error.problem, names))) from None
+    console.progress("trying what the model's numbers can mean", 1, 1)  # no bar where an answer is typed
     if "classes" in guess.unknown and not options.json and sys.stdin.isatty() and sys.stderr.isatty():
         console.line(
             f"class names: {guess.unknown['classes']}. A file, or names with commas; empty to write them later:"
         )
-        if answer := input().strip():
-            guess = guess_config(options.model, images, size=options.size, classes=_names(answer))
+        while answer := input().strip():
+            try:
+                guess = guess.named(_names(answer))
+                break
+            except ConfigError as error:
+                console.warn(error)  # what the images said is not to be lost
     write_atomically(options.output, guess.text().encode())
-    console.progress("trying what the model's numbers can mean", 1, 1)
     pictures: list[str] = []
     if options.pictures is not None:
         predictions = Detector.open(options.model, guess.config).predict(images, stream=True)

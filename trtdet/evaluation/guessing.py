@@ -23,6 +23,7 @@ from trtdet.exporter import ExportOptions, onnx_file
 from trtdet.exporter.forms import form_of
 from trtdet.passes import Options, has_pairs, load_model
 from trtdet.passes.protobuf import metadata
+from trtdet.progress import Progress, silent
 from trtdet.quantization import take_apart
 from trtdet.tables import counted
 
@@ -61,6 +62,11 @@ class Guess:
             if one.rival is not None and not one.same
         }
 
+    def named(self, classes: Sequence[str]) -> Guess:
+        """The same with the names of the classes, in the model's order. Raises ConfigError: their number is wrong."""
+        config, origin, unknown = _named(self.config, classes, described=False)
+        return replace(self, config=config, origins={**self.origins, "classes": origin}, unknown=unknown)
+
     def text(self) -> str:
         """The YAML file, with the origin of each key as a comment."""
         content: dict[str, Any] = self.config.model_dump(mode="json", exclude_defaults=True)
@@ -91,6 +97,7 @@ def guess_config(
     *,
     size: tuple[int, int] | None = None,
     classes: Sequence[str] | None = None,
+    progress: Progress = silent,
 ) -> Guess:
     """Guesses the configuration of an ONNX file; with images, also tries the usual alternatives on them.
 
@@ -99,6 +106,7 @@ def guess_config(
             many are looked at as it takes.
         size: height and width in pixels, for a model with a dynamic size.
         classes: names in the model's order; None for those in its metadata.
+        progress: gets the images that were looked at.
 
     Raises:
         ConfigError: the model's input is not one image, its size is needed, or the number of ``classes`` is wrong.
@@ -119,7 +127,7 @@ def guess_config(
     if len(files) < FEWEST_IMAGES:
         origins |= {f"input.{key}": f"{usual}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
         return Guess(config, origins=origins, unknown=unknown, looks=None, note=note)
-    settled = settle_model(loaded, Options(config), files)
+    settled = settle_model(loaded, Options(config), files, progress)
     if usual != _USUAL:
         settled = _decided(settled, loaded, given=config, files=files)
     if unknown and settled.looks.verdict == "not working":  # that many classes are a guess as well

@@ -27,6 +27,7 @@ from trtdet.detection.parts import Float
 from trtdet.errors import DataError
 from trtdet.evaluation.judging import Found, figure_of, normal_of, student_t
 from trtdet.evaluation.readings import Reading
+from trtdet.progress import Progress, silent
 
 FEWEST_IMAGES = 32
 MOST_IMAGES = 512
@@ -55,6 +56,7 @@ class Placement:
         thorough: whether each is followed until it is surely better or worse; else only while it may be better.
         cache: figures by the keys of the input and the image; contests of one detector share it.
         images: number of images that were compared.
+        progress: gets the images that were looked at.
     """
 
     given: Reading
@@ -63,6 +65,7 @@ class Placement:
     thorough: bool = False
     cache: dict[tuple[str, Path], float] = field(default_factory=dict)
     images: int = 0
+    progress: Progress = silent
     _figures: dict[int, list[float]] = field(default_factory=dict)
     _total: int = 0
 
@@ -74,7 +77,8 @@ class Placement:
         self._total = len(paths)
         self._figures = {id(reading): [] for reading in (self.given, *self.others)}
         live = list(self.others)
-        for path in paths:
+        for number, path in enumerate(paths):
+            self.progress("comparing ways to place images in the input", number, len(paths))
             try:
                 self._look_at(path, [self.given, *live])
             except DataError:

@@ -48,6 +48,7 @@ from trtdet.evaluation.placement import MOST_IMAGES as MOST_PLACED
 from trtdet.evaluation.placement import SURE, Placement
 from trtdet.evaluation.readings import QUESTIONS, RESIZE, Reading, head_readings, input_readings
 from trtdet.passes import Options, load_model, raw_outputs
+from trtdet.progress import Progress, silent
 from trtdet.runtime.detector import Detector
 from trtdet.tables import counted
 
@@ -56,6 +57,9 @@ MOST_IMAGES = 64
 
 _LOOKS = (4, 8, 16, 32, 64, 128, 256, 512)
 """Numbers of images after which readings are compared."""
+_ENOUGH_BROKEN, _ENOUGH_EMPTY = 16, 32
+"""Numbers of images from which on a thorough contest gives up readings that do not work, or find nothing, if the given
+one is no better."""
 _BEHIND = {8: 0.0, 16: 0.8, 32: 1.8}
 """A check drops alternatives under this Student's t after this many images."""
 _LIKELY = 0.75
@@ -228,7 +232,9 @@ def examine_model(
     return _guarded(work)
 
 
-def settle_model(model: onnx.ModelProto, options: Options, paths: Sequence[Path]) -> Settled:
+def settle_model(
+    model: onnx.ModelProto, options: Options, paths: Sequence[Path], progress: Progress = silent
+) -> Settled:
     """Finds the configuration that fits a float model best, on as many of the images as that takes.
 
     Images from all over the sequence are looked at until each question is answered. An error is the ``obstacle`` of
@@ -238,7 +244,8 @@ def settle_model(model: onnx.ModelProto, options: Options, paths: Sequence[Path]
 
     def work() -> Plausibility:
         scattered = _scattered(paths)
-        found.append(_settled(_of_model(model, options), scattered, thorough=True, many=scattered))
+        subject = replace(_of_model(model, options), progress=progress)
+        found.append(_settled(subject, scattered, thorough=True, many=scattered))
         return found[0].first
 
     first = _guarded(work)
@@ -317,13 +324,15 @@ class _Subject:
     """The model or detector under test.
 
     ``run`` computes all outputs of images float32 (B, 3, H, W); ``batch`` images at a time are best. ``detector``
-    decodes the head; None if the outputs are raw, so that other heads can be tried.
+    decodes the head; None if the outputs are raw, so that other heads can be tried. ``progress`` gets the images that
+    were looked at.
     """
 
     run: Runner
     config: Config
     batch: int
     detector: Detector | None = None
+    progress: Progress = silent
 
     def outputs(self, pairs: Sequence[tuple[Float, Float]]) -> list[list[dict[str, NDArray[Any]]]]:
         """For each pair of images float32 (3, H, W) its outputs: one of two rows, or, where the network takes one image
@@ -403,7 +412,9 @@ class _Contest:
 
     def run(self, paths: Sequence[Path]) -> Reading | None:
         """The best of the readings that are clearly better than the given one and work; None if none does."""
-        for path in paths:
+        stage = f"comparing {counted(1 + len(self.others), 'reading')}"
+        for number, path in enumerate(paths):
+            self._subject.progress(stage, number, len(paths))
             try:
                 self._look_at(path)
             except DataError:
@@ -411,6 +422,8 @@ class _Contest:
             count = len(self.tallies[id(self.given)])
             if count in _LOOKS:
                 self._live = [other for other in self._live if not self._decided(other, count)]
+                if self._thorough and not self._live and self._hopeless(self.given, count):
+                    return None
                 winner = self._winner(_AT_ONCE) if count >= 8 else None
                 # No more images are needed if the given reading detects enough.
                 enough = sum(tally.confident > 0 for tally in self.tallies[id(self.given)]) > count / 2
@@ -458,9 +471,18 @@ class _Contest:
         t, gain = self._t(other), self.gain(other)
         if not self._thorough:
             return gain <= 0.8 if count == 4 else t <= _BEHIND.get(count, -math.inf)
+        if self._hopeless(self.given, count) and self._hopeless(other, count):
+            return True
         if count >= 32 and self._same(other):
             return True
         return self._sure(other, -1) >= SURE and gain <= 1 / _CLEARLY
+
+    def _hopeless(self, reading: Reading, count: int) -> bool:
+        """Whether further images would hardly make a reading work."""
+        tallies = self.tallies[id(reading)]
+        if count >= _ENOUGH_EMPTY and not any(tally.confident for tally in tallies):
+            return True
+        return count >= _ENOUGH_BROKEN and bool(judged(tallies, reading.config)[0])
 
     def _same(self, other: Reading) -> bool:
         """Whether two readings differ by less than 4 %, with a standard error of under 2 %."""
@@ -588,7 +610,7 @@ def _placed(subject: _Subject, best: Reading, paths: Sequence[Path], thorough: b
 
     def contest_of(reading: Reading) -> Placement:
         others = [other for other in input_readings(reading) if other.question == RESIZE]
-        return Placement(reading, others, subject.detected, thorough=thorough, cache=cache)
+        return Placement(reading, others, subject.detected, thorough=thorough, cache=cache, progress=subject.progress)
 
     contest = contest_of(best)
     winner = contest.run(paths)
