@@ -209,15 +209,20 @@ def test_a_few_images_and_unreadable_ones_are_no_trouble(drawn_images, tmp_path)
     assert enough.images == 8 and enough.better == {"input.scale": 1.0}
 
 
-def compared(figures: Sequence[float], thorough: bool = False) -> tuple[Reading | None, Answer | None]:
+def compared(
+    figures: Sequence[float], thorough: bool = False, agreed: float = 3.0, moved: float = 3.0
+) -> tuple[Reading | None, Answer | None]:
     """The winner, and the answer of the images, where another reading has these figures and the given one has 1 in each
-    image; both find the same objects."""
+    image. Both find as much; of the other reading's 3 this part is found again, or goes with the image."""
     given = Reading(SHAPES, SHAPES)
     other = given.other("color", color="rgb")
     cache: dict[tuple[str, Path], Tally] = {}
     for number, figure in enumerate(figures):
         for reading, value in ((given, 1.0), (other, figure)):
-            tally = Tally(value, score=3.0, agreed=3.0, confident=3, moved=3.0, classes=frozenset({0, 1}))
+            parts = (3.0, 3.0) if reading is given else (agreed, moved)
+            tally = Tally(
+                value, 3.0, parts[0], confident=3, moved=parts[1], stayed=3.0 - parts[1], classes=frozenset({0, 1})
+            )
             cache[plausibility._key(reading), Path(str(number))] = tally
     subject = plausibility._Subject(lambda _: {}, SHAPES, 1)
     contest = plausibility._Contest(subject, given=given, others=[other], cache=cache, thorough=thorough)
@@ -235,6 +240,19 @@ def test_a_worse_reading_is_left_after_few_images_and_a_hardly_worse_one_after_m
     assert worse is not None and (worse.images, worse.rival) == (8, None)
     _, hardly = compared([0.98, 0.981] * 20, thorough=True)
     assert hardly is not None and (hardly.images, hardly.same) == (32, True)
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("lost", ["agreed", "moved"])
+def test_a_reading_that_finds_more_but_less_of_it_again_is_no_better(lost, thorough):
+    """Raised contrast makes a network see objects in the background, surer than those that are there."""
+    figures = [1.6, 1.7] * 8
+    assert compared(figures, thorough)[0] is not None
+    sound, _ = compared(figures, thorough, **{lost: 2.8})
+    assert sound is not None
+    winner, answer = compared(figures, thorough, **{lost: 2.4})
+    assert winner is None
+    assert answer is not None and answer.rival is None
 
 
 NOTHING, STUCK = Tally(), Tally(-1.0, score=3.0, agreed=3.0, confident=3, stayed=3.0, classes=frozenset({0}))
