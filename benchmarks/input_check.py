@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ class Reading:
 
     Attributes:
         mistake: in words; empty for the right configuration.
-        key: the key that is wrong; empty likewise.
+        keys: those that are wrong; empty likewise.
         config: with it.
     """
 
     mistake: str
-    key: str
+    keys: tuple[str, ...]
     config: trtdet.Config
 
 
@@ -51,15 +51,17 @@ def readings(right: trtdet.Config) -> Iterator[Reading]:
 
     def wrong(mistake: str, section: str, key: str, **values: Any) -> Reading:
         part = getattr(right, section).model_copy(update={key: values.pop("to"), **values})
-        return Reading(mistake, f"{section}.{key}", right.model_copy(update={section: part}))
+        return Reading(mistake, (f"{section}.{key}",), right.model_copy(update={section: part}))
 
-    yield Reading("", "", right)
+    yield Reading("", (), right)
     swapped = "rgb" if pixels.color == "bgr" else "bgr"
-    yield wrong("channels swapped", "input", "color", to=swapped, mean=pixels.mean[::-1], std=pixels.std[::-1])
-    if pixels.scale == 1:
-        yield wrong("needless /255", "input", "scale", to=1 / 255)
-    else:
-        yield wrong("/255 missing", "input", "scale", to=1.0)
+    turned = {"mean": pixels.mean[::-1], "std": pixels.std[::-1]}
+    yield wrong("channels swapped", "input", "color", to=swapped, **turned)
+    scale, scaled = (1 / 255, "needless /255") if pixels.scale == 1 else (1.0, "/255 missing")
+    yield wrong(scaled, "input", "scale", to=scale)
+    both = wrong(f"channels swapped, {scaled}", "input", "color", to=swapped, scale=scale, **turned)
+    yield replace(both, keys=("input.color", "input.scale"))
+    yield wrong("-1 to 1", "input", "mean", to=(0.5,) * 3, std=(0.5,) * 3, scale=1 / 255)
     if normalised:
         yield wrong("mean and std missing", "input", "mean", to=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     else:
@@ -68,9 +70,8 @@ def readings(right: trtdet.Config) -> Iterator[Reading]:
         if resize != pixels.resize:
             yield wrong(f"`{resize}`", "input", "resize", to=resize)
     yield wrong("scores taken for logits", "head", "scores", to="logits")
-    swaps = {"yolox": "yolov5", "yolov5": "yolox"}
-    if head.decode in swaps:
-        yield wrong(f"`decode: {swaps[head.decode]}`", "head", "decode", to=swaps[head.decode])
+    if head.decode == "yolox":  # the other way round the number of cells does not fit, which is an error
+        yield wrong("`decode: yolov5`", "head", "decode", to="yolov5")
     if head.decode in ("boxes", "detections"):
         form = "cxcywh" if head.boxes == "xyxy" else "xyxy"
         yield wrong(f"boxes as {form}", "head", "boxes", to=form)
@@ -87,7 +88,9 @@ def verdict(seen: Plausibility, reading: Reading) -> str:
     if not seen.warning:
         return f"silent ({max(seen.images, seen.placed)})"
     pixels = {"input.scale", "input.mean"}  # mean and deviation can make up for the scale
-    if reading.key in seen.better or (reading.key in pixels and pixels & seen.better.keys()):
+    if reading.keys and all(
+        key in seen.better or (key in pixels and pixels & seen.better.keys()) for key in reading.keys
+    ):
         return f"named ({seen.images})"
     said = seen.better_text or "; ".join(seen.symptoms)
     return f"told of ({seen.images}): {said}" if said else f"cannot tell ({seen.images})"
@@ -109,7 +112,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--folder", type=Path, help="of other models with their configurations")
     parser.add_argument("--models", nargs="+", help="these alone")
-    parser.add_argument("--keys", nargs="+", help="only these, such as input.resize; right for no mistake")
+    parser.add_argument(
+        "--keys", nargs="+", help="only mistakes of these keys, such as input.resize, or these mistakes; right for none"
+    )
     parser.add_argument("--score", action="store_true", help="mAP as well")
     options = parser.parse_args()
     images = find_images(options.data / "coco" / "train2017")
@@ -120,7 +125,7 @@ def main() -> None:
         if name not in (options.models or [name]):
             continue
         for reading in readings(right):
-            if options.keys and (reading.key or "right") not in options.keys:
+            if options.keys and not set(options.keys) & {*(reading.keys or ("right",)), reading.mistake}:
                 continue
             seen = examine_model(load_model(file), Options(reading.config), images)
             cells = [name, reading.mistake or "none"]
