@@ -102,7 +102,8 @@ def test_without_images_what_is_usual_stands_and_says_so(tmp_path):
 
 def test_names_are_asked_for_until_their_number_is_right(images, tmp_path, monkeypatch, capsys):
     """What was tried on the images is kept, and a wrong answer is no end."""
-    answers = iter(["a,b,c,d,e,f,g", "nowhere.txt", ",".join("abcdefghij")])
+    (tmp_path / "names.bin").write_bytes(b"\xff\xfe")
+    answers = iter(["a,b,c,d,e,f,g", "nowhere.txt", str(tmp_path / "names.bin"), ",".join("abcdefghij")])
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda: next(answers))
@@ -117,6 +118,18 @@ def test_names_are_asked_for_until_their_number_is_right(images, tmp_path, monke
     assert tried == [1]
     said = capsys.readouterr().err
     assert "--classes names 7, and the model has 10" in said and "'nowhere.txt' does not exist" in said
+    assert "names.bin' cannot be read: 'utf-8' codec can't decode" in said
+
+
+def test_the_end_of_the_input_leaves_the_names_open(tmp_path, monkeypatch):
+    def ended() -> str:
+        raise EOFError
+
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", ended)
+    assert main(["init", str(SHAPES_MODEL), "-o", str(tmp_path / "shapes.yaml")]) == 0
+    assert len(load_config(str(tmp_path / "shapes.yaml")).classes) == 10
 
 
 def test_expressions_are_written_in_their_order(tmp_path):

@@ -156,7 +156,7 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
         console.line(
             f"class names: {guess.unknown['classes']}. A file, or names with commas; empty to write them later:"
         )
-        while answer := input().strip():
+        while answer := _typed():
             try:
                 guess = guess.named(_names(answer))
                 break
@@ -180,10 +180,24 @@ def _init(options: Namespace, console: Console) -> dict[str, Any]:
     }
 
 
+def _typed() -> str:
+    """A line of standard input; empty at its end."""
+    try:
+        return input().strip()
+    except EOFError:
+        return ""
+
+
 def _names(text: str) -> list[str]:
     path = Path(text)
     if "," not in text and path.is_file():
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--classes: '{text}' cannot be read: {error}",
+                "give a text file (UTF-8) with a name a line, or A,B,...",
+            ) from None
     if "," not in text and path.suffix:
         raise ConfigError(f"--classes: '{text}' does not exist", "give a file with a name a line, or A,B,...")
     return [name.strip() for name in text.split(",") if name.strip()]
