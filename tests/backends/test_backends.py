@@ -1,6 +1,7 @@
 """Forms of SiLU, plugin libraries and suppression, by the capabilities of a backend."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,8 +122,13 @@ def test_a_suppression_that_loses_masks_or_rotated_boxes_is_not_taken():
     masks = masks.model_copy(update={"head": masks.head.model_copy(update={"masks": True})})
     rotated = rotated.model_copy(update={"head": rotated.head.model_copy(update={"rotated": True})})
     assert suppression("auto", caps, None, masks).mode == "onnx"
-    assert suppression("auto", caps, None, rotated).mode == "native"
-    assert suppression("host", caps, None, rotated).mode == "host"
+    slow = "with --nms native comparing rotated boxes could take longer than the network"
+    assert suppression("auto", caps, None, rotated) == Suppression("host", slow)
+    looping = replace(caps, uncaptured_nms={"native": "it loops"})
+    assert suppression("auto", looping, None, rotated).reason.endswith("launched as a CUDA graph (it loops)")
+    unsuppressed = rotated.model_copy(update={"nms": boxes_with(iou_threshold=1.0).nms})
+    assert suppression("auto", caps, None, unsuppressed) == Suppression("native")
+    assert [suppression(mode, caps, None, rotated).mode for mode in ("host", "native")] == ["host", "native"]
     with pytest.raises(ConfigError, match="--nms efficient does not say which boxes it kept"):
         suppression("efficient", caps, None, masks)
     with pytest.raises(ConfigError, match="--nms onnx compares upright boxes"):

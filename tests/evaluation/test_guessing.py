@@ -109,7 +109,7 @@ def test_names_are_asked_for_until_their_number_is_right(images, tmp_path, monke
     monkeypatch.setattr("builtins.input", lambda: next(answers))
     tried: list[int] = []
     settle = guessing.settle_model
-    monkeypatch.setattr(guessing, "settle_model", lambda *asked: tried.append(1) or settle(*asked))
+    monkeypatch.setattr(guessing, "settle_model", lambda *asked, **named: tried.append(1) or settle(*asked, **named))
     place = tmp_path / "shapes.yaml"
     arguments = ["init", str(SHAPES_MODEL), "--images", str(images[0].parent), "--num-images", "4", "-o", str(place)]
     assert main(arguments) == 0

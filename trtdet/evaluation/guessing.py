@@ -127,7 +127,7 @@ def guess_config(
     if len(files) < FEWEST_IMAGES:
         origins |= {f"input.{key}": f"{usual}; not tried: give {FEWEST_IMAGES} images or more" for key in _PIXELS}
         return Guess(config, origins=origins, unknown=unknown, looks=None, note=note)
-    settled = settle_model(loaded, Options(config), files, progress)
+    settled = settle_model(loaded, Options(config), files, progress=progress)
     if usual != _USUAL:
         settled = _decided(settled, loaded, given=config, files=files)
     if unknown and settled.looks.verdict == "not working":  # that many classes are a guess as well
