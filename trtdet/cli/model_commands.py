@@ -193,7 +193,7 @@ def _names(text: str) -> list[str]:
     if "," not in text and path.is_file():
         try:
             return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"--classes: '{text}' cannot be read: {error}",
                 "give a text file (UTF-8) with a name a line, or A,B,...",

@@ -456,12 +456,23 @@ class _Contest:
             return 0.0
         return max(0.0, 1 - _CHANCES * (1 - NormalDist().cdf(normal_of(t, degrees))))
 
+    def works(self, reading: Reading) -> bool:
+        """Whether the images show that a reading works."""
+        return judged(self.tallies[id(reading)], reading.config) == ((), "")
+
+    def _surely_worse(self, other: Reading) -> float:
+        """Probability, 0..1, that a reading is worse than the given one, if that is sure; else 0."""
+        sure = self._sure(other, -1)
+        if sure >= SURE and self.gain(other) <= 1 / _CLEARLY:
+            return sure
+        return SURE if self._less_sound(other) else 0.0
+
     def _less_sound(self, other: Reading) -> bool:
         """Whether the given reading works, and surely more of what it finds is found again or goes with the image."""
         ours, theirs = self.tallies[id(self.given)], self.tallies[id(other)]
         return (
             len(theirs) >= _FEWEST_SOUND
-            and judged(ours, self.given.config) == ((), "")
+            and self.works(self.given)
             and any(
                 share(theirs)[1] < share(ours[: len(theirs)])[0] - _LESS_SOUND
                 for share in (agreement_share, moved_share)
@@ -474,27 +485,24 @@ class _Contest:
         for other in self.others:
             if other.question != question:
                 continue
-            images, gain = len(self.tallies[id(other)]), self.gain(other)
-            sure = self._sure(other, -1)
-            if sure >= SURE and gain <= 1 / _CLEARLY:
-                found.append(Answer(sure, images))
-            elif self._less_sound(other):
-                found.append(Answer(SURE, images))
+            images = len(self.tallies[id(other)])
+            if worse := self._surely_worse(other):
+                found.append(Answer(worse, images))
             else:
+                sure = self._sure(other, -1)
                 likely = 1 - (1 - sure) / _CHANCES if sure else 0.5
                 rival = Reading(other.config, self.given.config, question)
                 found.append(Answer(min(likely, SURE - 0.01), images, rival=rival, same=self._same(other)))
         return min(found, key=lambda one: (one.rival is None, one.same, one.sure), default=None)
 
     def _decided(self, other: Reading, count: int) -> bool:
-        t, gain = self._t(other), self.gain(other)
         if not self._thorough:
-            return gain <= 0.8 if count == 4 else t <= _BEHIND.get(count, -math.inf)
+            return self.gain(other) <= 0.8 if count == 4 else self._t(other) <= _BEHIND.get(count, -math.inf)
         if self._hopeless(self.given, count) and self._hopeless(other, count):
             return True
         if count >= 32 and self._same(other):
             return True
-        return (self._sure(other, -1) >= SURE and gain <= 1 / _CLEARLY) or self._less_sound(other)
+        return self._surely_worse(other) > 0
 
     def _hopeless(self, reading: Reading, count: int) -> bool:
         """Whether further images would hardly make a reading work."""
@@ -550,7 +558,7 @@ class _Contest:
             if self.gain(one) >= ratio
             # Against a reading that finds next to nothing, one that works needs fewer images.
             and self._sure(one, 1) >= (least if self.gain(one) < _FAR_MORE else min(least, _LIKELY))
-            and judged(self.tallies[id(one)], one.config) == ((), "")
+            and self.works(one)
             and not self._less_sound(one)
         ]
         most = max((float(self.figures(one).sum()) for one in better), default=0.0)
@@ -585,8 +593,7 @@ def _settled(
     singles = _singles(subject, given) if alternatives else []
     first = contest = contest_of(given, singles)
     winner = contest.run(paths)
-    working = judged(first.tallies[id(given)], given.config) == ((), "")
-    if winner is None and not working and alternatives:
+    if winner is None and not first.works(given) and alternatives:
         # If two keys are wrong, correcting only one may detect nothing.
         contest = contest_of(given, _pairs(subject, given))
         winner = contest.run(paths)
@@ -597,7 +604,7 @@ def _settled(
         gain, best = gain * contest.gain(winner), winner
         contest = contest_of(best, _singles(subject, best))
         winner = contest.run(paths)
-    works = judged(contest.tallies[id(best)], best.config) == ((), "")
+    works = contest.works(best)
     placement, placed, decisive = None, 0, 0
     if works and apart:
         placement, ratio, placed = _placed(subject, best, many, thorough=thorough)
