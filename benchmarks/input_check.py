@@ -1,32 +1,42 @@
 """Which mistakes in a configuration the check of the input tells of, and what they cost: published models.
 
     python benchmarks/input_check.py --data DIR [--models NAME ...] [--keys KEY ...] [--score] [--folder DIR]
+    python benchmarks/input_check.py --data DIR [--models NAME ...] [--folder DIR] --sets N
 
 With ``--folder`` the models are those of another folder, each with its right configuration NAME.yaml beside NAME.onnx.
 ``--data`` holds ``models/`` and ``coco/train2017``, and for ``--score`` ``coco/val2017`` with
 ``coco/annotations/instances_val2017.json``. Every model is read with its configuration and with every usual mistake in
 it, and is looked at on train2017 as ``trtdet calibrate`` does. ``--score`` adds mAP with each. Prints Markdown.
+
+``--sets`` is of mistakes of resizing alone: how many of N random sets of images, of several sizes, tell the right way,
+and how many have a right configuration warned of.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from coco_models import MODELS, published_config, scored
 
 import trtdet
 from trtdet.data import find_images
+from trtdet.evaluation import plausibility
+from trtdet.evaluation.placement import Placement
 from trtdet.evaluation.plausibility import Plausibility, examine_model
-from trtdet.evaluation.readings import IMAGENET
+from trtdet.evaluation.readings import IMAGENET, RESIZE, input_readings
+from trtdet.evaluation.readings import Reading as Guess
 from trtdet.passes import Options, load_model
 from trtdet.runtime.detector import Detector
 
 RESIZES = ("letterbox-centre", "letterbox-topleft", "stretch")
+SIZES = (128, 256, 512, 1024)
+"""Numbers of images in a random set."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,27 @@ def models(data: Path, folder: Path | None) -> Iterator[tuple[str, Path, trtdet.
         yield name, data / "models" / f"{name}.onnx", published_config(name)
 
 
+def resizing(name: str, file: Path, right: trtdet.Config, images: Sequence[Path], sets: int) -> Iterator[str]:
+    """Lines of a table: of each way of resizing, how many sets of images of each size have the check change it."""
+    subject = plausibility._of_model(load_model(file), Options(right))
+    cache: dict[tuple[str, Path], float] = {}  # an image is looked at once, however many sets have it
+    for resize in (right.input.resize, *(other for other in RESIZES if other != right.input.resize)):
+        pixels = subject.config.input.model_copy(update={"resize": resize})
+        given = subject.config.model_copy(update={"input": pixels})
+        guess = Guess(given, given)
+        others = [other for other in input_readings(guess) if other.question == RESIZE]
+        rng, shares = np.random.default_rng(0), []
+        for size in SIZES:
+            found: Counter[str] = Counter()
+            for _ in range(sets):
+                chosen = [images[number] for number in rng.choice(len(images), size, replace=False)]
+                best = Placement(guess, others, subject.detected, cache=cache).run(chosen)
+                found["none" if best is None else best.config.input.resize] += 1
+            right_ones = found[right.input.resize] if resize != right.input.resize else sets - found["none"]
+            shares.append(f"{100 * right_ones / sets:.0f} %")
+        yield f"| {' | '.join([name, resize + ' (right)' * (resize == right.input.resize), *shares])} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -116,7 +147,16 @@ def main() -> None:
         "--keys", nargs="+", help="only mistakes of these keys, such as input.resize, or these mistakes; right for none"
     )
     parser.add_argument("--score", action="store_true", help="mAP as well")
+    parser.add_argument("--sets", type=int, default=0, help="random sets of images of val2017, for ways of resizing")
     options = parser.parse_args()
+    if options.sets:
+        images = find_images(options.data / "coco" / "val2017")
+        print(f"| model | read with | {' | '.join(f'{size} images' for size in SIZES)} |\n|{'---|' * 6}", flush=True)
+        for name, file, right in models(options.data, options.folder):
+            if name in (options.models or [name]):
+                for line in resizing(name, file, right, images, options.sets):
+                    print(line, flush=True)
+        return
     images = find_images(options.data / "coco" / "train2017")
     print("| model | mistake | " + "mAP | " * options.score + "the check (images) |")
     print("|---" * (3 + options.score) + "|", flush=True)

@@ -67,6 +67,23 @@ def test_the_given_one_stands_where_others_are_worse_and_those_are_soon_left(pic
     assert all(thorough.sure(other) <= -0.99 for other in OTHERS)
 
 
+@pytest.mark.parametrize(("behind", "kept"), [(0.01, True), (0.2, False)])
+def test_one_that_chance_puts_behind_at_first_is_followed_but_not_one_that_is_clearly_worse(pictures, behind, kept):
+    looked: list[str] = []
+    by_chance = squares({})
+
+    def detect(images: Sequence[Float], reading: Reading) -> list[Found]:
+        found = by_chance(images, reading)
+        looked.append(reading.config.input.resize)
+        if looked[-1] != "stretch":
+            return found
+        change = -behind if looked.count("stretch") <= FEWEST_IMAGES else 0.3
+        return [(boxes, np.clip(scores + change, 0.1, 1.0), classes) for boxes, scores, classes in found]
+
+    best = Placement(READING, OTHERS, detect).run(pictures)
+    assert (best is not None and best.config.input.resize == "stretch") == kept
+
+
 def test_chance_decides_nothing(pictures):
     for seed_shift in range(5):
         contest = Placement(READING, OTHERS, squares({"stretch": 0.7 + seed_shift / 1000}))

@@ -30,11 +30,14 @@ from trtdet.evaluation.readings import Reading
 from trtdet.progress import Progress, silent
 
 FEWEST_IMAGES = 32
-MOST_IMAGES = 512
-_LOOKS = (32, 64, 128, 256)
+MOST_IMAGES = 1024
+_LOOKS = (32, 64, 128, 256, 512)
 """Numbers of images after which readings are compared, besides all of them."""
-_HOPELESS = {32: -0.5, 64: 0.0, 128: 0.7, 256: 1.5}
-"""A check drops alternatives under this Student's t after this many images."""
+_COSTLY = 0.15
+"""Mean difference of an image's figures, in standard deviations, by which the right reading is better than one that
+costs half a point of mAP or more; measured: 0.12 to 0.30, see docs/results/init.md."""
+_RULED_OUT = 2.3
+"""A check drops an alternative whose Student's t is this much under that of such a difference: 99 % sure."""
 _SHIFT = 4
 """Pixels of the network's input by which the image is shifted."""
 SURE = 0.99
@@ -121,7 +124,7 @@ class Placement:
     def _decided(self, other: Reading) -> bool:
         if self.thorough:
             return self.sure(other) <= -SURE
-        return self._t(other) < _HOPELESS[self.images]
+        return self._t(other) < _COSTLY * math.sqrt(self.images) - _RULED_OUT
 
     def _t(self, other: Reading) -> float:
         theirs = np.array(self._figures.get(id(other), []))

@@ -223,7 +223,7 @@ class Settled:
 def examine_model(
     model: onnx.ModelProto, options: Options, paths: Sequence[Path], *, alternatives: bool = True
 ) -> Plausibility:
-    """Checks a float model's detections on at most 64 of the images, evenly spaced, and on up to 512 how images are
+    """Checks a float model's detections on at most 64 of the images, evenly spaced, and on up to 1024 how images are
     placed in the input, where another way may be better.
 
     ``alternatives`` False judges the given configuration alone, which takes a tenth of the time. An error is never
