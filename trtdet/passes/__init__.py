@@ -9,7 +9,20 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from trtdet.config import Config
-from trtdet.passes import batch, batchnorm, clean, cut_nms, cut_topk, decode, nms, opset, silu, two_stage, unstack
+from trtdet.passes import (
+    batch,
+    batchnorm,
+    clean,
+    cut_nms,
+    cut_topk,
+    decode,
+    nms,
+    opset,
+    silu,
+    stem,
+    two_stage,
+    unstack,
+)
 from trtdet.passes.base import Options, PassResult, explained
 from trtdet.passes.cut_nms import CutOff, EmbeddedNms, cut_off, embedded_nms
 from trtdet.passes.decode import Decoded
@@ -18,7 +31,7 @@ from trtdet.passes.masks import MASKS
 from trtdet.passes.model import save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
 
-PASSES: tuple[ModuleType, ...] = (clean, unstack, batchnorm, opset, batch, silu, decode, nms)
+PASSES: tuple[ModuleType, ...] = (clean, unstack, batchnorm, stem, opset, batch, silu, decode, nms)
 """All passes, in the order they run."""
 
 __all__ = [
