@@ -20,7 +20,8 @@ batches, run the engine in as many lanes, suppress, and map the boxes back.
   ``trtdet.backends``; no HTTP.
 - Python, ``--against aiohttp``: ``benchmarks/peers/aiohttp_server.py``, onnxruntime behind aiohttp in a process of its
   own, asked by the same clients as the service. It makes no batches. ``--peer-workers`` and ``--peer-intra-op``
-  say how many requests it works on at a time, and with how many threads each run of the model.
+  say how many requests it works on at a time, and with how many threads each run of the model. It runs the bundle's
+  network; with ``--peer-model FILE`` this file, which the bundle was made from, and NumPy decodes its outputs.
 
 - Python, ``--against fastapi``: the same behind FastAPI and uvicorn, ``benchmarks/peers/fastapi_server.py``.
   ``--fastapi`` names the site-packages of an environment that has them.
@@ -865,6 +866,11 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peer-intra-op", type=int, default=1, help="threads of a run, with aiohttp and torchvision; 0: one per core"
     )
+    parser.add_argument(
+        "--peer-model",
+        type=Path,
+        help="the published file, for aiohttp, FastAPI and gRPC in place of the bundle's network",
+    )
     parser.add_argument("--peer-factory", help="module:function that gives the detector, with torchvision")
     parser.add_argument("--peer-weights", type=Path, help="its state dict, with torchvision")
     parser.add_argument("--pytriton", type=Path, help="site-packages that have nvidia-pytriton, with Triton")
@@ -923,6 +929,8 @@ def peer_options(peer: str, options: argparse.Namespace) -> tuple[object, ...]:
         "triton": ("--pytriton", options.pytriton),
         "fastapi": ("--fastapi", options.fastapi),
     }
+    if options.peer_model is not None and peer in TAKE_BATCHES:
+        own[peer] = (*own.get(peer, ()), "--published", options.peer_model)
     return (*own.get(peer, ()), "--workers", options.peer_workers, "--intra-op", options.peer_intra_op)
 
 

@@ -1,6 +1,6 @@
 """What people write first: a bundle's model behind aiohttp and onnxruntime, answering as ``/v1/detect`` does.
 
-    python benchmarks/peers/aiohttp_server.py BUNDLE [--port PORT] [--workers N] [--intra-op N]
+    python benchmarks/peers/aiohttp_server.py BUNDLE [--port PORT] [--workers N] [--intra-op N] [--published FILE]
 
 Each request is worked on by one of N threads, from the JPEG to the detections: OpenCV and NumPy leave the interpreter's
 lock, and so does the model. The event loop only reads and writes. Prints ``http://127.0.0.1:PORT`` once it listens.
@@ -46,7 +46,11 @@ async def serve(app: web.Application, port: int) -> None:
 
 def main() -> None:
     options = server_options(__doc__).parse_args()
-    asyncio.run(serve(application(Detections(options.bundle, options.intra_op), options.workers), options.port))
+    asyncio.run(
+        serve(
+            application(Detections(options.bundle, options.intra_op, options.published), options.workers), options.port
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A bundle's model behind FastAPI, uvicorn and onnxruntime, answering as ``/v1/detect`` does.
 
-    python benchmarks/peers/fastapi_server.py BUNDLE --fastapi SITE_PACKAGES [--port PORT] [--workers N] [--intra-op N]
+    python benchmarks/peers/fastapi_server.py BUNDLE --fastapi SITE_PACKAGES [--port PORT] [--workers N]
+        [--intra-op N] [--published FILE]
 
 Each request is worked on by one of N threads, as in ``aiohttp_server.py``; uvicorn runs with uvloop and httptools where
 they are installed. Prints ``http://127.0.0.1:PORT`` once it listens.
@@ -45,7 +46,7 @@ def main() -> None:
     sys.path.append(str(options.fastapi.resolve()))
     import uvicorn
 
-    app = application(Detections(options.bundle, options.intra_op), options.workers)
+    app = application(Detections(options.bundle, options.intra_op, options.published), options.workers)
     listener = socket.socket()
     listener.bind(("127.0.0.1", options.port))
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)

@@ -1,6 +1,6 @@
 """A bundle's model behind grpcio and onnxruntime, as an input of BYTES of the Open Inference Protocol.
 
-    python benchmarks/peers/grpc_server.py BUNDLE [--port PORT] [--workers N] [--intra-op N]
+    python benchmarks/peers/grpc_server.py BUNDLE [--port PORT] [--workers N] [--intra-op N] [--published FILE]
 
 Each request is worked on by one of N threads, as in ``aiohttp_server.py``. The answer is the tensor ``answer`` with the
 text of ``/v1/detect``. Prints ``grpc://127.0.0.1:PORT`` once it listens.
@@ -53,7 +53,9 @@ async def serve(servicer: Servicer, port: int) -> None:
 
 def main() -> None:
     options = server_options(__doc__).parse_args()
-    asyncio.run(serve(Servicer(Detections(options.bundle, options.intra_op), options.workers), options.port))
+    asyncio.run(
+        serve(Servicer(Detections(options.bundle, options.intra_op, options.published), options.workers), options.port)
+    )
 
 
 if __name__ == "__main__":
