@@ -33,7 +33,18 @@ def config(configure):
     return configure("yolox", (64, 64), strides=[8], scores="logits", nms={"max_detections": 20})
 
 
-COUNTS = {"clean": 2, "unstack": 0, "batchnorm": 1, "stem": 0, "opset": 1, "batch": 0, "silu": 0, "decode": 1, "nms": 1}
+COUNTS = {
+    "clean": 2,
+    "unstack": 0,
+    "batchnorm": 1,
+    "stem": 0,
+    "pooling": 0,
+    "opset": 1,
+    "batch": 0,
+    "silu": 0,
+    "decode": 1,
+    "nms": 1,
+}
 """Of the detector, in the order of the passes."""
 
 

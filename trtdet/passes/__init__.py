@@ -18,6 +18,7 @@ from trtdet.passes import (
     decode,
     nms,
     opset,
+    pooling,
     silu,
     stem,
     two_stage,
@@ -31,7 +32,7 @@ from trtdet.passes.masks import MASKS
 from trtdet.passes.model import save_model, to_graph, to_model
 from trtdet.passes.nms import decoded
 
-PASSES: tuple[ModuleType, ...] = (clean, unstack, batchnorm, stem, opset, batch, silu, decode, nms)
+PASSES: tuple[ModuleType, ...] = (clean, unstack, batchnorm, stem, pooling, opset, batch, silu, decode, nms)
 """All passes, in the order they run."""
 
 __all__ = [
