@@ -158,7 +158,7 @@ Options read_options(int count, char** arguments) {
         ->default_str("auto");
     number(
         "--onnxruntime-threads", options.model.engine.onnxruntime.threads, 0, 256,
-        "Of a run; 0 for one a core, less one");
+        "Of a run; 0 for one a core, less one, and on two or three cores all of them for a run beside no other");
     app.add_option(
         "--library-folder", folders,
         "Where libnvinfer and libonnxruntime are looked for first; may be given several times");

@@ -291,8 +291,13 @@ ort::ElementType element_of(DType dtype) {
     return ort::ElementType::float32;
 }
 
-// A network that was loaded; all lanes run it, and share its threads.
+// A network that was loaded; all lanes run it, and share its threads. On two or three cores it is loaded twice: a run
+// beside which there is no other has them all, of which it would leave one idle, and else one stays free of its
+// threads, as two runs with as many threads each take longer than with one.
 struct Network {
+    static constexpr int few_runs = 4;
+    static constexpr int most_cores = 3;  // of more, all but one are nearly all
+
     Network(
         OnnxRuntime& with, const std::vector<char>& model, const Manifest& manifest, const OnnxRuntimeOptions& options)
         : library(with),
@@ -301,14 +306,21 @@ struct Network {
           outputs(manifest.outputs),
           remarks(options.in_place_of.empty() ? "" : ", as " + options.in_place_of) {
         library.tell(listener);
+        const int cores = usable_cores();
+        session = load(model, options.threads > 0 ? options.threads : std::max(1, cores - 1));
+        if (options.threads == 0 && cores > 1 && cores <= most_cores) {
+            alone = load(model, cores);
+        }
+        fixed = check_tensors();
+    }
+
+    std::shared_ptr<ort::Session> load(const std::vector<char>& model, int threads) const {
         const ort::Api& api = *library.api;
         ort::SessionOptions* made = nullptr;
         library.check(ort::CreateSessionOptions(api, &made), "starting");
         const auto chosen = held(library, made, ort::ReleaseSessionOptions);
         // As trtdet.backends.onnxruntime sets them: the same numbers come out.
-        const int most = std::max(1, usable_cores() - 1);
-        library.check(
-            ort::SetIntraOpNumThreads(api, made, options.threads > 0 ? options.threads : most), "setting its threads");
+        library.check(ort::SetIntraOpNumThreads(api, made, threads), "setting its threads");
         library.check(ort::SetSessionLogSeverityLevel(api, made, ort::severity_error), "starting");
         library.check(ort::AddCustomOpDomain(api, made, library.plugins), "starting");
         const std::pair<const char*, const char*> entries[] = {
@@ -326,9 +338,35 @@ struct Network {
         library.check(
             ort::CreateSessionFromArray(api, library.env, model.data(), model.size(), made, &loaded),
             "loading the model");
-        session = held(library, loaded, ort::ReleaseSession);
-        fixed = check_tensors();
+        return held(library, loaded, ort::ReleaseSession);
     }
+
+    // A run of the network, by `alone` where there is no other beside it, and was none beside the last few.
+    class Turn {
+    public:
+        explicit Turn(const Network& network) : network_(network) {
+            const bool beside = network_.running.fetch_add(1) > 0;
+            if (beside) {
+                network_.undisturbed = 0;
+            }
+            const bool all = network_.alone != nullptr && !beside && network_.undisturbed >= few_runs;
+            session_ = all ? network_.alone.get() : network_.session.get();
+        }
+        ~Turn() {
+            if (network_.undisturbed < few_runs) {
+                ++network_.undisturbed;
+            }
+            --network_.running;
+        }
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+
+        ort::Session* session() const { return session_; }
+
+    private:
+        const Network& network_;
+        ort::Session* session_;
+    };
 
     // Compares what the model takes and gives with the manifest. Returns the model's fixed batch, 0 where it is
     // dynamic.
@@ -375,8 +413,11 @@ struct Network {
     const std::vector<OutputSpec> outputs;
     std::string remarks;  // what Engine::ran_on() says behind the library
     std::shared_ptr<ort::Session> session;
+    std::shared_ptr<ort::Session> alone;  // the same with all cores; empty where a number of threads was given
     int fixed = 0;
-    mutable std::atomic<int> warm{0};  // a lane was warmed up for so many images
+    mutable std::atomic<int> running{0};
+    mutable std::atomic<int> undisturbed{few_runs};  // runs since the last that started beside another
+    mutable std::atomic<int> warm{0};                // a lane was warmed up for so many images
 };
 
 class OnnxRuntimeLane final : public Lane {
@@ -396,6 +437,32 @@ public:
     Span<float> input() override { return input_; }
 
     void run(int batch) override {
+        const Network::Turn turn(*network_);
+        run_on(*turn.session(), batch);
+    }
+
+    int warm_up(int batch) override {
+        std::fill(input_.begin(), input_.end(), 0.0F);
+        // What the library keeps of a size is the session's, which all lanes share: other lanes than the first have
+        // memory of their own alone to touch.
+        const int from = network_->fixed > 0 || network_->warm.exchange(batch) >= batch ? batch : 1;
+        for (ort::Session* const session : {network_->session.get(), network_->alone.get()}) {
+            for (int size = from; size <= batch && session != nullptr; ++size) {
+                run_on(*session, size);
+            }
+        }
+        return 0;
+    }
+
+    TensorView output(std::size_t index) const override {
+        const auto& bytes = outputs_.at(index);
+        return {network_->outputs[index].dtype, bytes.data(), bytes.size()};
+    }
+
+private:
+    std::size_t capacity() const { return static_cast<std::size_t>(network_->input.max_batch); }
+
+    void run_on(ort::Session& session, int batch) {
         if (batch < 1 || static_cast<std::size_t>(batch) > capacity()) {
             throw EngineError(
                 "the engine takes a batch of 1 to " + std::to_string(capacity()) + ", not of " + std::to_string(batch) +
@@ -430,29 +497,10 @@ public:
         const ort::Value* const in = given.get();
         network.library.check(
             ort::Run(
-                *network.library.api, network.session.get(), nullptr, &name, &in, std::size_t{1}, names.data(),
-                names.size(), values.data()),
+                *network.library.api, &session, nullptr, &name, &in, std::size_t{1}, names.data(), names.size(),
+                values.data()),
             "running the model");
     }
-
-    int warm_up(int batch) override {
-        std::fill(input_.begin(), input_.end(), 0.0F);
-        // What the library keeps of a size is the session's, which all lanes share: other lanes than the first have
-        // memory of their own alone to touch.
-        const int from = network_->fixed > 0 || network_->warm.exchange(batch) >= batch ? batch : 1;
-        for (int size = from; size <= batch; ++size) {
-            run(size);
-        }
-        return 0;
-    }
-
-    TensorView output(std::size_t index) const override {
-        const auto& bytes = outputs_.at(index);
-        return {network_->outputs[index].dtype, bytes.data(), bytes.size()};
-    }
-
-private:
-    std::size_t capacity() const { return static_cast<std::size_t>(network_->input.max_batch); }
 
     // A tensor over memory that stays here.
     std::shared_ptr<ort::Value> tensor(

@@ -2,8 +2,12 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx.parser
@@ -57,6 +61,26 @@ def test_the_service_finds_what_python_finds(start, images, tmp_path, nms, preci
             check(answer["images"][0], picture, manifest.content_hash)
             found += len(answer["images"][0]["detections"])
         assert found > len(images)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_on_two_cores_a_run_alone_has_both_and_finds_the_same_as_beside_others(start, images, tmp_path):
+    bundle = shapes_bundle(tmp_path / "bundle")
+    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2])
+    (picture, *_) = pictured(bundle, images)
+    threads, answers = [], []
+    for options in (("--onnxruntime-threads", "1"), ()):
+        server = start(bundle, *options)
+        server.wrapper = ("taskset", "-c", cores)
+        with server:
+            threads.append(len(list(Path(f"/proc/{server.process.pid}/task").iterdir())))
+            ask = partial(server.detect, picture.data, kind="image/png")
+            answers += [ask() for _ in range(6)]
+            with ThreadPoolExecutor(6) as clients:
+                answers += [call.result() for call in [clients.submit(ask) for _ in range(24)]]
+    assert threads[1] == threads[0] + 1  # of a second pool, beside the thread that calls
+    found = [answer.json["images"][0]["detections"] for answer in answers]
+    assert found[0] and found == [found[0]] * len(found)
 
 
 @pytest.fixture(scope="module")

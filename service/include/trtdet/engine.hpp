@@ -138,7 +138,8 @@ struct OnnxRuntimeOptions {
     std::vector<std::filesystem::path> library_folders;
 
     // Of a run, the lane's own and those of a pool that all lanes share; 0 for one a core less one, as there are two
-    // lanes or more.
+    // lanes or more. On two or three cores a run beside which there is no other then has them all, for which the
+    // network is loaded twice.
     int threads = 0;
 
     Precision precision = Precision::automatic;
