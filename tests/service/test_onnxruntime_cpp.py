@@ -63,15 +63,14 @@ def test_the_service_finds_what_python_finds(start, images, tmp_path, nms, preci
         assert found > len(images)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_on_two_cores_a_run_alone_has_both_and_finds_the_same_as_beside_others(start, images, tmp_path):
     bundle = shapes_bundle(tmp_path / "bundle")
-    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2])
     (picture, *_) = pictured(bundle, images)
     threads, answers = [], []
     for options in (("--onnxruntime-threads", "1"), ()):
         server = start(bundle, *options)
-        server.wrapper = ("taskset", "-c", cores)
+        server.wrapper = ("taskset", "-c", "0,1")  # a worker of the tests may have one alone
         with server:
             threads.append(len(list(Path(f"/proc/{server.process.pid}/task").iterdir())))
             ask = partial(server.detect, picture.data, kind="image/png")
