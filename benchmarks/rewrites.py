@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -25,11 +25,13 @@ from trtdet.passes import Options, load_model, pooling, rewrite, stem
 CONFIGS = Path(__file__).parent / "detectors"
 
 
-REWRITES: tuple[tuple[str, tuple[ModuleType, ...]], ...] = (
-    ("Focus stem", (stem,)),
-    ("pooling", (pooling,)),
-    ("both", (stem, pooling)),
-)
+LEFT_OUT: Mapping[str, tuple[ModuleType, ...]] = {
+    "none": (stem, pooling),
+    "Focus stem": (pooling,),
+    "pooling": (stem,),
+    "both": (),
+}
+"""What is rewritten, and the passes that are left out for it."""
 
 
 def rows(path: Path, rounds: int) -> Iterator[str]:
@@ -38,8 +40,8 @@ def rows(path: Path, rounds: int) -> Iterator[str]:
     config = load_config(str(beside if beside.is_file() else CONFIGS / beside.name))
     model, every = load_model(path), passes.PASSES
     runners = []
-    for left in ((stem, pooling), *(tuple({stem, pooling} - {*done}) for _, done in REWRITES)):
-        passes.PASSES = tuple(one for one in every if one not in left)
+    for left_out in LEFT_OUT.values():
+        passes.PASSES = tuple(one for one in every if one not in left_out)
         runners.append(OnnxRunner(rewrite(model, Options(config)).model, alone=True))
     passes.PASSES = every
     top = 255 if config.input.scale == 1 else 1
@@ -51,7 +53,7 @@ def rows(path: Path, rounds: int) -> Iterator[str]:
             began = time.perf_counter()
             runner(image)
             times_of_round[number] = 1e3 * (time.perf_counter() - began)
-    for number, (name, _) in enumerate(REWRITES, 1):
+    for number, name in list(enumerate(LEFT_OUT))[1:]:
         medians = " | ".join(f"{value:.1f}" for value in np.median(times[:, [0, number]], axis=0))
         ratio = np.median(times[:, number] / times[:, 0])
         gaps = [float(np.abs(found[0][key] - found[number][key]).max()) for key in ("boxes", "scores")]

@@ -306,12 +306,16 @@ struct Network {
           outputs(manifest.outputs),
           remarks(options.in_place_of.empty() ? "" : ", as " + options.in_place_of) {
         library.tell(listener);
+        session = load(model, options.threads > 0 ? options.threads : std::max(1, usable_cores() - 1));
+        fixed = check_tensors();
+    }
+
+    // Loads the model once more where a run alone is to have all cores; once it is chosen, as that takes as long again.
+    void share(const std::vector<char>& model, const OnnxRuntimeOptions& options) {
         const int cores = usable_cores();
-        session = load(model, options.threads > 0 ? options.threads : std::max(1, cores - 1));
         if (options.threads == 0 && cores > 1 && cores <= most_cores) {
             alone = load(model, cores);
         }
-        fixed = check_tensors();
     }
 
     std::shared_ptr<ort::Session> load(const std::vector<char>& model, int threads) const {
@@ -599,10 +603,14 @@ std::shared_ptr<Engine> open_onnxruntime(const Bundle& bundle, const OnnxRuntime
     const auto open = [&](const std::string& file) {
         return std::make_shared<Network>(library, bundle.read(file), manifest, options);
     };
+    const auto chosen = [&](const std::shared_ptr<Network>& network, const std::string& file) {
+        network->share(bundle.read(file), options);
+        return std::make_shared<OnnxRuntimeEngine>(network);
+    };
     if (options.precision == Precision::in_float && !is_float(manifest)) {
         const auto network = open(manifest.float_model);
         network->remarks += ", the bundle's network in FP32";
-        return std::make_shared<OnnxRuntimeEngine>(network);
+        return chosen(network, manifest.float_model);
     }
     const auto network = open(manifest.portable);
     if (options.precision == Precision::automatic && both) {
@@ -614,7 +622,7 @@ std::shared_ptr<Engine> open_onnxruntime(const Bundle& bundle, const OnnxRuntime
                                              : ", the network as it was built, as it takes " + in_milliseconds(built) +
                                                    " an image and the one in FP32 ") +
                            in_milliseconds(std::max(built, in_float));
-        return std::make_shared<OnnxRuntimeEngine>(faster);
+        return chosen(faster, in_float < built ? manifest.float_model : manifest.portable);
     }
     if (options.precision == Precision::automatic && !is_float(manifest) && options.log) {
         options.log(
@@ -622,7 +630,7 @@ std::shared_ptr<Engine> open_onnxruntime(const Bundle& bundle, const OnnxRuntime
             "INT8 and FP16 are computed here in FP32 and rounded, which takes longer than FP32 alone, and the bundle "
             "has no network in FP32; build it with --backend onnxruntime, which puts one into it, or with --fp32");
     }
-    return std::make_shared<OnnxRuntimeEngine>(network);
+    return chosen(network, manifest.portable);
 }
 
 }  // namespace trtdet

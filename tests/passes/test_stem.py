@@ -5,8 +5,8 @@ from trtdet.config import load_config
 from trtdet.passes import load_model, rewrite, stem
 from trtdet.passes.base import Options, PassResult
 
-END = np.array([2**63 - 1])
-INDICES = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "two_axis": np.array([2]), "end": END}
+INDICES = {"zero": [0], "one": [1], "two": [2], "two_axis": [2], "three": [3], "end": [2**63 - 1]}
+INDICES = {name: np.array(values) for name, values in INDICES.items()}
 CORNERS = ("zero zero", "one zero", "zero one", "one one")  # rows and columns
 
 
@@ -36,9 +36,9 @@ FORMS = {
 }
 
 
-def weights(normal, *names, channels=12):
-    values = {**INDICES, "three": np.array([3]), "w": normal(5, channels, 3, 3, seed=1), "b": normal(5, seed=2)}
-    return {name: value for name, value in values.items() if name in names}
+def used(text, values):
+    """The values that nodes read behind their first input."""
+    return {name: value for name, value in values.items() if f", {name}" in text}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -48,8 +48,8 @@ def weights(normal, *names, channels=12):
 def test_the_convolution_reads_the_pixels(net, normal, applied, same, form, convolution):
     text, constants = FORMS[form]
     text += f"c = Conv{convolution} y = Relu(c)"
-    used = [name for name in (*INDICES, "three", "w", "b") if f", {name}" in text]
-    model = net(f"(float[1,3,8,10] x) => (y) {{ {text} }}", **weights(normal, *used), **constants)
+    weights = {"w": normal(5, 12, 3, 3, seed=1), "b": normal(5, seed=2)}
+    model = net(f"(float[1,3,8,10] x) => (y) {{ {text} }}", **used(text, {**INDICES, **weights}), **constants)
     after, result = applied(stem, model)
     assert result == PassResult(1)
     assert [node.op_type for node in after.graph.node] == ["Conv", "Relu"]
@@ -93,11 +93,10 @@ def test_several_images(net, normal, applied, same, batch):
 def test_what_is_something_else_stays(net, normal, applied, same, text, channels, reason):
     shapes = {"half": (6, 6, 3, 3), "w": (5, 12, 3, 3), "v": (5, 24, 3, 3), "w3": (5, 3, 3, 3), "w6": (5, 6, 3, 3)}
     values = {name: normal(*shape, seed=1) for name, shape in shapes.items()}
-    values |= {**INDICES, "three": np.array([3]), **SHUFFLE}
+    values |= {**INDICES, **SHUFFLE}
     if "m0" in text:
         text = "m0 = Relu(x) " + text
-    used = {name: value for name, value in values.items() if f", {name}" in text}
-    model = net(f"(float[1,{channels},8,10] x) => (y) {{ {text} }}", **used)
+    model = net(f"(float[1,{channels},8,10] x) => (y) {{ {text} }}", **used(text, values))
     after, result = applied(stem, model)
     assert result.count == 0 and [reason in skipped for skipped in result.skipped] == [True] * bool(reason)
     assert [node.op_type for node in after.graph.node] == [node.op_type for node in model.graph.node]

@@ -20,9 +20,9 @@ def apply(graph: gs.Graph, options: Options) -> PassResult:
     """
     count = 0
     for tensor in graph.tensors().values():
-        pools = {_window(node): node for node in tensor.outputs if _centred(node)}
         if maker(tensor, "DequantizeLinear") is not None:
             continue  # pools of quantised tensors are quantised each
+        pools = {int(node.attrs["kernel_shape"][0]): node for node in tensor.outputs if _centred(node)}
         for smaller, larger in pairwise(sorted(pools)):
             rest = larger - smaller + 1
             pools[larger].inputs = [pools[smaller].outputs[0]]
@@ -41,10 +41,5 @@ def _centred(node: gs.Node) -> bool:
     if len(kernel) != 2 or kernel[0] != kernel[1] or kernel[0] % 2 == 0:
         return False
     usual: dict[str, Any] = {"auto_pad": "NOTSET", "ceil_mode": 0, "dilations": [1, 1], "strides": [1, 1]}
-    usual["pads"] = [kernel[0] // 2] * 4
-    return all(node.attrs.get(name, value) == value for name, value in usual.items()) and "pads" in node.attrs
-
-
-def _window(node: gs.Node) -> int:
-    """The side of a pool's window."""
-    return int(node.attrs["kernel_shape"][0])
+    kept = all(node.attrs.get(name, value) == value for name, value in usual.items())
+    return kept and node.attrs.get("pads") == [kernel[0] // 2] * 4
