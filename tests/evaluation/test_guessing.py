@@ -100,12 +100,18 @@ def test_without_images_what_is_usual_stands_and_says_so(tmp_path):
     assert all("#" in line for line in found.text().splitlines() if not line.endswith(":"))
 
 
+def at_a_terminal(monkeypatch):
+    """Puts a person at a terminal, of 256 colours: rich keeps a style as it was first drawn, for all later tests."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+
+
 def test_names_are_asked_for_until_their_number_is_right(images, tmp_path, monkeypatch, capsys):
     """What was tried on the images is kept, and a wrong answer is no end."""
     (tmp_path / "names.bin").write_bytes(b"\xff\xfe")
     answers = iter(["a,b,c,d,e,f,g", "nowhere.txt", str(tmp_path / "names.bin"), ",".join("abcdefghij")])
-    for stream in (sys.stdin, sys.stderr):
-        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    at_a_terminal(monkeypatch)
     monkeypatch.setattr("builtins.input", lambda: next(answers))
     tried: list[int] = []
     settle = guessing.settle_model
@@ -125,8 +131,7 @@ def test_the_end_of_the_input_leaves_the_names_open(tmp_path, monkeypatch):
     def ended() -> str:
         raise EOFError
 
-    for stream in (sys.stdin, sys.stderr):
-        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    at_a_terminal(monkeypatch)
     monkeypatch.setattr("builtins.input", ended)
     assert main(["init", str(SHAPES_MODEL), "-o", str(tmp_path / "shapes.yaml")]) == 0
     assert len(load_config(str(tmp_path / "shapes.yaml")).classes) == 10
