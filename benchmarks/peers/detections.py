@@ -54,9 +54,8 @@ class Detections:
     @staticmethod
     def _opened(model: bytes, intra_op: int) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
-        # As trtdet-serve runs it: Q/DQ pairs as they are written, and no thread that waits by spinning.
+        # As trtdet-serve runs it: Q/DQ pairs as they are written.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.intra_op_num_threads = intra_op
         return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
 

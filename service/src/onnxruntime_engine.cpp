@@ -294,6 +294,9 @@ ort::ElementType element_of(DType dtype) {
 // A network that was loaded; all lanes run it, and share its threads. On two or three cores it is loaded twice: a run
 // beside which there is no other has them all, of which it would leave one idle, and else one stays free of its
 // threads, as two runs with as many threads each take longer than with one.
+//
+// Threads of the first, which wait while others decode and suppress, sleep. Those of a run alone spin until it ends: to
+// wake one at each layer takes as long as the second core saves.
 struct Network {
     static constexpr int few_runs = 4;
     static constexpr int most_cores = 3;  // of more, all but one are nearly all
@@ -306,7 +309,7 @@ struct Network {
           outputs(manifest.outputs),
           remarks(options.in_place_of.empty() ? "" : ", as " + options.in_place_of) {
         library.tell(listener);
-        session = load(model, options.threads > 0 ? options.threads : std::max(1, usable_cores() - 1));
+        session = load(model, options.threads > 0 ? options.threads : std::max(1, usable_cores() - 1), Waiting::asleep);
         fixed = check_tensors();
     }
 
@@ -314,11 +317,13 @@ struct Network {
     void share(const std::vector<char>& model, const OnnxRuntimeOptions& options) {
         const int cores = usable_cores();
         if (options.threads == 0 && cores > 1 && cores <= most_cores) {
-            alone = load(model, cores);
+            alone = load(model, cores, Waiting::spinning);
         }
     }
 
-    std::shared_ptr<ort::Session> load(const std::vector<char>& model, int threads) const {
+    enum class Waiting { asleep, spinning };  // how a run's threads wait for its next layer
+
+    std::shared_ptr<ort::Session> load(const std::vector<char>& model, int threads, Waiting waiting) const {
         const ort::Api& api = *library.api;
         ort::SessionOptions* made = nullptr;
         library.check(ort::CreateSessionOptions(api, &made), "starting");
@@ -328,8 +333,8 @@ struct Network {
         library.check(ort::SetSessionLogSeverityLevel(api, made, ort::severity_error), "starting");
         library.check(ort::AddCustomOpDomain(api, made, library.plugins), "starting");
         const std::pair<const char*, const char*> entries[] = {
-            // Threads that wait by spinning take the cores that decode and suppress meanwhile.
-            {"session.intra_op.allow_spinning", "0"},
+            {"session.intra_op.allow_spinning", waiting == Waiting::spinning ? "1" : "0"},
+            {"session.force_spinning_stop", "1"},
             // Q/DQ is computed as it is written: fused into integer kernels it saturates on CPUs without VNNI.
             {"session.disable_quant_qdq", "1"},
             // They take the zero of FP8 for the least that UINT8 holds, and drop the ReLU before it.
