@@ -2,7 +2,8 @@
 notices of them.
 
     python benchmarks/attack.py BUNDLE --images DIR --service build/service/serve/trtdet-serve [--seconds N]
-        [--addresses N] [--only NAME ...] [--against-aiohttp] [-o OUT.md] [-- OPTION ...]
+        [--addresses N] [--only NAME ...] [--against aiohttp triton] [--pytriton SITE_PACKAGES] [-o OUT.md]
+        [-- OPTION ...]
 
 The service gets small limits, ``--max-bodies-mb 128 --max-decoded-mb 256 --max-queue-mb 64``: its stated budget is
 their sum, above what it has when it is warm. Attackers come from 127.0.0.2 and on, on 64 connections, from a process of
@@ -10,8 +11,12 @@ lower priority; the client whose times are measured comes from 127.0.0.1 and ask
 gRPC where the attack comes over it. Its times without an attack are taken before and after each, and an attack's peak
 memory from the kernel, which is told to forget the peak before. Needs tritonclient[grpc].
 
-With ``--against-aiohttp`` the same attacks, but for those on other endpoints, go to
-``benchmarks/peers/aiohttp_server.py``.
+With ``--against`` the same attacks go to servers of ``benchmarks/peers``, each to a server of its own:
+
+- aiohttp: ``aiohttp_server.py``, but for JSON and gRPC, which it does not have.
+- triton: ``triton_server.py``, over HTTP and gRPC; ``--pytriton`` names the site-packages of an environment that has
+  nvidia-pytriton. Its peak is the sum of those of its processes.
+
 Everything is on this machine's loopback.
 """
 
@@ -32,7 +37,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import costly_requests
 from benchmarks.http2 import Call, more_of_a_head, outcome, pings, prefixed
-from benchmarks.service import free_port
+from benchmarks.service import DETECT, TRITON, Wire, family, free_port
 from trtdet.bundle import Bundle
 from trtdet.data import evenly, find_images
 from trtdet.files import write_atomically
@@ -56,9 +61,59 @@ CLIENT = "127.0.0.1"
 PATIENCE = 60.0
 
 
-def request(body: bytes, target: str = "/v1/detect", kind: str = "application/octet-stream") -> bytes:
-    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+PEERS = Path(__file__).parent / "peers"
+
+
+@dataclass(frozen=True)
+class Asks:
+    """What a server is asked with.
+
+    Attributes:
+        wire: over HTTP, for an image.
+        model: over the Open Inference Protocol; empty where the server does not have it.
+        place: the name of the model's input.
+        datatype: of an image file in it: BYTES for a file as one element, UINT8 for a file's bytes.
+        shape: of the tensor that the network takes.
+    """
+
+    wire: Wire
+    model: str
+    place: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def request(self, body: bytes, target: str = "", headers: Mapping[str, str] | None = None) -> bytes:
+        """A request over HTTP; one of an image without the rest."""
+        fields = {"Host": "x", **(headers or self.wire.headers), "Content-Length": len(body)}
+        lines = [f"POST {target or self.wire.detect} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+        return "\r\n".join([*lines, "\r\n"]).encode() + body
+
+    def image(self, data: bytes) -> bytes:
+        """An inference's message over gRPC, with an image file."""
+        if self.datatype == "BYTES":
+            return self.inference(len(data).to_bytes(4, "little") + data, "BYTES", [1])
+        return self.inference(data, self.datatype, [len(data)])
+
+    def inference(self, raw: bytes, datatype: str, shape: Sequence[int]) -> bytes:
+        """The same, of one tensor."""
+        # Only attacks over gRPC, and who asks over it, need it.
+        from tritonclient.grpc import service_pb2 as protocol
+
+        place = protocol.ModelInferRequest.InferInputTensor(name=self.place, datatype=datatype, shape=shape)
+        made = protocol.ModelInferRequest(model_name=self.model, inputs=[place], raw_input_contents=[raw])
+        return bytes(made.SerializeToString())
+
+    def page(self) -> bytes:
+        """A message that asks for a page of the model."""
+        from tritonclient.grpc import service_pb2 as protocol
+
+        return bytes(protocol.ModelConfigRequest(name=self.model).SerializeToString())
+
+
+def asks_of(bundle: Path) -> Asks:
+    """What the service is asked with, as it serves a bundle."""
+    place = Bundle(bundle).manifest.input
+    return Asks(DETECT, bundle.name, place.name, "BYTES", (1, *place.shape.max[1:]))
 
 
 @dataclass(frozen=True)
@@ -70,7 +125,7 @@ class Attack:
         data: of one connection.
         pause: seconds between the pieces that it is sent in; 0 for at once.
         piece: bytes of each of these.
-        only_service: whether it needs an endpoint that the peer lacks.
+        protocol: whether it needs the Open Inference Protocol over HTTP.
         leaves: whether the client does not wait for the answer.
         call: over gRPC, in place of data.
         connections: at a time.
@@ -80,16 +135,17 @@ class Attack:
     data: bytes = b""
     pause: float = 0.0
     piece: int = 0
-    only_service: bool = False
+    protocol: bool = False
     leaves: bool = False
     call: Call | None = None
     connections: int = CONNECTIONS
 
 
-def attacks(model: str, picture: bytes) -> list[Attack]:
-    """One of each kind."""
-    infer = f"/v2/models/{model}/infer"
-    numbers = request(costly_requests.numbers(8), infer, "application/json")
+def attacks(asks: Asks, picture: bytes) -> list[Attack]:
+    """Of each kind over HTTP."""
+    request = asks.request
+    json = partial(request, target=f"/v2/models/{asks.model}/infer", headers={"Content-Type": "application/json"})
+    numbers = json(costly_requests.numbers(8))
     head = request(bytes(9))[:-9]
     fields = b"".join(b"X-%d: y\r\n" % index for index in range(1200))
     return [
@@ -97,9 +153,9 @@ def attacks(model: str, picture: bytes) -> list[Attack]:
         Attack("progressive JPEG file", request(costly_requests.progressive_jpeg())),
         Attack("PNG file of compressed texts", request(costly_requests.png_of_texts())),
         Attack("PNG file of one colour", request(costly_requests.png_of_rows())),
-        Attack("JSON of numbers", numbers, only_service=True),
-        Attack("JSON of numbers, and leaves", numbers, only_service=True, leaves=True),
-        Attack("JSON of brackets", request(costly_requests.brackets(8), infer, "application/json"), only_service=True),
+        Attack("JSON of numbers", numbers, protocol=True),
+        Attack("JSON of numbers, and leaves", numbers, protocol=True, leaves=True),
+        Attack("JSON of brackets", json(costly_requests.brackets(8)), protocol=True),
         Attack("header without its body", head, pause=5.0, piece=len(head)),
         Attack("body that trickles", request(bytes(4 * MIB)), pause=0.05, piece=4096),
         Attack("body that never ends", request(bytes(30 * MIB))[:-1], pause=0.0, piece=0),
@@ -108,42 +164,22 @@ def attacks(model: str, picture: bytes) -> list[Attack]:
     ]
 
 
-def inference(bundle: Path, data: bytes, datatype: str = "BYTES", shape: Sequence[int] = (1,)) -> bytes:
-    """An inference's message over gRPC: one tensor, of one image file or of what bytes are given."""
-    # Only attacks over gRPC, and who asks over it, need it.
-    from tritonclient.grpc import service_pb2 as protocol
-
-    place = protocol.ModelInferRequest.InferInputTensor(
-        name=Bundle(bundle).manifest.input.name, datatype=datatype, shape=shape
-    )
-    raw = len(data).to_bytes(4, "little") + data if datatype == "BYTES" else data
-    made = protocol.ModelInferRequest(model_name=bundle.name, inputs=[place], raw_input_contents=[raw])
-    return bytes(made.SerializeToString())
-
-
-def model_named(bundle: Path) -> bytes:
-    """A message that asks for a page of the bundle's model."""
-    from tritonclient.grpc import service_pb2 as protocol
-
-    return bytes(protocol.ModelConfigRequest(name=bundle.name).SerializeToString())
-
-
-def grpc_attacks(bundle: Path) -> list[Attack]:
-    """One of each kind over gRPC."""
-    most, shape = 30 * MIB, [1, *Bundle(bundle).manifest.input.shape.max[1:]]
+def grpc_attacks(asks: Asks) -> list[Attack]:
+    """Of each kind over gRPC."""
+    most, shape = 30 * MIB, asks.shape
     packed = (("grpc-encoding", b"gzip"),)
     calls = {
         "small inputs": Call("ModelInfer", prefixed(b"\x2a\x00" * (most // 2))),
         "unknown fields": Call("ModelInfer", prefixed(b"\x78\x01" * (most // 2))),
         "unknown fields of a page": Call("ServerLive", prefixed(b"\x78\x01" * (most // 2))),
-        "raw contents, too long": Call("ModelInfer", prefixed(inference(bundle, bytes(most), "FP32", shape))),
-        "raw contents, too short": Call("ModelInfer", prefixed(inference(bundle, bytes(4), "FP32", [2**31, *shape]))),
+        "raw contents, too long": Call("ModelInfer", prefixed(asks.inference(bytes(most), "FP32", shape))),
+        "raw contents, too short": Call("ModelInfer", prefixed(asks.inference(bytes(4), "FP32", [2**31, *shape]))),
         "gzip of zeros": Call("ModelInfer", prefixed(costly_requests.gzip_of_zeros(30), True), packed),
         "gzip of 256 MiB": Call("ModelInfer", prefixed(costly_requests.gzip_of_zeros(256), True), packed),
-        "WebP file of tables": Call("ModelInfer", prefixed(inference(bundle, costly_requests.webp_of_tables()))),
-        "progressive JPEG file": Call("ModelInfer", prefixed(inference(bundle, costly_requests.progressive_jpeg()))),
-        "PNG file of texts": Call("ModelInfer", prefixed(inference(bundle, costly_requests.png_of_texts()))),
-        "PNG file of one colour": Call("ModelInfer", prefixed(inference(bundle, costly_requests.png_of_rows()))),
+        "WebP file of tables": Call("ModelInfer", prefixed(asks.image(costly_requests.webp_of_tables()))),
+        "progressive JPEG file": Call("ModelInfer", prefixed(asks.image(costly_requests.progressive_jpeg()))),
+        "PNG file of texts": Call("ModelInfer", prefixed(asks.image(costly_requests.png_of_texts()))),
+        "PNG file of one colour": Call("ModelInfer", prefixed(asks.image(costly_requests.png_of_rows()))),
         "message that never ends": Call("ModelInfer", prefixed(bytes(most))[:-1], ends=False),
         "message that trickles": Call("ModelInfer", prefixed(bytes(4 * MIB)), ends=False, pause=0.05),
         "100 streams that never end": Call("ModelInfer", prefixed(bytes(most))[:-1], streams=100, ends=False),
@@ -151,14 +187,14 @@ def grpc_attacks(bundle: Path) -> list[Attack]:
         "streams given up at once": Call("ModelInfer", streams=10_000, resets=True),
         "10000 metadata fields": Call("ServerLive", prefixed(b""), [(f"x-{one}", b"y") for one in range(10_000)]),
     }
-    all_of_them = [Attack(f"gRPC: {name}", call=call, only_service=True) for name, call in calls.items()]
+    all_of_them = [Attack(f"gRPC: {name}", call=call) for name, call in calls.items()]
     silent = Call("ModelInfer", b"\0", ends=False)
-    many = Attack("gRPC: 2000 connections", call=silent, only_service=True, connections=2000)
-    config = Call("ModelConfig", prefixed(model_named(bundle)), streams=100, takes=False, pause=0.1)
-    unread = Attack("gRPC: answers that are not taken", call=config, only_service=True, connections=512)
+    many = Attack("gRPC: 2000 connections", call=silent, connections=2000)
+    config = Call("ModelConfig", prefixed(asks.page()), streams=100, takes=False, pause=0.1)
+    unread = Attack("gRPC: answers that are not taken", call=config, connections=512)
     endless = Call("ServerLive", flood=more_of_a_head())
-    head = Attack("gRPC: head without an end", call=endless, only_service=True)
-    asked = Attack("gRPC: PINGs", call=Call("ServerLive", flood=pings()), only_service=True)
+    head = Attack("gRPC: head without an end", call=endless)
+    asked = Attack("gRPC: PINGs", call=Call("ServerLive", flood=pings()))
     return [*all_of_them, many, unread, head, asked]
 
 
@@ -225,8 +261,8 @@ def attack_for(
 class OverHttp:
     """A connection that asks for one image after the other."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, server: Server) -> None:
+        self._port, self._request = server.port, server.asks.request
         self._stream: socket.socket | None = None
 
     def ask(self, picture: bytes) -> str:
@@ -235,7 +271,7 @@ class OverHttp:
             if self._stream is None:
                 address = ("127.0.0.1", self._port)
                 self._stream = socket.create_connection(address, timeout=PATIENCE, source_address=(CLIENT, 0))
-            self._stream.sendall(request(picture))
+            self._stream.sendall(self._request(picture))
             head, status = _answer(self._stream)
             if b"connection: close" in head.lower():
                 self.close()
@@ -253,15 +289,16 @@ class OverHttp:
 class OverGrpc:
     """The same over gRPC."""
 
-    def __init__(self, port: int, bundle: Path) -> None:
+    def __init__(self, server: Server) -> None:
         import grpc
 
-        self._error, self._channel, self._bundle = grpc.RpcError, grpc.insecure_channel(f"127.0.0.1:{port}"), bundle
+        self._error, self._image = grpc.RpcError, server.asks.image
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}")
         self._infer = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
 
     def ask(self, picture: bytes) -> str:
         try:
-            self._infer(inference(self._bundle, picture), timeout=PATIENCE)
+            self._infer(self._image(picture), timeout=PATIENCE)
         except self._error as error:
             return str(error.code().name)
         return ""
@@ -271,10 +308,10 @@ class OverGrpc:
 
 
 class Client:
-    """Asks for one image after the other in a thread of its own, and notes times in seconds."""
+    """Asks for one image after the other in a thread of its own, and notes the times of answers in seconds."""
 
     def __init__(self, server: Server, pictures: Sequence[bytes], over_grpc: bool = False) -> None:
-        self._over: OverHttp | OverGrpc = server.over_grpc() if over_grpc else OverHttp(server.port)
+        self._over: OverHttp | OverGrpc = OverGrpc(server) if over_grpc else OverHttp(server)
         self._pictures = pictures
         self.seconds: list[float] = []
         self.lost: Counter[str] = Counter()
@@ -289,7 +326,9 @@ class Client:
             begin = time.perf_counter()
             if problem := self._over.ask(picture):
                 self.lost[problem] += 1
-            self.seconds.append(time.perf_counter() - begin)
+                time.sleep(0.01)
+            else:
+                self.seconds.append(time.perf_counter() - begin)
         self._over.close()
 
     def end(self) -> None:
@@ -314,15 +353,29 @@ def _answer(stream: socket.socket) -> tuple[bytes, int]:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is attacked: its process and its ports; 0 for gRPC where it has none."""
+    """A server that is attacked: its process, its ports, 0 for gRPC where it has none, and what it is asked with."""
 
     process: int
     port: int
     grpc_port: int
-    bundle: Path
+    asks: Asks
 
-    def over_grpc(self) -> OverGrpc:
-        return OverGrpc(self.grpc_port, self.bundle)
+    def memory(self, key: str) -> int:
+        """VmHWM or VmRSS of its processes, in bytes."""
+        return sum(memory(process, key) for process in family(self.process))
+
+    def begin_peak(self) -> None:
+        """Lets the kernel forget the peak."""
+        for process in family(self.process):
+            Path(f"/proc/{process}/clear_refs").write_text("5")
+
+    def until_idle(self) -> None:
+        """Waits until what an attack has left to do is done, by the time that its processes take."""
+        end = time.monotonic() + PATIENCE
+        before, now = -1000, sum(family(self.process).values())
+        while now - before > 2 and time.monotonic() < end:
+            time.sleep(1)
+            before, now = now, sum(family(self.process).values())
 
 
 def asked_for(server: Server, pictures: Sequence[bytes], seconds: float, over_grpc: bool = False) -> Client:
@@ -359,15 +412,18 @@ class Result:
 
     def row(self) -> str:
         def times(seconds: Sequence[float]) -> str:
+            if not seconds:
+                return "no answer"
             fifty, ninety_nine = np.percentile(np.array(seconds) * 1000, [50, 99])
             return f"{fifty:.0f}, {ninety_nine:.0f}"
 
-        ratio = np.percentile(self.meanwhile, 99) / np.percentile(self.quiet, 99)
+        both = self.meanwhile and self.quiet
+        ratio = f"{np.percentile(self.meanwhile, 99) / np.percentile(self.quiet, 99):.1f}" if both else ""
         answers = ", ".join(f"{count} {name}" for name, count in sorted(self.answers.items()))
         lost = ", ".join(f"{count} {name}" for name, count in sorted(self.lost.items())) or "-"
         return (
             f"| {self.attack.name} | {self.grown / MIB:.0f} | {self.grown / self.budget:.2f} | {times(self.quiet)} | "
-            f"{times(self.meanwhile)} | {ratio:.1f} | {len(self.meanwhile)} | {lost} | {answers} |"
+            f"{times(self.meanwhile)} | {ratio} | {len(self.meanwhile)} | {lost} | {answers} |"
         )
 
 
@@ -391,25 +447,12 @@ def memory(pid: int, key: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def until_idle(process: int) -> None:
-    """Waits until what the attack has left to do is done, by the time that the server's process takes."""
-
-    def ticks() -> int:
-        return sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
-
-    end = time.monotonic() + PATIENCE
-    before, now = -1000, ticks()
-    while now - before > 2 and time.monotonic() < end:
-        time.sleep(1)
-        before, now = now, ticks()
-
-
 def measured(server: Server, attack: Attack, pictures: Sequence[bytes], asked: Asked) -> Result:
     """The other client's times before, during and after the attack, and the peak of memory."""
-    seconds, process, over_grpc = asked.seconds, server.process, attack.call is not None
-    quiet = asked_for(server, pictures, seconds / 2, over_grpc).seconds
-    Path(f"/proc/{process}/clear_refs").write_text("5")  # the peak begins anew
-    before = memory(process, "VmRSS")
+    seconds, over_grpc = asked.seconds, attack.call is not None
+    quiet = asked_for(server, pictures, seconds / 2, over_grpc)
+    server.begin_peak()
+    before = server.memory("VmRSS")
     ours, theirs = multiprocessing.Pipe()
     port = server.grpc_port if over_grpc else server.port
     attacker = multiprocessing.Process(target=attack_for, args=(port, attack, asked.addresses, seconds, theirs))
@@ -422,14 +465,15 @@ def measured(server: Server, attack: Attack, pictures: Sequence[bytes], asked: A
     except EOFError:
         answers = {}
     attacker.join(PATIENCE)
-    grown = memory(process, "VmHWM") - before
-    until_idle(process)
-    quiet += asked_for(server, pictures, seconds / 2, over_grpc).seconds
-    return Result(attack, quiet, client.seconds, client.lost, answers, grown)
+    grown = server.memory("VmHWM") - before
+    server.until_idle()
+    after = asked_for(server, pictures, seconds / 2, over_grpc)
+    lost = client.lost + Counter({f"{name} afterwards": count for name, count in after.lost.items()})
+    return Result(attack, quiet.seconds + after.seconds, client.seconds, lost, answers, grown)
 
 
 @contextlib.contextmanager
-def started(command: Sequence[object], bundle: Path, grpc_port: int = 0) -> Iterator[Server]:
+def started(command: Sequence[object], asks: Asks, grpc_port: int = 0) -> Iterator[Server]:
     """A server, which prints its port for HTTP."""
     process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -437,13 +481,14 @@ def started(command: Sequence[object], bundle: Path, grpc_port: int = 0) -> Iter
         found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
         if not found:
             raise SystemExit(f"'{command[0]}' did not start: run it by hand to see why")
-        yield Server(process.pid, int(found[1]), grpc_port, bundle)
+        yield Server(process.pid, int(found[1]), grpc_port, asks)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            process.kill()
+            for left in family(process.pid):
+                os.kill(left, signal.SIGKILL)
 
 
 def table(start: Callable[[], Any], wanted: Sequence[Attack], pictures: Sequence[bytes], asked: Asked) -> list[str]:
@@ -473,27 +518,38 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each attack")
     parser.add_argument("--addresses", type=int, default=1, choices=range(1, 65), help="that attackers have")
     parser.add_argument("--only", nargs="+", help="attacks, by what their names begin with")
-    parser.add_argument("--against-aiohttp", action="store_true")
+    parser.add_argument("--against", nargs="+", default=[], choices=["aiohttp", "triton"], help="peers")
+    parser.add_argument("--pytriton", type=Path, help="site-packages that have nvidia-pytriton, with Triton")
     parser.add_argument("-o", "--output", type=Path)
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, service_options = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
+    if "triton" in options.against and options.pytriton is None:
+        parser.error("--against triton needs --pytriton with the site-packages that have nvidia-pytriton")
     pictures = [path.read_bytes() for path in evenly(find_images(options.images), 16)]
     bundle = options.bundle.resolve()
-    wanted = [*attacks(bundle.name, pictures[0]), *grpc_attacks(bundle)]
-    if options.only:
-        wanted = [attack for attack in wanted if attack.name.startswith(tuple(options.only))]
     asked = Asked(options.seconds, options.addresses)
-    grpc_port = free_port()
     limits = [part for name, value in LIMITS.items() for part in (name, value)]
-    command = [options.service, bundle, "--port", 0, "--grpc-port", grpc_port, *limits, *service_options]
-    start = partial(started, command, bundle, grpc_port)
-    lines = ["## trtdet-serve", "", HEAD, *table(start, wanted, pictures, asked)]
-    if options.against_aiohttp:
-        peer = [sys.executable, Path(__file__).parent / "peers" / "aiohttp_server.py", bundle]
-        theirs = [attack for attack in wanted if not attack.only_service]
-        start = partial(started, peer, bundle)
-        lines += ["", "## aiohttp", "", HEAD, *table(start, theirs, pictures, replace(asked, fresh=True))]
-    text = "\n".join(lines) + "\n"
+    grpc_port = free_port()
+    asks = asks_of(bundle)
+    theirs = replace(asks, wire=TRITON, model="detect", place="image", datatype="UINT8")
+    python = [sys.executable, PEERS / "aiohttp_server.py", bundle]
+    triton = [sys.executable, PEERS / "triton_server.py", bundle, "--pytriton", options.pytriton]
+    service = [options.service, bundle, "--port", 0, "--grpc-port", grpc_port, *limits, *service_options]
+    starts = {
+        "trtdet-serve": partial(started, service, asks, grpc_port),
+        "aiohttp": partial(started, python, replace(asks, model="")),
+        "triton": partial(started, [*triton, "--grpc-port", grpc_port], theirs, grpc_port),
+    }
+    lines = []
+    for name in ("trtdet-serve", *options.against):
+        _, its, *_ = starts[name].args
+        wanted = [attack for attack in attacks(its, pictures[0]) if its.model or not attack.protocol]
+        wanted += grpc_attacks(its) if its.model else []
+        if options.only:
+            wanted = [attack for attack in wanted if attack.name.startswith(tuple(options.only))]
+        rows = table(starts[name], wanted, pictures, replace(asked, fresh=name in options.against))
+        lines += ["", f"## {name}", "", HEAD, *rows]
+    text = "\n".join(lines[1:]) + "\n"
     print(text)
     if options.output:
         write_atomically(options.output, text.encode())

@@ -362,18 +362,26 @@ class Listening:
 
     def cpu(self) -> float:
         """Seconds of CPU that it has taken, with those of its children."""
-        folders = {int(folder.name): folder for folder in Path("/proc").iterdir() if folder.name.isdigit()}
-        ticks, parents = {}, {}
-        for number, folder in folders.items():
-            try:
-                words = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it has ended
-            parents[number], ticks[number] = int(words[1]), sum(map(int, words[11:15]))
-        own = {self.process}
-        while grown := {number for number, parent in parents.items() if parent in own} - own:
-            own |= grown
-        return sum(ticks.get(number, 0) for number in own) / os.sysconf("SC_CLK_TCK")
+        return sum(family(self.process).values()) / os.sysconf("SC_CLK_TCK")
+
+
+def family(process: int) -> dict[int, int]:
+    """A process and its children that run, and theirs: the time that each has taken of a CPU, with its ended ones', in
+    ticks."""
+    ticks, parents = {}, {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            words = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        number = int(folder.name)
+        parents[number], ticks[number] = int(words[1]), sum(map(int, words[11:15]))
+    own = {process}
+    while grown := {number for number, parent in parents.items() if parent in own} - own:
+        own |= grown
+    return {number: ticks[number] for number in own if number in ticks}
 
 
 def free_port() -> int:

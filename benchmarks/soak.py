@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attack import Attack, attack_for, attacks, grpc_attacks
+from attack import Attack, asks_of, attack_for, attacks, grpc_attacks
 
 from service import BOX, SCORE, Connection, Found, found_in, free_port, listening
 from trtdet.bundle import Bundle, BundleWriter
@@ -306,9 +306,10 @@ def attack_in_turn(port: int, grpc_port: int | None, wanted: Sequence[Attack], s
 
 @contextmanager
 def attacked(soak: Soak) -> Iterator[None]:
-    wanted = attacks(soak.place.name, soak.bodies[0])
+    asks = asks_of(soak.place)
+    wanted = attacks(asks, soak.bodies[0])
     if soak.grpc_port:
-        both = itertools.zip_longest(wanted, grpc_attacks(soak.place))
+        both = itertools.zip_longest(wanted, grpc_attacks(asks))
         wanted = [attack for pair in both for attack in pair if attack]
     attacker = multiprocessing.Process(
         target=attack_in_turn, args=(soak.port, soak.grpc_port, wanted, 10.0), daemon=True

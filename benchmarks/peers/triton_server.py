@@ -1,6 +1,7 @@
 """A bundle's model in Triton: onnxruntime in its Python backend, from the JPEG to the detections.
 
-    python benchmarks/peers/triton_server.py BUNDLE --pytriton SITE_PACKAGES [--port PORT] [--workers N] [--intra-op N]
+    python benchmarks/peers/triton_server.py BUNDLE --pytriton SITE_PACKAGES [--port PORT] [--grpc-port PORT]
+        [--workers N] [--intra-op N]
 
 The wheel of nvidia-pytriton has Triton and its Python backend, but not its onnxruntime backend, which comes with
 NVIDIA's images alone. Each worker is a process of its own, with the model in it. Prints ``http://127.0.0.1:PORT`` once
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--pytriton", type=Path, required=True, help="the site-packages that have nvidia-pytriton")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--grpc-port", type=int, help="no gRPC without it")
     parser.add_argument("--workers", type=int, default=2, help="processes with the model")
     parser.add_argument("--intra-op", type=int, default=1, help="threads of each run of the model; 0 for one per core")
     options = parser.parse_args()
@@ -89,7 +91,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = repository(Path(folder), options.pytriton.resolve(), options.workers)
         command += ["--http-address", "127.0.0.1", "--http-port", options.port]
-        command += ["--allow-grpc", "false", "--allow-metrics", "false", "--log-info", "false"]
+        over_grpc = ["--grpc-address", "127.0.0.1", "--grpc-port", options.grpc_port]
+        command += over_grpc if options.grpc_port else ["--allow-grpc", "false"]
+        command += ["--allow-metrics", "false", "--log-info", "false"]
         process = subprocess.Popen([str(word) for word in command], env={**os.environ, **given}, stdout=sys.stderr)
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
