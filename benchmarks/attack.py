@@ -443,8 +443,10 @@ HEAD = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 
 def memory(pid: int, key: str) -> int:
     """VmHWM or VmRSS of a process, in bytes."""
-    (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith(key + ":")]
-    return int(line.split()[1]) * 1024
+    lines = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith(key + ":")]
+    if not lines:  # its parent has not asked yet how it ended
+        raise ProcessLookupError(f"process {pid} has ended")
+    return int(lines[0].split()[1]) * 1024
 
 
 def measured(server: Server, attack: Attack, pictures: Sequence[bytes], asked: Asked) -> Result:
@@ -504,7 +506,7 @@ def table(start: Callable[[], Any], wanted: Sequence[Attack], pictures: Sequence
                 asked_for(server, pictures, 3)
             try:
                 rows.append(measured(server, attack, pictures, asked).row())
-            except (OSError, FileNotFoundError, ValueError) as error:
+            except OSError as error:
                 rows.append(f"| {attack.name} | the server ended: {error} |" + " |" * 7)
             print(rows[-1], file=sys.stderr, flush=True)
     return rows

@@ -877,7 +877,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peer-model",
         type=Path,
-        help="the published file, for aiohttp, FastAPI and gRPC in place of the bundle's network",
+        help="the published file, for aiohttp, FastAPI, gRPC and Triton in place of the bundle's network",
     )
     parser.add_argument("--peer-factory", help="module:function that gives the detector, with torchvision")
     parser.add_argument("--peer-weights", type=Path, help="its state dict, with torchvision")
@@ -937,7 +937,7 @@ def peer_options(peer: str, options: argparse.Namespace) -> tuple[object, ...]:
         "triton": ("--pytriton", options.pytriton),
         "fastapi": ("--fastapi", options.fastapi),
     }
-    if options.peer_model is not None and peer in TAKE_BATCHES:
+    if options.peer_model is not None and peer != "torchvision":
         own[peer] = (*own.get(peer, ()), "--published", options.peer_model)
     return (*own.get(peer, ()), "--workers", options.peer_workers, "--intra-op", options.peer_intra_op)
 

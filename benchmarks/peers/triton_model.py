@@ -17,7 +17,9 @@ from detections import Detections  # noqa: E402
 
 class TritonPythonModel:
     def initialize(self, _: dict[str, str]) -> None:
-        self._detect = Detections(Path(os.environ["TRTDET_PEER_BUNDLE"]), int(os.environ["TRTDET_PEER_INTRA_OP"]))
+        bundle, published = (os.environ[f"TRTDET_PEER_{name}"] for name in ("BUNDLE", "PUBLISHED"))
+        threads = int(os.environ["TRTDET_PEER_INTRA_OP"])
+        self._detect = Detections(Path(bundle), threads, Path(published) if published else None)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """An answer for each request's image; a string has to be an array of objects."""

@@ -1,11 +1,12 @@
 """A bundle's model in Triton: onnxruntime in its Python backend, from the JPEG to the detections.
 
     python benchmarks/peers/triton_server.py BUNDLE --pytriton SITE_PACKAGES [--port PORT] [--grpc-port PORT]
-        [--workers N] [--intra-op N]
+        [--workers N] [--intra-op N] [--published FILE]
 
 The wheel of nvidia-pytriton has Triton and its Python backend, but not its onnxruntime backend, which comes with
-NVIDIA's images alone. Each worker is a process of its own, with the model in it. Prints ``http://127.0.0.1:PORT`` once
-it is ready; an image is the body of a request to ``/v2/models/detect/infer`` with Inference-Header-Content-Length: 0.
+NVIDIA's images alone. Each of the workers is a process of its own, with the model in it. Prints
+``http://127.0.0.1:PORT`` once it is ready; an image is the body of a request to ``/v2/models/detect/infer`` with
+Inference-Header-Content-Length: 0.
 
 SITE_PACKAGES is of an environment for the same Python that has nvidia-pytriton and, as its backend cannot be given
 arrays of another, NumPy before 2; all else is this environment's.
@@ -13,7 +14,6 @@ arrays of another, NumPy before 2; all else is this environment's.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import os
 import shutil
@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 
 import onnxruntime
+from detections import server_options
 
 import trtdet
 
@@ -69,13 +70,9 @@ def wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundle", type=Path)
+    parser = server_options(__doc__)
     parser.add_argument("--pytriton", type=Path, required=True, help="the site-packages that have nvidia-pytriton")
-    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--grpc-port", type=int, help="no gRPC without it")
-    parser.add_argument("--workers", type=int, default=2, help="processes with the model")
-    parser.add_argument("--intra-op", type=int, default=1, help="threads of each run of the model; 0 for one per core")
     options = parser.parse_args()
     if not options.port:
         with socket.socket() as free:
@@ -87,6 +84,7 @@ def main() -> None:
         "TRTDET_PEER_PATH": os.pathsep.join(map(str, ours)),
         "TRTDET_PEER_BUNDLE": str(options.bundle.resolve()),
         "TRTDET_PEER_INTRA_OP": str(options.intra_op),
+        "TRTDET_PEER_PUBLISHED": str(options.published.resolve()) if options.published else "",
     }
     with tempfile.TemporaryDirectory() as folder:
         command = repository(Path(folder), options.pytriton.resolve(), options.workers)
