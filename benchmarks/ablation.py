@@ -1,16 +1,18 @@
 """What each correction does alone, and what is lost without it: error at the head, agreement with FP32, mAP and nodes.
 
-    python benchmarks/ablation.py MODEL ... --data DIR [--config NAME] [--int8-all] [--effort EFFORT] -o OUT
+    python benchmarks/ablation.py MODEL ... --data DIR [--config NAME] [--int8-all] [--effort EFFORT] [--rows ROW ...]
+        -o OUT
 
 MODEL is a float ONNX file; NAME is a configuration, by default the YAML file beside it, of the same name, or that which
 is known for the file's name. DIR holds ``coco/train2017``, ``coco/val2017`` and
 ``coco/annotations/instances_val2017.json``; a detector whose classes are not annotated there has no mAP.
 
 For every model the INT8 network is made with no correction, with each alone, with all, and with all but each: those of
-an effort, by default of the most thorough. What the gate does not keep is not in it. The figures are those of the
-val2017 images, on which nothing was chosen: corrections are computed from and judged on images of train2017. The error
-at the head is that which they are judged by, of the decoded boxes and scores against those of the float model. Nodes
-are those that a network has more than the one with no correction.
+an effort, by default of the most thorough; with ``--rows`` some of these. What the gate does not keep is not in it.
+The figures are those of the val2017 images, on which nothing was chosen: corrections are computed from and judged on
+images of train2017. The error at the head is that which they are judged by, of the decoded boxes and scores against
+those of the float model. Nodes are those that a network has more than the one with no correction, where that has been
+measured too.
 
 Without ``--backend`` the network is that for a backend whose kernels quantise what they write, such as TensorRT 8.6 and
 10; scores are those of onnxruntime. Each row is kept in OUT/NAME.jsonl as soon as it is there, and another run goes on
@@ -42,7 +44,7 @@ from trtdet.files.journal import Rows
 from trtdet.options import CalibrationOptions
 from trtdet.options.fields import corrections_of, effort_text
 from trtdet.passes import decoded
-from trtdet.quantization import Sources
+from trtdet.quantization import DataFlow, Sources
 from trtdet.quantization.corrections.gate import Task, head_errors
 from trtdet.runtime.detector import Detector
 from trtdet.tables import Cell, Column, Table
@@ -150,15 +152,21 @@ def rows_of(model: Path, options: argparse.Namespace) -> tuple[str, list[Row]]:
     calibration = CalibrationOptions(images=options.data / "coco" / "train2017", num_images=options.num_images)
     caps = choose(options.backend).capabilities if options.backend else None
     graph = replace(host_graph(model, config, caps=caps), int8_all=options.int8_all)
+    if caps is None:
+        graph = replace(graph, flow=DataFlow(fused=True))
     selected = select_images(calibration)
     ranged = calibrated(graph, calibration, selected)
     dataset = scored_images(options.data, graph.config, options.score_images)
     reference = trtdet.evaluate(Detector.running(graph.model, graph.config, graph.nms_mode, model), dataset)
     subject = RankingSubject(ranged, calibration, dataset, reference)
     corrections = corrections_of(options.effort)
-    facts = [sha256_file(model), selected.sha256, len(dataset.images), options.int8_all, options.backend, corrections]
+    network = [options.int8_all, options.backend, graph.flow.fused, corrections]
+    facts = [sha256_file(model), selected.sha256, len(dataset.images), *network]
     key = hashlib.sha256(json.dumps([facts, graph.config.model_dump(mode="json")]).encode()).hexdigest()
-    wanted = ways(corrections)
+    known = ways(corrections)
+    if unknown := [name for name in options.rows or () if name not in known]:
+        raise SystemExit(f"ablation.py: error: --rows has no {', '.join(unknown)}; give some of {', '.join(known)}")
+    wanted = {name: names for name, names in known.items() if name in (options.rows or known)}
     with Rows(options.output / f"{model.stem}.jsonl", key) as kept:
         for name, names in wanted.items():
             if name not in kept.found:
@@ -182,14 +190,14 @@ def table(title: str, rows: Sequence[Row]) -> Table:
         *("corrections", Column("error at the head", ".4f"), "agreement, 90 % interval"),
         *("mAP against FP32, 90 % interval", Column("nodes more"), Column("CPU s", ".0f")),
     )
-    plain = rows[0].nodes
+    plain = next((row.nodes for row in rows if row.name == "none"), None)
     lines: list[list[Cell]] = [
         [
             row.name,
             row.error,
             interval(row.agreement, row.agreement_low, row.agreement_high),
             interval(row.difference, row.low, row.high, "+"),
-            row.nodes - plain,
+            None if plain is None else row.nodes - plain,
             row.seconds,
         ]
         for row in rows
@@ -205,6 +213,7 @@ def main() -> None:
     parser.add_argument("--num-images", type=int, default=64, help="calibration images")
     parser.add_argument("--score-images", type=int, help="images of val2017, evenly spaced; all of them by default")
     parser.add_argument("--effort", type=effort_text, default="thorough", help="a level, or names of corrections")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="such as none and all; every row by default")
     parser.add_argument("--int8-all", action="store_true", help="every convolution in INT8")
     parser.add_argument("--backend", help="that the network is for")
     parser.add_argument("-o", "--output", type=Path, required=True)

@@ -66,3 +66,8 @@ def test_a_further_run_goes_on_where_it_was(model, data, tmp_path):
     kept.write_text(f"{header}\n{json.dumps({**json.loads(bias), 'error': 7.0})}\n")
     again = run(model, data, tmp_path, "--effort", "bias")
     assert (again[0][:-1], again[1][1]) == (first[0][:-1], "7.0000")
+
+
+def test_some_rows_alone(model, data, tmp_path):
+    rows = run(model, data, tmp_path, "--effort", "bias", "--rows", "`bias` alone")
+    assert [(row[0], row[4]) for row in rows] == [("`bias` alone", "")]
