@@ -18,7 +18,6 @@ from trtdet.quantization import head_noise as head_noise_module
 from trtdet.quantization.backward import OPERATORS
 from trtdet.quantization.backward.tape import Tape
 from trtdet.quantization.corrections.head_ranges import Start, head_noise
-from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.head_noise import FRACTIONS, HeadNoise, TensorNoise
 from trtdet.quantization.weight_forms import activation_pair
 
@@ -36,7 +35,7 @@ def test_clipping_is_what_the_channels_biases_leave_and_the_mean_amount_is_weigh
     for value, slope in images:
         noise.add(value, slope)
     weights = np.square(images[:, 1].astype(np.float64)).sum(1, keepdims=True)
-    assert noise.squares == pytest.approx(weights.sum(), rel=1e-4)
+    assert noise.squares.sum() == pytest.approx(weights.sum(), rel=1e-4)
     before = 0.0
     for fraction, squared, cut in zip(FRACTIONS, noise.clipped, noise.cut.T, strict=True):
         values = images[:, 0].astype(np.float64)
@@ -51,7 +50,7 @@ def test_clipping_is_what_the_channels_biases_leave_and_the_mean_amount_is_weigh
 def test_a_gradient_that_is_not_finite_does_not_count():
     noise = TensorNoise(1.0)
     noise.add(np.ones((2, 4, 4), np.float32), np.full((2, 4, 4), np.nan, np.float32))
-    assert noise.squares == 0 and not noise.cut.any() and not noise.clipped.any()
+    assert not noise.squares.any() and not noise.cut.any() and not noise.clipped.any()
 
 
 def test_the_noise_of_rounding_is_that_of_the_error_at_the_head(model, sources, chosen):
@@ -172,17 +171,45 @@ def test_an_open_batch_is_measured_like_a_batch_of_one(model, case):
         assert other.noise(name, amax) == pytest.approx(one.noise(name, amax), rel=1e-4)
 
 
-def test_a_channel_map_is_judged_as_it_is_written(model, case):
-    """A map that only scales every channel alike changes nothing but the unit."""
+def test_channels_measured_in_shares_of_their_reach_give_the_noise_of_one_range_too(model, case):
+    """One range for all channels is judged alike, whatever a channel is measured in."""
     given, placement, ranges = case
     plain = head_noise(model, placement, ranges, given)
     largest = plain.tensors["c"].largest
-    mapped = head_noise(model, placement, ranges, given, {"c": ChannelMap(2 * largest, np.full(8, 2.0))})
-    assert mapped.tensors["c"].largest == pytest.approx(2 * largest)
-    for fraction in (1.0, 0.5, 0.2):
-        assert mapped.noise("c", fraction * 2 * largest) == pytest.approx(
-            plain.noise("c", fraction * largest), rel=1e-4
-        )
+    reach = largest * np.array([1, 1, 2, 2, 4, 4, 1, 2], np.float64)
+    mapped = head_noise(model, placement, ranges, given, {"c": reach})
+    noise = mapped.noise_of("c", np.full(8, largest))
+    assert noise == pytest.approx([plain.noise("c", fraction * largest) for fraction in FRACTIONS], rel=0.02)
+    assert mapped.cut("c", np.full(8, largest / 2)) == pytest.approx(plain.cut("c", largest / 2), rel=0.1, abs=1e-4)
+
+
+def test_a_channel_is_narrowed_where_its_large_values_reach_no_detection():
+    """Two channels of the same values; of the second, the large ones have no gradient."""
+    rng = np.random.default_rng(0)
+    noise = TensorNoise(1.0)
+    for _ in range(8):
+        value = np.repeat(rng.uniform(-0.1, 0.1, (1, 40, 40)), 2, axis=0).astype(np.float32)
+        value[:, :20, :20] *= 10
+        slope = rng.normal(0, 1, value.shape).astype(np.float32)
+        slope[1, :20, :20] = 0
+        noise.add(value, slope)
+    first, second = noise.narrowest()
+    assert first == 1.0
+    assert 0.1 < second < 0.2  # a little wider than the values that count
+    limits = np.array([first, second])
+    assert noise.noise_of(limits)[0] < 0.6 * noise.noise_of(np.ones(2))[0]
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_only_tensors_that_make_much_of_the_noise_have_their_channels_narrowed(model, case, monkeypatch, share):
+    given, placement, ranges = case
+    found, start = sense(model, placement, ranges, given)
+    asked = []
+    narrowest = HeadNoise.narrowest
+    monkeypatch.setattr(HeadNoise, "narrowest", lambda noise, name: asked.append(name) or narrowest(noise, name))
+    monkeypatch.setattr("trtdet.quantization.corrections._LARGE", share)
+    correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
+    assert bool(asked) == (share < 1)
 
 
 @pytest.mark.parametrize("why", ["operator", "nothing"])
@@ -217,6 +244,6 @@ def test_a_map_that_does_not_lower_the_noise_at_the_detections_is_not_tried(mode
     """It may lower the error of its layer, where outputs that no detection needs weigh like the others."""
     given, placement, ranges = case
     found, start = sense(model, placement, ranges, given)
-    monkeypatch.setattr(HeadNoise, "noise", lambda *_: 1.0)
+    monkeypatch.setattr(HeadNoise, "noise_of", lambda *_: np.full(len(FRACTIONS), 1e9))
     done = correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
     assert not done.corrections.tensors

@@ -28,6 +28,7 @@ from trtdet.quantization.corrections.reconstruct import Reconstruct
 from trtdet.quantization.corrections.rounding import Round
 from trtdet.quantization.corrections.smooth import Smooth
 from trtdet.quantization.corrections.trials import Site, batches, find_sites
+from trtdet.quantization.head_noise import FRACTIONS, HeadNoise
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.sources import Sources, held_back
 
@@ -40,6 +41,9 @@ DEFAULT_CORRECTIONS = EFFORTS["default"]
 
 _LITTLE = 0.8
 """Share of a rule's noise at the detections from which on a channel map gains too little."""
+
+_LARGE = 0.1
+"""Share of all noise at the detections from which on each channel of a tensor gets its own range."""
 
 
 def correct(
@@ -82,9 +86,12 @@ def correct(
         # Moments come from the fit images; extremes, like the rules' thresholds, from all images.
         for site, value, seed in _activations(task, batch, [*fit, *held], stage="moments"):
             site.add_moments(value, seed if seed < len(fit) else None)
+        noise = _channel_noise(task, batch)
+        narrowed = _narrowed(task, batch, noise)
         for site in batch:
-            site.prepare(candidates, everywhere=start.noise is not None)
-    _narrow(task, sites)
+            site.prepare(candidates, everywhere=start.noise is not None, reach=narrowed.get(site.tensor))
+            if start.noise is not None:
+                _judge_ranges(site, start.noise, noise)
     for site, value, seed in _activations(task, sites, fit, stage="means"):
         site.add_means(value, seed)
     for site, value, seed in _activations(task, sites, held, stage="held-back images"):
@@ -119,25 +126,52 @@ def judged_beside(
     return replace(corrected, summary=(*corrected.summary[:-1], verdict.sentences()[-1])) if verdict.kept else None
 
 
-def _narrow(task: Task, sites: Sequence[Site]) -> None:
-    """Gives each channel map its range of least noise at the detections, and each trial its noise there. Maps that
-    hardly lower it go: a layer's error, which they lower, weighs outputs that matter little like the others."""
+def _channel_noise(task: Task, sites: Sequence[Site]) -> HeadNoise | None:
+    """How rounding and clipping each channel of the tensors that may be mapped moves the detections."""
+    reach = {site.tensor: site.reach() for site in sites if site.mappable}
+    reach = {tensor: channels for tensor, channels in reach.items() if channels.max() > 0}
+    if task.start.noise is None or not reach:
+        return None
+    readers = {tensor: task.placement.readers[tensor] for tensor in reach}
+    placement = replace(task.placement, activations=tuple(reach), readers=readers)
+    return head_noise(task.model, placement, task.first, sources=task.sources, reach=reach, before=task.start.noise)
+
+
+def _narrowed(task: Task, sites: Sequence[Site], channels: HeadNoise | None) -> dict[str, NDArray[np.float64]]:
+    """What channel maps are to represent of each channel, float64 (C,), where it is not all: of the few tensors whose
+    rounding makes most of the noise at the detections, each channel's range of least noise. Where a tensor matters
+    less, so do its channels, and few images do not tell how far each has to reach."""
     plain = task.start.noise
-    if plain is None:
+    if plain is None or channels is None:
+        return {}
+    least = {}
+    for site in (site for site in sites if site.format == "int8"):
+        rules = [plain.noise(site.tensor, ranges.tensors[site.tensor].amax) for ranges in task.candidates.values()]
+        mapped = [channels.noise_of(site.tensor, site.reach()).min()] if site.tensor in channels.tensors else []
+        least[site.tensor] = min([*rules, *mapped])
+    large = [tensor for tensor, noise in least.items() if noise > _LARGE * sum(least.values())]
+    return {tensor: channels.narrowest(tensor) for tensor in large if tensor in channels.tensors}
+
+
+def _judge_ranges(site: Site, plain: HeadNoise, channels: HeadNoise | None) -> None:
+    """Gives a site's channel map its range of least noise at the detections, and each trial its noise there. A map that
+    hardly lowers it goes: a layer's error, which it lowers, weighs outputs that matter little like the others."""
+    if site.format != "int8":
         return
-    judged = [(plain, site, trial) for site in sites if site.format == "int8" for trial in site.rules]
-    maps = {site.tensor: trial.map for site in sites for trial in site.mapped}
-    if maps:
-        readers = {tensor: task.placement.readers[tensor] for tensor in maps}
-        placement = replace(task.placement, activations=tuple(maps), readers=readers)
-        mapped = head_noise(task.model, placement, task.first, sources=task.sources, maps=maps, before=plain)
-        for site in sites:
-            for trial in site.mapped:
-                trial.map = replace(trial.map, amax=mapped.best(site.tensor))
-                least = min(plain.noise(site.tensor, rule.map.amax) for rule in site.rules)
-                if mapped.noise(site.tensor, trial.map.amax) > _LITTLE * least:
-                    site.trials.remove(trial)
-                else:
-                    judged.append((mapped, site, trial))
-    for noise, site, trial in judged:
-        trial.head, trial.cut = noise.noise(site.tensor, trial.map.amax), noise.cut(site.tensor, trial.map.amax)
+    for trial in site.rules:
+        amax = trial.map.amax
+        trial.head, trial.cut = plain.noise(site.tensor, amax), plain.cut(site.tensor, amax)
+    least = min(trial.head for trial in site.rules)
+    for trial in site.mapped:
+        scale = trial.map.scale
+        assert channels is not None and scale is not None
+        limits = trial.map.amax / scale
+        noise = channels.noise_of(site.tensor, limits)
+        best = int(noise.argmin())
+        if noise[best] > _LITTLE * least:
+            site.trials.remove(trial)
+            continue
+        share = float(FRACTIONS[best])
+        trial.map, trial.head = replace(trial.map, amax=share * trial.map.amax), float(noise[best])
+        cut = channels.cut(site.tensor, share * limits)
+        trial.cut = None if cut is None else scale * cut

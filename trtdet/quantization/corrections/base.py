@@ -95,6 +95,7 @@ class Correction:
     counts: ClassVar[Literal["tensors", "convs"]] = "convs"  # unit in which a summary counts it
     # ``round`` reads full second moments, which take most of the time and memory.
     needs_covariance: ClassVar[bool] = False
+    maps_channels: ClassVar[bool] = False  # it proposes channel maps
     needs_network: ClassVar[bool] = False  # ``reconstruct`` is to be called
     # Share of the weights' rounding noise that remains, 0..1; the choice of channel maps uses it.
     weight_share: ClassVar[float] = 1.0
@@ -106,7 +107,7 @@ class Correction:
         """Proposes a channel map for a tensor, with its expected noise; the proposal of least noise is measured.
 
         Args:
-            reach: float64 (C,): the largest magnitude of each channel.
+            reach: float64 (C,): the largest magnitude of each channel that is to be represented.
             variance: float64 (C,): the variance of each channel.
             readers: the convolutions that read the tensor.
             weight_share: weight of the weights' rounding noise, 0..1; below 1 if a correction chooses the integers.

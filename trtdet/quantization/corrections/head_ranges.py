@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from trtdet.calibration import Ranges
 from trtdet.data import evenly
 from trtdet.errors import ModelError
 from trtdet.quantization.corrections.base import Correction
-from trtdet.quantization.encoding import ChannelMap
 from trtdet.quantization.head_noise import HeadNoise
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.sources import Sources, held_back
@@ -82,11 +83,11 @@ def head_noise(
     placement: QdqPlacement,
     ranges: Ranges,
     sources: Sources,
-    maps: Mapping[str, ChannelMap] = {},
+    reach: Mapping[str, NDArray[np.float64]] = {},
     before: HeadNoise | None = None,
 ) -> HeadNoise:
-    """Measures how rounding and clipping each activation moves the detections, after its channel map in ``maps`` if
-    any. ``before`` is an earlier measurement of the same model and images.
+    """Measures how rounding and clipping each activation moves the detections, channel by channel for those in
+    ``reach``. ``before`` is an earlier measurement of the same model and images.
 
     Raises:
         ConfigError: fewer than two images.
@@ -95,5 +96,5 @@ def head_noise(
     fit, _ = held_back(sources.images)
     chosen = replace(sources, images=evenly(fit, _IMAGES))
     return HeadNoise(
-        model, placement, ranges, sources=chosen, maps=maps, weight=None if before is None else before.weight
+        model, placement, ranges, sources=chosen, reach=reach, weight=None if before is None else before.weight
     )

@@ -36,6 +36,7 @@ class Smooth(Correction):
     name: ClassVar[str] = "smooth"
     counts: ClassVar[Literal["tensors", "convs"]] = "tensors"
     equal_steps: ClassVar[bool] = True
+    maps_channels: ClassVar[bool] = True
 
     def propose(
         self, reach: NDArray[np.float64], variance: NDArray[np.float64], readers: Sequence[Reader], weight_share: float

@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from trtdet.calibration import Ranges
-from trtdet.calibration.channel_ranges import Extremes
+from trtdet.calibration.channel_ranges import SMALLEST, Extremes
 from trtdet.quantization.corrections.base import Correction, Reader, RoundedLayer
 from trtdet.quantization.encoding import MOST, ChannelMap, Rounded, fp8_map, nearest, snap, weight_scales
 from trtdet.quantization.folding import channels_left
@@ -190,9 +190,25 @@ class Site:
         for window, windows in self._samples(x, seed):
             self._moments[window].update(windows)
 
-    def prepare(self, candidates: Mapping[str, Ranges], everywhere: bool = False) -> None:
+    @property
+    def mappable(self) -> bool:
+        """Whether a channel map may be worth its Mul."""
+        proposes = any(correction.maps_channels for correction in self.corrections)
+        return proposes and self.format == "int8" and self.mul_price < 1
+
+    def reach(self) -> NDArray[np.float64]:
+        """The largest magnitude of each channel, float64 (C,), over 0 unless all are 0."""
+        low, high = self._extremes.ranges()
+        largest = np.maximum(np.abs(low), np.abs(high)).astype(np.float64)
+        reach: NDArray[np.float64] = np.maximum(largest, SMALLEST * largest.max())
+        return reach
+
+    def prepare(
+        self, candidates: Mapping[str, Ranges], everywhere: bool = False, reach: NDArray[np.float64] | None = None
+    ) -> None:
         """Creates all trials from the moments, then frees the moments. With ``everywhere`` corrections round the plain
-        form even if it can hardly beat a channel map."""
+        form even if it can hardly beat a channel map. ``reach``, float64 (C,), is what a channel map is to represent of
+        each channel; by default all."""
         for name, window in self.windows.items():
             power = self._moments[window].through(self.rows(name))
             floor = max(_QUIET * float(np.median(power)), 1e-6 * float(power.mean()), 1e-30)
@@ -201,7 +217,7 @@ class Site:
         extremes = {rule: ranges.tensors[self.tensor] for rule, ranges in candidates.items()}
         if self.format == "int8":
             self.trials = [Trial("", ChannelMap(extreme.amax), rule) for rule, extreme in extremes.items()]
-            best = self._best_map()
+            best = self._best_map(self.reach() if reach is None else reach)
         else:  # FP8: rules and maps make no difference
             first = next(iter(extremes.values()))
             self.trials = [Trial("", fp8_map(first.low, first.high))]
@@ -214,15 +230,13 @@ class Site:
                 trial.roundings[name] = self._roundings(trial, name, bool(trial.name) or can_win)
         self._moments.clear()
 
-    def _best_map(self) -> Trial | None:
+    def _best_map(self, reach: NDArray[np.float64]) -> Trial | None:
         """The channel map of least expected noise; None for a constant tensor."""
         variance = np.zeros(())
         for window, moments in self._moments.items():
             variance = np.maximum(variance, moments.variance().reshape(-1, window.taps).mean(axis=1))
         if not variance.max() > 0:
             return None
-        low, high = self._extremes.ranges()
-        reach = np.maximum(np.abs(low), np.abs(high))
         readers = [
             Reader.of(self.convs[name].weight.astype(np.float64), window.groups, self._importance[name].reshape(-1))
             for name, window in self.windows.items()
