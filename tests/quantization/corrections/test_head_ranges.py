@@ -200,16 +200,19 @@ def test_a_channel_is_narrowed_where_its_large_values_reach_no_detection():
     assert noise.noise_of(limits)[0] < 0.6 * noise.noise_of(np.ones(2))[0]
 
 
-@pytest.mark.parametrize("share", [0.1, 1.0])
-def test_only_tensors_that_make_much_of_the_noise_have_their_channels_narrowed(model, case, monkeypatch, share):
+@pytest.mark.parametrize(("share", "fewest", "narrowed"), [(0.1, 2, True), (1.0, 2, False), (0.1, 24, False)])
+def test_channels_are_narrowed_where_they_make_much_of_the_noise_and_enough_images_tell(
+    model, case, monkeypatch, share, fewest, narrowed
+):
     given, placement, ranges = case
     found, start = sense(model, placement, ranges, given)
     asked = []
     narrowest = HeadNoise.narrowest
     monkeypatch.setattr(HeadNoise, "narrowest", lambda noise, name: asked.append(name) or narrowest(noise, name))
     monkeypatch.setattr("trtdet.quantization.corrections._LARGE", share)
+    monkeypatch.setattr("trtdet.quantization.corrections._FEWEST", fewest)
     correct(model, placement, {"minmax": found}, DEFAULT_CORRECTIONS, given, start)
-    assert bool(asked) == (share < 1)
+    assert bool(asked) == narrowed
 
 
 @pytest.mark.parametrize("why", ["operator", "nothing"])
