@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import costly_requests
 from benchmarks.http2 import Call, more_of_a_head, outcome, pings, prefixed
-from benchmarks.service import DETECT, TRITON, Wire, family, free_port
+from benchmarks.service import DETECT, PEER_SERVERS, TRITON, Wire, family, free_port
 from trtdet.bundle import Bundle
 from trtdet.data import evenly, find_images
 from trtdet.files import write_atomically
@@ -59,9 +59,6 @@ LIMITS = {"--max-bodies-mb": 128, "--max-decoded-mb": 256, "--max-queue-mb": 64}
 CONNECTIONS = 64
 CLIENT = "127.0.0.1"
 PATIENCE = 60.0
-
-
-PEERS = Path(__file__).parent / "peers"
 
 
 @dataclass(frozen=True)
@@ -534,22 +531,24 @@ def main() -> None:
     grpc_port = free_port()
     asks = asks_of(bundle)
     theirs = replace(asks, wire=TRITON, model="detect", place="image", datatype="UINT8")
-    python = [sys.executable, PEERS / "aiohttp_server.py", bundle]
-    triton = [sys.executable, PEERS / "triton_server.py", bundle, "--pytriton", options.pytriton]
+    python = [sys.executable, PEER_SERVERS / "aiohttp_server.py", bundle]
+    triton = [sys.executable, PEER_SERVERS / "triton_server.py", bundle, "--pytriton", options.pytriton]
     service = [options.service, bundle, "--port", 0, "--grpc-port", grpc_port, *limits, *service_options]
-    starts = {
-        "trtdet-serve": partial(started, service, asks, grpc_port),
-        "aiohttp": partial(started, python, replace(asks, model="")),
-        "triton": partial(started, [*triton, "--grpc-port", grpc_port], theirs, grpc_port),
+    servers: dict[str, tuple[list[object], Asks, int]] = {
+        "trtdet-serve": (service, asks, grpc_port),
+        "aiohttp": (python, replace(asks, model=""), 0),
+        "triton": ([*triton, "--grpc-port", grpc_port], theirs, grpc_port),
     }
     lines = []
     for name in ("trtdet-serve", *options.against):
-        _, its, *_ = starts[name].args
+        command, its, port = servers[name]
         wanted = [attack for attack in attacks(its, pictures[0]) if its.model or not attack.protocol]
         wanted += grpc_attacks(its) if its.model else []
         if options.only:
             wanted = [attack for attack in wanted if attack.name.startswith(tuple(options.only))]
-        rows = table(starts[name], wanted, pictures, replace(asked, fresh=name in options.against))
+        rows = table(
+            partial(started, command, its, port), wanted, pictures, replace(asked, fresh=name in options.against)
+        )
         lines += ["", f"## {name}", "", HEAD, *rows]
     text = "\n".join(lines[1:]) + "\n"
     print(text)

@@ -21,7 +21,6 @@ from ablation import config_of
 from trtdet.building.graph import host_graph
 from trtdet.building.ranges import calibrated, select_images, sources_of
 from trtdet.calibration import expose
-from trtdet.calibration.channel_ranges import SMALLEST, Extremes
 from trtdet.options import CalibrationOptions
 from trtdet.progress import silent
 from trtdet.quantization.corrections import find_sites
@@ -47,16 +46,11 @@ def tensors_of(model: Path, options: argparse.Namespace) -> list[Tensor]:
     sources = sources_of(graph, ranged.paths, cache=ranged.cache, progress=silent)
     placement = graph.placement.following(graph.plan)
     sites = find_sites(graph.model, placement, ())
-    extremes = {site.tensor: Extremes() for site in sites}
-    for (outputs,) in sources.outputs([expose(graph.model, list(extremes))], ranged.paths, "the channels' ranges"):
+    exposed = expose(graph.model, [site.tensor for site in sites])
+    for (outputs,) in sources.outputs([exposed], ranged.paths, "the channels' ranges"):
         for site in sites:
-            extremes[site.tensor].update(next(iter(site.windows.values())).laid_out(outputs[site.tensor]))
-    reach = {}
-    for name, ends in extremes.items():
-        low, high = ends.ranges()
-        largest = abs(low).clip(min=abs(high))
-        if largest.max() > 0:
-            reach[name] = largest.clip(min=SMALLEST * largest.max())
+            site.add_moments(outputs[site.tensor], None)
+    reach = {site.tensor: channels for site in sites if (channels := site.reach()).max() > 0}
     plain = head_noise(graph.model, placement, ranged.ranges, sources)
     channels = head_noise(graph.model, placement, ranged.ranges, sources, reach, plain)
     found = []

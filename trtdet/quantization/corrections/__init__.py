@@ -85,12 +85,19 @@ def correct(
         start=start,
     )
     sites = find_sites(model, placement, enabled, parted=start.parted)
-    for batch in batches(sites):
-        # Moments come from the fit images; extremes, like the rules' thresholds, from all images.
-        for site, value, seed in _activations(task, batch, [*fit, *held], stage="moments"):
-            site.add_moments(value, seed if seed < len(fit) else None)
-        noise = _channel_noise(task, batch)
-        narrowed = _narrowed(task, batch, noise)
+    noise, narrowed = None, {}
+    for number, batch in enumerate(batches(sites)):
+        if number > 0:
+            for site, value, seed in _activations(task, batch, fit, stage="moments"):
+                site.add_samples(value, seed)
+        else:
+            # Moments come from the fit images; extremes, like the rules' thresholds, from all images, and of all sites
+            # in this pass, so that one pass of gradients judges the channels of all.
+            here = frozenset(batch)
+            for site, value, seed in _activations(task, sites, [*fit, *held], stage="moments"):
+                site.add_moments(value, seed if site in here and seed < len(fit) else None)
+            noise = _channel_noise(task, sites)
+            narrowed = _narrowed(task, sites, noise)
         for site in batch:
             site.prepare(candidates, everywhere=start.noise is not None, reach=narrowed.get(site.tensor))
             if start.noise is not None:

@@ -182,8 +182,11 @@ class Site:
         laid_out = next(iter(self.windows.values())).laid_out(x)
         self._extremes.update(laid_out)
         self._shape = (len(laid_out), laid_out[0].size)
-        if seed is None:
-            return
+        if seed is not None:
+            self.add_samples(x, seed)
+
+    def add_samples(self, x: NDArray[np.float32], seed: int) -> None:
+        """Adds samples of the windows alone, of an image whose extremes were added before."""
         if not self._moments:
             sizes = self.moment_sizes()
             self._moments = {window: Moments(window.groups, *size) for window, size in sizes.items()}
