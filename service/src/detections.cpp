@@ -91,11 +91,30 @@ float score_bound(float threshold, bool logits) {
     return static_cast<float>(std::log(probability / (1 - probability)));
 }
 
+// Whether one of the scores exceeds the bound; most rows have none, and blocks of a fixed size are compared at once.
+bool exceeds(const float* scores, std::size_t count, float bound) {
+    constexpr std::size_t block = 16;
+    std::size_t index = 0;
+    for (; index + block <= count; index += block) {
+        int over = 0;
+        for (std::size_t at = 0; at < block; ++at) {
+            over |= static_cast<int>(scores[index + at] > bound);
+        }
+        if (over != 0) {
+            return true;
+        }
+    }
+    return std::any_of(scores + index, scores + count, [bound](float score) { return score > bound; });
+}
+
 std::vector<Candidate> candidates_of(const float* scores, std::size_t count, std::size_t classes, const Nms& nms) {
     const float bound = score_bound(nms.score_threshold, nms.logits);
     std::vector<Candidate> found;
     for (std::size_t box = 0; box < count; ++box) {
         const float* const row = scores + box * classes;
+        if (!exceeds(row, classes, bound)) {
+            continue;
+        }
         if (nms.best_class) {
             std::size_t best = 0;
             float value = -std::numeric_limits<float>::infinity();
@@ -105,9 +124,7 @@ std::vector<Candidate> candidates_of(const float* scores, std::size_t count, std
                     value = row[index];
                 }
             }
-            if (classes > 0 && value > bound) {
-                found.push_back({value, box * classes + best});
-            }
+            found.push_back({value, box * classes + best});
         } else {
             for (std::size_t index = 0; index < classes; ++index) {
                 if (row[index] > bound) {

@@ -209,24 +209,36 @@ Resized resize(const ImageView& image, const Preprocess& to) {
 void normalise(const Resized& image, const Preprocess& to, float* output) {
     const auto columns = static_cast<std::size_t>(to.width);
     const std::size_t plane = static_cast<std::size_t>(to.height) * columns;
-    for (std::size_t channel = 0; channel < 3; ++channel) {
+    const std::size_t before = static_cast<std::size_t>(image.y) * columns + static_cast<std::size_t>(image.x);
+    for (std::size_t channel = 0; channel < 3; ++channel, output += plane) {
         // A table of the 256 possible values makes the normalisation exact and cheap.
         float table[256];
         for (int value = 0; value < 256; ++value) {
             table[value] = static_cast<float>((value * to.scale - to.mean[channel]) / to.std[channel]);
         }
         const std::size_t source = (to.color == Color::bgr) == image.bgr ? channel : 2 - channel;
-        if (image.width != to.width || image.height != to.height) {
-            std::fill_n(output, plane, table[to.pad_value]);
-        }
         const std::uint8_t* from = image.pixels.data() + source;
+        float* target = std::fill_n(output, before, table[to.pad_value]);
         for (int y = 0; y < image.height; ++y) {
-            float* const target = output + static_cast<std::size_t>(image.y + y) * columns + image.x;
-            for (int x = 0; x < image.width; ++x, from += 3) {
-                target[x] = table[*from];
+            int x = 0;
+            // Four at a time: their tables are read before any is written.
+            for (; x + 4 <= image.width; x += 4, from += 12, target += 4) {
+                const float first = table[from[0]], second = table[from[3]], third = table[from[6]];
+                const float fourth = table[from[9]];
+                target[0] = first;
+                target[1] = second;
+                target[2] = third;
+                target[3] = fourth;
+            }
+            for (; x < image.width; ++x, from += 3) {
+                *target++ = table[*from];
+            }
+            // The border to the right, and that of the next row to the left.
+            if (y + 1 < image.height) {
+                target = std::fill_n(target, to.width - image.width, table[to.pad_value]);
             }
         }
-        output += plane;
+        std::fill(target, output + plane, table[to.pad_value]);
     }
 }
 

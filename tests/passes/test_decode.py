@@ -64,6 +64,67 @@ def test_rules_of_one_output(run, configure, normal, scores, rule, shape, scale,
     check(run, {"output0": normal(*shape, scale=scale)}, configure(rule, SIZE, scores=scores, **head))
 
 
+def exported(widths: tuple[int, ...], sizes: list[tuple[int, ...]], rule: str) -> onnx.ModelProto:
+    """Maps (N, width, H, W) joined by channels at each level, then the levels; transposed but for YOLOv8."""
+    maps = {f"{width}@{at}": ("N", width, *size) for at, size in enumerate(sizes) for width in widths}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in maps.items()]
+    nodes, channels = [], sum(widths)
+    for at in range(len(sizes)):
+        nodes.append(helper.make_node("Concat", [f"{width}@{at}" for width in widths], [f"level_{at}"], axis=1))
+        nodes.append(helper.make_node("Reshape", [f"level_{at}", "flat"], [f"flat_{at}"]))
+    nodes.append(helper.make_node("Concat", [f"flat_{at}" for at in range(len(sizes))], ["columns"], axis=2))
+    nodes.append(helper.make_node("Transpose", ["columns"], ["rows"], perm=[0, 2, 1]))
+    cells = sum(math.prod(size) for size in sizes)
+    result = ("columns", ("N", channels, cells)) if rule == "yolov8" else ("rows", ("N", cells, channels))
+    outputs = [helper.make_tensor_value_info(result[0], TensorProto.FLOAT, result[1])]
+    flat = helper.make_tensor("flat", TensorProto.INT64, [3], [0, channels, -1])
+    graph = helper.make_graph(nodes[: -1 if rule == "yolov8" else None], "head", inputs, outputs, [flat])
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+
+
+@pytest.mark.parametrize(
+    ("rule", "widths", "apart"),
+    [
+        ("yolox", (4, 1, 3), True),
+        ("yolox", (4, 4), False),
+        ("yolox", (5, 3), False),
+        ("yolov5", (4, 1, 3), True),
+        ("yolov8", (4, 3), True),
+        ("yolov8", (3, 4), False),
+    ],
+)
+def test_maps_that_are_joined_stay_apart(run, configure, normal, rule, widths, apart):
+    sizes = [(64 // stride, 96 // stride) for stride in CELLS]
+    model, config = exported(widths, sizes, rule), configure(rule, SIZE, scores="probabilities")
+    feeds = {
+        each.name: normal(2, *(dim.dim_value for dim in each.type.tensor_type.shape.dim[1:]), seed=at)
+        for at, each in enumerate(model.graph.input)
+    }
+    (raw,) = run(model, **feeds).values()
+    expected, rewritten = heads.decode([raw], config), decoded(model, config)
+    given = run(rewritten, **feeds)
+    np.testing.assert_allclose(given["boxes"], expected[0], rtol=2e-5, atol=2e-4)
+    np.testing.assert_allclose(given["scores"], expected[1], rtol=1e-5, atol=1e-6)
+    # Joined by channels are the maps of a level, where they are not as wide as boxes and scores, and two corners.
+    joints = [node for node in rewritten.graph.node if node.op_type == "Concat" and node.attribute[0].i == 1]
+    assert len(joints) == (1 if apart else 1 + len(sizes))
+
+
+@pytest.mark.parametrize("parts", [(4, 3), (3, 4)])
+def test_boxes_and_scores_that_are_joined_stay_apart(run, configure, normal, parts):
+    model = raw_model({f"{width}": (width, 21) for width in parts})
+    model.graph.node.append(helper.make_node("Concat", [f"{width}" for width in parts], ["output0"], axis=1))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("output0", TensorProto.FLOAT, ("N", 7, 21)))
+    feeds = {f"in_{width}": normal(2, width, 21, seed=width, scale=20) for width in parts}
+    expected = heads.decode([np.concatenate(list(feeds.values()), axis=1)], config := configure("yolov8", SIZE))
+    rewritten = decoded(model, config)
+    given = run(rewritten, **feeds)
+    np.testing.assert_allclose(given["boxes"], expected[0], rtol=2e-5, atol=2e-4)
+    np.testing.assert_allclose(given["scores"], expected[1], rtol=1e-5, atol=1e-6)
+    assert ("output0" in str(rewritten.graph.node)) == (parts == (3, 4))
+
+
 @pytest.mark.parametrize("scores", ["probabilities", "logits"])
 @pytest.mark.parametrize("order", ["xyxy", "yxyx", "cxcywh"])
 def test_boxes_in_every_order_of_coordinates(run, configure, normal, order, scores):
