@@ -402,7 +402,7 @@ private:
         }
         const auto refusal = held_->refusal(bytes);
         if (refusal.of() != MemoryLimitError::Of::all || tries_++ >= most_tries ||
-            !server_.connections.drop_slowest(*this, held_->budget().most_taken_by())) {
+            !server_.connections.drop_slowest(*this, held_->budget().most_taken().client)) {
             respond(refusal.response(), false);
             return false;
         }

@@ -159,13 +159,15 @@ std::shared_ptr<Arrival> Arrivals::slowest_of_others(const Arrival& call) {
     // A message has so long undisturbed, and the memory of one that ended so long to come back.
     constexpr std::chrono::milliseconds undisturbed{50}, coming{10};
     const auto now = Clock::now();
-    const auto most = call.held().budget().most_taken_by();
-    if (most == call.client() || now < ended_one_ + coming) {
+    const auto most = call.held().budget().most_taken();
+    // Clients that hold about as much would end each other's calls in turn, however fast these come.
+    const bool less = call.held().bytes_of_client() + largest_ / 2 <= most.bytes;
+    if (most.client == call.client() || !less || now < ended_one_ + coming) {
         return nullptr;
     }
     const Awaited* slowest = nullptr;
     for (const auto& one : all_) {
-        if (one.asked && one.call->client() == most && (slowest == nullptr || one.since < slowest->since)) {
+        if (one.asked && one.call->client() == most.client && (slowest == nullptr || one.since < slowest->since)) {
             slowest = &one;
         }
     }

@@ -39,8 +39,8 @@ public:
 
 // Calls whose message is not there yet. gRPC holds up to a window of each, and all of a message that is asked for: that
 // is charged to the client first, and whoever has no room for it waits. Of those that wait, the client that holds least
-// is first; where there is no room for it, the one that holds most loses the call whose message has been coming for
-// longest. Any thread may call any member at any time.
+// is first; where there is no room for it, the one that holds most, by half a message or more, loses the call whose
+// message has been coming for longest. Any thread may call any member at any time.
 class Arrivals {
 public:
     // What gRPC holds of a call before its message is asked for.

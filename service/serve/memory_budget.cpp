@@ -61,12 +61,12 @@ std::uint64_t MemoryBudget::taken() const {
     return taken_;
 }
 
-std::uint64_t MemoryBudget::most_taken_by() const {
+MemoryBudget::Taken MemoryBudget::most_taken() const {
     const std::lock_guard lock(mutex_);
     const auto most = std::max_element(by_client_.begin(), by_client_.end(), [](const auto& one, const auto& other) {
         return one.second < other.second;
     });
-    return most == by_client_.end() ? 0 : most->first->number;
+    return most == by_client_.end() ? Taken{} : Taken{most->first->number, most->second};
 }
 
 MemoryBudget::Share::~Share() {

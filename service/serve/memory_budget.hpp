@@ -87,8 +87,12 @@ public:
 
     std::uint64_t taken() const;
 
-    // The number of the client that has most of it; 0 where nobody has any.
-    std::uint64_t most_taken_by() const;
+    // The client that has most of it, by its number, and how much; 0 where nobody has any.
+    struct Taken {
+        std::uint64_t client = 0;
+        std::uint64_t bytes = 0;
+    };
+    Taken most_taken() const;
 
 private:
     Room room(const Client& client, std::uint64_t more, std::uint64_t spare = 0) const;
