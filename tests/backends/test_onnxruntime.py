@@ -18,6 +18,14 @@ def test_a_small_batch_is_filled_up_and_cut_back():
     np.testing.assert_array_equal(runner(images)["y"], -images)
 
 
+def test_the_first_input_may_be_a_scalar():
+    """As a part of a model has where it begins behind the computation of a shape."""
+    runner = OnnxRunner(net("(int64 n, float[2,3] x) => (float[2,3] y) { c = Cast<to = 1>(n) y = Mul(x, c) }"))
+    assert runner.batch is None
+    given = {"n": np.array(3), "x": np.ones((2, 3), np.float32)}
+    np.testing.assert_array_equal(runner.feed(given)["y"], np.full((2, 3), 3, np.float32))
+
+
 def test_a_model_that_onnxruntime_refuses_is_one_line():
     with pytest.raises(BackendError, match=r"^onnxruntime [\d.]+ cannot load the model: .*") as caught:
         OnnxRunner(b"not a model")

@@ -80,7 +80,8 @@ class OnnxRunner:
         self.inputs: tuple[str, ...] = tuple(source.name for source in sources)
         self.outputs: tuple[str, ...] = tuple(output.name for output in graph.output)
         self.input: str = self.inputs[0]
-        first = sources[0].type.tensor_type.shape.dim[0].dim_value  # 0 where it has a name, and -1 in some exports
+        dims = sources[0].type.tensor_type.shape.dim  # none of a scalar, and of an inner tensor of unknown shape
+        first = dims[0].dim_value if dims else 0  # 0 where it has a name, and -1 in some exports
         self.batch: int | None = first if first > 0 else None
         self.largest_batch = self.batch
         self.on_device = False
