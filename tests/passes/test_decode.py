@@ -110,6 +110,15 @@ def test_maps_that_are_joined_stay_apart(run, configure, normal, rule, widths, a
     assert len(joints) == (1 if apart else 1 + len(sizes))
 
 
+def test_the_number_of_boxes_is_known_of_the_output_alone(configure):
+    """Sizes of inner tensors may be open, as behind a shape that is computed."""
+    model = exported((4, 4), [(8, 12), (4, 6), (2, 3)], "yolox")
+    model.graph.input.append(helper.make_tensor_value_info("flat", TensorProto.INT64, [3]))
+    del model.graph.initializer[:]
+    for output, last in zip(decoded(model, configure("yolox", SIZE)).graph.output, (4, 3), strict=True):
+        assert [dim.dim_value or dim.dim_param for dim in output.type.tensor_type.shape.dim] == ["N", TOTAL, last]
+
+
 @pytest.mark.parametrize("parts", [(4, 3), (3, 4)])
 def test_boxes_and_scores_that_are_joined_stay_apart(run, configure, normal, parts):
     model = raw_model({f"{width}": (width, 21) for width in parts})

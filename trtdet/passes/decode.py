@@ -209,7 +209,7 @@ def _columns(write: Writer, tensor: gs.Variable, widths: list[int]) -> list[gs.V
 
 
 def _boxes_and_factors(
-    write: Writer, joined: gs.Variable, widths: list[int], config: Config
+    write: Writer, joined: gs.Variable, *, widths: list[int], config: Config
 ) -> tuple[gs.Variable, gs.Variable]:
     """Boxes and scores of rows, or of columns, of centre, size and what is multiplied to a score.
 
@@ -218,6 +218,7 @@ def _boxes_and_factors(
     transpose = _maker(joined, "Transpose", perm=[0, 2, 1])
     columns = joined if config.head.decode == "yolov8" else transpose and transpose.inputs[0]
     axis = 2 if columns is None else 1
+    rows = 2 if config.head.decode == "yolov8" else 1
     corners, *factors = _split(write, joined, widths) if columns is None else _columns(write, columns, widths)
     centre, size = _split(write, corners, [2, 2], axis=axis)
     if config.head.decode == "yolox":
@@ -229,7 +230,11 @@ def _boxes_and_factors(
     if len(factors) == 2:
         logits = config.head.scores == "logits"
         scores = write("Mul", *(write("Sigmoid", tensor) if logits else tensor for tensor in factors))
-    return (boxes, scores) if axis == 2 else (_transposed(write, boxes), _transposed(write, scores))
+    if axis == 1:
+        boxes, scores = _transposed(write, boxes), _transposed(write, scores)
+    if joined.shape:  # which inference may not find again, as it is told of the output alone
+        boxes.shape, scores.shape = ([joined.shape[0], joined.shape[rows], width] for width in (4, widths[-1]))
+    return boxes, scores
 
 
 def _decoded(
@@ -239,9 +244,9 @@ def _decoded(
     head, classes = config.head, len(config.classes)
     joined = _joined(write, primary)
     if head.decode in ("yolox", "yolov5"):
-        return _boxes_and_factors(write, joined, [4, 1, classes], config)
+        return _boxes_and_factors(write, joined, widths=[4, 1, classes], config=config)
     if head.decode == "yolov8":
-        return _boxes_and_factors(write, joined, [4, classes], config)
+        return _boxes_and_factors(write, joined, widths=[4, classes], config=config)
     if head.decode == "detections":
         boxes, score, label = _split(write, joined, [4, 1, 1])
         mine = write("Equal", label, write.const(np.arange(classes)[None, None], np.float32))
