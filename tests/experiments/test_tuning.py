@@ -6,6 +6,7 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from models import CONVOLUTIONS, own_labels
 
 from trtdet import Detector, build, evaluate, load_config, tune, variant_options
 from trtdet.building import plan as plan_step
+from trtdet.building import variants
 from trtdet.building.costs import weight_bytes
 from trtdet.building.variants import tuned_ranges
 from trtdet.data import CocoDataset
@@ -25,7 +27,8 @@ from trtdet.experiments.experiment import Experiment, Variant
 from trtdet.experiments.folder import Provenance
 from trtdet.options import BuildOptions, CalibrationOptions, TuneOptions, changed
 from trtdet.plans.scores import Sensitivity
-from trtdet.quantization import PrecisionPlan
+from trtdet.quantization import Corrections, PrecisionPlan
+from trtdet.quantization.encoding import ChannelMap
 from trtdet.report import report
 from trtdet.report.document import Histograms
 
@@ -236,6 +239,25 @@ def test_what_is_damaged_is_made_again(front, small_model, options, folder, tmp_
     assert "corrected.npz' is damaged" in said and "it is made again" in said
     assert "a row is damaged ('low'" in said
     assert found == replace(front, folder=copy)
+
+
+def test_channel_maps_are_kept_with_their_axis_and_shift(front, folder, tmp_path):
+    meta, _ = variants._read_corrected(folder / "corrected.npz")
+    maps = {"h": ChannelMap(4.5, np.array([1.0, 2.0]), axis=-1), "k": ChannelMap(2.5, shift=1.5)}
+    calibrated = SimpleNamespace(collection=SimpleNamespace(save=lambda file: None), ranges=meta.plain)
+    prepared: Any = SimpleNamespace(
+        calibrated=calibrated,
+        ranges=meta.ranges,
+        plan=PrecisionPlan(meta.plan),
+        summary=meta.summary,
+        corrections=Corrections(maps),
+    )
+    variants.save_prepared(tmp_path, "key", prepared)
+    _, found = variants._read_corrected(tmp_path / "corrected.npz")
+    for name, map in maps.items():
+        got = found.tensors[name]
+        assert (got.amax, got.axis, got.shift) == (map.amax, map.axis, map.shift)
+        np.testing.assert_array_equal(got.scale, map.scale)
 
 
 def test_another_model_or_other_images_are_refused_before_anything_is_written(front, small_model, options, folder):

@@ -71,16 +71,26 @@ class _Experiment(TypedDict):
 
 
 @dataclass(frozen=True)
+class _Map:
+    """A channel map in ``corrected.npz``, but for its scales."""
+
+    tensor: str
+    amax: float
+    shift: float
+    axis: int
+
+
+@dataclass(frozen=True)
 class _Meta:
     """Metadata of ``corrected.npz``."""
 
-    schema: Literal[1]
+    schema: Literal[2]
     key: str
     ranges: Ranges
     plain: Ranges
     plan: dict[str, Entry]
     summary: tuple[str, ...]
-    maps: tuple[tuple[str, float], ...]
+    maps: tuple[_Map, ...]
     weights: tuple[str, ...]
 
 
@@ -188,13 +198,13 @@ def save_prepared(folder: Path, key: str, prepared: Prepared) -> None:
     prepared.calibrated.collection.save(folder / HISTOGRAMS)
     maps, weights = prepared.corrections.tensors, prepared.corrections.weights
     meta = _Meta(
-        schema=1,
+        schema=2,
         key=key,
         ranges=prepared.ranges,
         plain=prepared.calibrated.ranges,
         plan=dict(prepared.plan.entries),
         summary=prepared.summary,
-        maps=tuple((name, float(channels.amax)) for name, channels in maps.items()),
+        maps=tuple(_Map(name, float(map.amax), shift=float(map.shift), axis=map.axis) for name, map in maps.items()),
         weights=tuple(weights),
     )
     arrays: dict[str, NDArray[np.generic]] = {"meta": np.frombuffer(_adapter(_Meta).dump_json(meta), np.uint8)}
@@ -235,7 +245,8 @@ def _read_corrected(path: Path) -> tuple[_Meta, Corrections]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
             meta: _Meta = parse_document(data["meta"].tobytes(), _adapter(_Meta))
             maps = {
-                name: ChannelMap(amax, data.get(f"map{place}.scale")) for place, (name, amax) in enumerate(meta.maps)
+                each.tensor: ChannelMap(each.amax, data.get(f"map{place}.scale"), each.axis, shift=each.shift)
+                for place, each in enumerate(meta.maps)
             }
             weights = {
                 name: Rounded(*(data[f"weight{place}.{part}"] for part in _WEIGHTS))

@@ -23,8 +23,8 @@ CORRECTIONS = ("range", "smooth", "round", "bias", "reconstruct")
 EFFORTS = {
     "none": (),
     "quick": ("smooth", "round", "bias"),
-    "default": ("range", "smooth", "round", "bias"),
-    "thorough": ("range", "smooth", "round", "bias", "reconstruct"),
+    "default": ("range", "smooth", "round", "bias", "asymmetric"),
+    "thorough": ("range", "smooth", "round", "bias", "reconstruct", "asymmetric"),
 }
 """The corrections of each level of effort, in the order of their use."""
 

@@ -4,7 +4,7 @@ FP16 represents exactly, so the integers fit the written scale in every type."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -56,15 +56,17 @@ def by_channel(values: NDArray[np.floating], axis: int) -> NDArray[np.floating]:
 
 @dataclass(frozen=True, eq=False)
 class ChannelMap:
-    """How a tensor is quantised: ``clip(round(127 / amax * scale * x))``, in FP8 with 448 instead of 127.
+    """How a tensor is quantised: ``clip(round(127 / amax * (scale * x - shift)))``, in FP8 with 448 instead of 127.
 
-    The convolution's weights take the inverse: ``W x = (W / scale) (scale x)``, exact in float.
+    The convolution's weights take the inverse, and its bias the shift: ``W x = (W / scale) (scale x - shift) + b``,
+    exact in float where no padding is read.
     """
 
-    amax: float  # the largest magnitude of ``scale * x`` that is represented
+    amax: float  # the largest magnitude of ``scale * x - shift`` that is represented
     scale: NDArray[np.float64] | None = None  # float64 (C,), over 0; None for 1, as in FP8
     axis: int = 1  # channel axis: 1, or -1 if products read the tensor
     format: Format = "int8"
+    shift: float = 0.0  # in FP8 and where padding is read, 0
 
     @property
     def step(self) -> np.float32:
@@ -85,6 +87,11 @@ class Rounded:
     integers: NDArray[np.number]
     scales: NDArray[np.float32]  # float32 (out,), over 0; in FP8 all are equal
     bias: NDArray[np.float32]  # float32 (out,)
+
+    def shifted(self, shift: float) -> Rounded:
+        """The weights for an input that is lower by ``shift`` everywhere: with the same outputs."""
+        sums = self.integers.reshape(len(self.integers), -1).sum(axis=1, dtype=np.float64)
+        return replace(self, bias=(self.bias + shift * self.scales * sums).astype(np.float32))
 
     def same(self, other: Rounded | None) -> bool:
         return other is not None and all(

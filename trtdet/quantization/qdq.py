@@ -3,8 +3,8 @@
 Activations have one scale per tensor. Weights have one scale per output channel, or one per tensor with the channels'
 ratios after the layer, see :mod:`trtdet.quantization.weight_forms`. All readers of a tensor share one pair.
 
-With a channel map, ``scale * x`` is quantised. The map is folded into the layers before, see
-:mod:`trtdet.quantization.folding`; the rest is one Mul before Q, which a builder fuses with the activation.
+With a channel map, ``scale * x - shift`` is quantised. The scale is folded into the layers before, see
+:mod:`trtdet.quantization.folding`; the rest is a Mul and an Add before Q, which a builder fuses with the activation.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from trtdet.quantization.weighted import Weighted
 
 @dataclass(frozen=True, eq=False)
 class Corrections:
-    """Replaces the plain form: channel maps by tensor, and weights by layer for the mapped input. Every layer that
-    reads a mapped tensor is among ``weights``. ``steps`` are exact scales of unmapped tensors, by node and position of
-    the input, instead of those of the ranges."""
+    """Replaces the plain form: channel maps by tensor, and weights by layer for the mapped input, with biases as if
+    nothing were shifted. Every layer that reads a scaled tensor is among ``weights``. ``steps`` are exact scales of
+    unmapped tensors, by node and position of the input, instead of those of the ranges."""
 
     tensors: Mapping[str, ChannelMap] = field(default_factory=dict)
     weights: Mapping[str, Rounded] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Corrections:
     def hash_into(self, digest: hashlib._Hash) -> None:
         """Adds every number to a hash, for keys of dependent results."""
         for name, channels in sorted(self.tensors.items()):
-            for part in (np.float64(channels.amax), channels.scale):
+            for part in (np.array([channels.amax, channels.shift]), channels.scale):
                 digest.update(name.encode() + (b"" if part is None else np.asarray(part).tobytes()))
         for name, rounded in sorted(self.weights.items()):
             arrays = (rounded.integers, rounded.scales, rounded.bias)
@@ -88,6 +88,9 @@ def insert_qdq(
     rounded = {
         name: corrections.weights.get(name) or plain_form(layer) for name, layer in layers.items() if name not in fp8
     }
+    for name, map in corrections.tensors.items():
+        for reader, _ in placement.readers.get(name, ()) if map.shift else ():
+            rounded[reader] = rounded[reader].shifted(map.shift)
     writer = WeightWriter(write, weights, rounded)
     for name in placement.activations:
         readers = [(nodes[reader], position) for reader, position in placement.readers[name]]
@@ -151,7 +154,10 @@ def _quantize_mapped(
     factor = channels.scale
     if fold:
         factor = fold_map(write, tensor, [node.name for node, _ in readers], factor=factor, weights=weights)
-    pair = activation_pair(write, multiplied(tensor, factor), channels.step)
+    mapped = multiplied(tensor, factor)
+    if channels.shift:
+        mapped = write.of(Origin.CHANNEL_MAP)("Add", mapped, write.const(-channels.shift, np.float32))
+    pair = activation_pair(write, mapped, channels.step)
     inverse = None if channels.scale is None else 1 / channels.scale
     for node, position in readers:
         node.inputs[position] = pair if node.name in layers else multiplied(pair, inverse)

@@ -27,7 +27,7 @@ MOST_RATIO = 1.25
 """Maximum ratio of ranges that share a scale; the rounding noise grows with the square of the widening."""
 
 _CUTS = ("Split", "Slice")
-_MOVES = ("Concat", "MaxPool", "Resize", "Identity", *_CUTS)
+MOVES = ("Concat", "MaxPool", "Resize", "Identity", *_CUTS)  # operators that only move values
 
 
 def shared(
@@ -55,7 +55,7 @@ def _links(model: onnx.ModelProto, names: Collection[str]) -> Iterator[tuple[str
     for name in names:
         waiting = [tensors[name]]
         while waiting:
-            move = maker(waiting.pop(), *_MOVES)
+            move = maker(waiting.pop(), *MOVES)
             if move is None or _interpolates(move):
                 continue
             for source in move.inputs if move.op == "Concat" else move.inputs[:1]:
@@ -88,7 +88,7 @@ def quantized_cuts(model: onnx.ModelProto, every: bool = False) -> onnx.ModelPro
     not change."""
     graph = to_graph(model)
     write = Writer(graph, "trtdet/cut", Origin.QDQ)
-    moves = {*_MOVES} - {"Concat"} if every else {*_CUTS}
+    moves = {*MOVES} - {"Concat"} if every else {*_CUTS}
     # From the last tensor on: a pair behind one operator lets the pair before it follow.
     for tensor in [tensor for tensor in graph.tensors().values() if isinstance(tensor, gs.Variable)][::-1]:
         cuts: list[gs.Node] = []

@@ -47,7 +47,7 @@ def parts(plan: PrecisionPlan) -> set[str]:
 
 
 def test_the_names_are_those_of_the_registry():
-    assert CORRECTIONS == ("range", "smooth", "round", "bias", "reconstruct")
+    assert CORRECTIONS == ("range", "smooth", "round", "bias", "reconstruct", "asymmetric")
     assert tuple(name for name in CORRECTIONS if name != "reconstruct") == DEFAULT_CORRECTIONS
     assert EFFORTS["thorough"] == CORRECTIONS
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from trtdet.calibration import Ranges, expose
 from trtdet.errors import ConfigError
 from trtdet.options.fields import EFFORTS
+from trtdet.quantization.corrections.asymmetric import Asymmetric
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.bias import Bias
 from trtdet.quantization.corrections.gate import QuantizedForm, Task, compare
@@ -32,7 +33,7 @@ from trtdet.quantization.head_noise import FRACTIONS, HeadNoise
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.sources import Sources, held_back
 
-REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Round(), Bias(), Reconstruct())
+REGISTRY: tuple[Correction, ...] = (HeadRange(), Smooth(), Round(), Bias(), Reconstruct(), Asymmetric())
 """All corrections, in the order in which they are tried and reported."""
 
 CORRECTIONS = tuple(correction.name for correction in REGISTRY)  # their names in ``--effort``

@@ -12,8 +12,8 @@ some values for those of others, gain nothing there. ``round`` and ``bias``, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -76,7 +76,8 @@ class RoundedLayer:
 @dataclass(frozen=True, eq=False)
 class Network:
     """The network with the corrections so far: ``ranges`` of the tensors without a channel map, groups of tensors that
-    share a range (``together``), and the ``images`` that corrections may use, without held-back ones."""
+    share a range (``together``), the least value of each channel, float64 (C,), of the tensors that may be shifted
+    (``low``), and the ``images`` that corrections may use, without held-back ones."""
 
     model: onnx.ModelProto
     placement: QdqPlacement
@@ -85,6 +86,7 @@ class Network:
     together: Sequence[Sequence[str]]
     images: Sequence[Path]
     sources: Sources
+    low: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,6 @@ class Correction:
         return None
 
     def reconstruct(self, network: Network) -> tuple[Ranges, Corrections]:
-        """New ranges and corrections for the network; its channel maps may change only in ``amax``. Raises ModelError
-        if the model cannot be reconstructed, and why."""
+        """New ranges and corrections for the network; the scales of its channel maps do not change. Raises ModelError
+        if it cannot be done, and why."""
         return network.ranges, network.corrections

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from trtdet.calibration import Ranges
 from trtdet.errors import ModelError, TrtdetWarning
-from trtdet.quantization.corrections.base import Network
+from trtdet.quantization.corrections.asymmetric import Asymmetric
+from trtdet.quantization.corrections.base import Correction, Network
 from trtdet.quantization.corrections.gate import QuantizedForm, Task, Verdict, compare
 from trtdet.quantization.corrections.head_ranges import HeadRange
 from trtdet.quantization.corrections.trials import Choice, Pick, Site
@@ -66,10 +67,16 @@ def judge(task: Task, sites: Sequence[Site]) -> Corrected:
     if usual:
         ways = [*starts, *usual]
         verdict = compare(task, [plain, *(way.form for way in ways)])
-    rebuilt, failed = _rebuilt(task, ways, verdict)
-    if rebuilt:
-        ways = [*ways[verdict.kept - 1 : verdict.kept], *rebuilt]
-        verdict = compare(task, [plain, *(way.form for way in ways)])
+    failed = []
+    for correction in [correction for correction in task.corrections if correction.needs_network]:
+        try:
+            rebuilt = _rebuilt(task, sites, ways, verdict=verdict, correction=correction)
+        except ModelError as error:
+            failed.append(f"{correction.name} not tried: {error}")
+            continue
+        if rebuilt:
+            ways = [*ways[verdict.kept - 1 : verdict.kept], *rebuilt]
+            verdict = compare(task, [plain, *(way.form for way in ways)])
     *rejected, figures = verdict.sentences()
     doubt = verdict.doubt()
     if doubt:
@@ -125,37 +132,37 @@ def _with_seen_biases(task: Task, sites: Sequence[Site], way: _Together) -> _Tog
     return replace(way, choices=tuple(choices), form=form)
 
 
-def _rebuilt(task: Task, ways: Sequence[_Together], verdict: Verdict) -> tuple[list[_Together], list[str]]:
-    """Applies corrections of the whole network to the best policies with and without channel maps. Also returns a
-    sentence for each correction that failed."""
+def _rebuilt(
+    task: Task, sites: Sequence[Site], ways: Sequence[_Together], *, verdict: Verdict, correction: Correction
+) -> list[_Together]:
+    """Applies a correction of the whole network to the best policies with and without channel maps; none where it
+    changes nothing. Raises ModelError if it cannot be applied."""
     best, *others = _starts(ways, verdict)
     errors = _errors(ways, verdict)
     plain = [way for way in others if way.policy == "textbook" and errors[way] < _HOPELESS * errors[best]]
-    rebuilt, failed = [], []
-    for correction in [correction for correction in task.corrections if correction.needs_network]:
-        variants = []
-        try:
-            for way in (best, *plain):
-                form = way.form
-                network = Network(
-                    model=task.model,
-                    placement=task.placement.integers,
-                    ranges=form.ranges,
-                    corrections=form.corrections,
-                    together=task.start.together,
-                    images=task.fit,
-                    sources=task.sources,
-                )
-                ranges, corrections = correction.reconstruct(network)
-                before, after = form.corrections.weights, corrections.weights
-                changed = [name for name, rounded in after.items() if not rounded.same(before.get(name))]
-                form = QuantizedForm(f"{form.name}, {correction.name}", ranges, corrections)
-                rebuilt_by = {**way.rebuilt, **dict.fromkeys(changed, correction.name)}
-                variants.append(replace(way, form=form, rebuilt=rebuilt_by))
-            rebuilt += variants
-        except ModelError as error:
-            failed.append(f"{correction.name} not tried: {error}")
-    return rebuilt, failed
+    rebuilt = []
+    for way in (best, *plain):
+        form = way.form
+        lowest = {site.tensor: site.low(site.tensor in form.corrections.tensors) for site in sites}
+        network = Network(
+            model=task.model,
+            placement=task.placement.integers,
+            ranges=form.ranges,
+            corrections=form.corrections,
+            together=task.start.together,
+            images=task.fit,
+            sources=task.sources,
+            low={tensor: low for tensor, low in lowest.items() if low is not None},
+        )
+        ranges, corrections = correction.reconstruct(network)
+        if corrections is form.corrections:
+            continue
+        before, after = form.corrections.weights, corrections.weights
+        changed = [name for name, rounded in after.items() if not rounded.same(before.get(name))]
+        form = QuantizedForm(f"{form.name}, {correction.name}", ranges, corrections)
+        rebuilt_by = {**way.rebuilt, **dict.fromkeys(changed, correction.name)}
+        rebuilt.append(replace(way, form=form, rebuilt=rebuilt_by))
+    return rebuilt
 
 
 def worst(sites: Sequence[Site]) -> frozenset[str]:
@@ -219,6 +226,7 @@ def _summary(task: Task, sites: Sequence[Site], way: _Together) -> tuple[str, ..
     used += [trial.offsets[pick.offset] for trial, _, pick in convs]
     used += [choice.trial.name for choice in way.choices]
     used += way.rebuilt.values()
+    used += [Asymmetric.name for channels in way.form.corrections.tensors.values() if channels.shift]
     pairs = [(site, choice) for site, choice in zip(sites, way.choices, strict=True) if site.format == "int8"]
     total = {"tensors": len(pairs), "convs": len(convs)}
     plain, written = task.plain.tensors, way.form.ranges.tensors

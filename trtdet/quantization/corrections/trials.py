@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from trtdet.calibration import Ranges
 from trtdet.calibration.channel_ranges import SMALLEST, Extremes
+from trtdet.passes.walk import maker
 from trtdet.quantization.corrections.base import Correction, Reader, RoundedLayer
 from trtdet.quantization.encoding import MOST, ChannelMap, Rounded, fp8_map, nearest, snap, weight_scales
 from trtdet.quantization.folding import channels_left
 from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Format, Step
+from trtdet.quantization.shared_scales import MOVES
 from trtdet.quantization.weighted import Weighted
 from trtdet.quantization.windows import MOST_COLUMNS, Moments, Window
 
@@ -115,6 +117,8 @@ class Site:
     multiplied: int = 0
     # A Mul would separate the tensor from the kernel that rounds it, or from other readers of its INT8.
     parted: bool = False
+    moved: bool = False  # its values are moved from other tensors, before which a builder may round them
+    padded: bool = False  # a layer reads zeros around the tensor, or a sum reads it
     format: Format = "int8"
     trials: list[Trial] = field(default_factory=list)
     too_dear: bool = False  # no map was tried, since its Mul moves more bytes than FP16 convolutions would
@@ -198,6 +202,14 @@ class Site:
         """Whether a channel map may be worth its Mul."""
         proposes = any(correction.maps_channels for correction in self.corrections)
         return proposes and self.format == "int8" and self.mul_price < 1
+
+    def low(self, mapped: bool) -> NDArray[np.float64] | None:
+        """The least value of each channel, float64 (C,), where an Add before the rounding costs nothing and changes no
+        output: beside a Mul of the tensor's channel map if it is ``mapped``, or in the kernel that computes it."""
+        free = not (self.parted or self.moved) or (mapped and self.multiplied >= self._shape[0])
+        if self.padded or self.format != "int8" or not free:
+            return None
+        return self._extremes.ranges()[0].astype(np.float64)
 
     def reach(self) -> NDArray[np.float64]:
         """The largest magnitude of each channel, float64 (C,), over 0 unless all are 0."""
@@ -402,6 +414,8 @@ def find_sites(
                 corrections=tuple(each for each in corrections if format == "int8" or not each.equal_steps),
                 multiplied=unfolded + channels * (len(readers) - len(convs)),
                 parted=tensor in parted,
+                moved=maker(tensors[tensor], "Transpose", "Reshape", *MOVES) is not None,
+                padded=len(convs) < len(readers) or any(any(window.pads) for window in windows.values()),
                 format=format,
             )
             sites.append(site)
