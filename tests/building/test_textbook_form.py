@@ -26,7 +26,7 @@ Activation = Literal["silu", "relu"]
 
 
 def before_rounding(model: onnx.ModelProto, quantizer: onnx.NodeProto) -> list[str]:
-    """What stands between the convolution, or the input, and the rounding: ``map``, operators; no casts."""
+    """What stands between the convolution, or the input, and the rounding: ``shift``, ``map``, operators; no casts."""
     makers = {name: node for node in model.graph.node for name in node.output}
     constants = {tensor.name for tensor in model.graph.initializer}
     origins = origin_of(model)
@@ -34,7 +34,8 @@ def before_rounding(model: onnx.ModelProto, quantizer: onnx.NodeProto) -> list[s
     node = makers.get(quantizer.input[0])
     while node is not None and node.op_type != "Conv":
         if node.op_type != "Cast":
-            found.append("map" if origins.get(node.name) is Origin.CHANNEL_MAP else node.op_type)
+            mapped = origins.get(node.name) is Origin.CHANNEL_MAP
+            found.append({"Mul": "map", "Add": "shift"}[node.op_type] if mapped else node.op_type)
         read = [name for name in node.input if name not in constants]
         if len(read) == 2:  # x * Sigmoid(x)
             gate = makers[read[1]]
@@ -66,7 +67,7 @@ def int8(images, tmp_path, monkeypatch):
 @pytest.mark.parametrize("activation", ["silu", "relu"])
 @pytest.mark.parametrize("int8_all", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one_mul(
+def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one_mul_and_add(
     int8, monkeypatch, activation, int8_all, fused
 ):
     monkeypatch.setattr(head_ranges, "_FAR", np.inf)
@@ -83,17 +84,25 @@ def test_between_int8_convolutions_stand_the_activation_function_and_at_most_one
         for node in model.graph.node
         if node.op_type == "QuantizeLinear" and node.input[0] not in constants
     ]
-    inner = [path for path in paths if path not in ([], ["map"])]  # those may be of the input itself
+    inner = [path for path in paths if not {*path} <= {"shift", "map"}]  # the others are of the input itself
     assert len(inner) == (5 if int8_all else 2) and len(paths) - len(inner) == int8_all
     mapped = {name for name, entry in plan.entries.items() if "smooth" in {step.name for step in entry.corrections}}
+    shifted = [path for path in inner if path[0] == "shift"]
+    scaled = [path[path[0] == "shift" :] for path in inner]
     if activation == "relu":
-        assert inner == [["Relu"]] * len(inner) and mapped <= set(plan.names("int8"))
-    elif fused:
-        # Only for convolutions that are in INT8 by request.
-        assert not mapped & faster and bool(mapped) == int8_all
-        assert all(path in (["Mul"], ["map", "Mul"]) for path in inner) and (["map", "Mul"] in inner) == int8_all
+        assert scaled == [["Relu"]] * len(inner) and mapped <= set(plan.names("int8"))
     else:
-        assert all(path in (["Mul"], ["map", "Mul"]) for path in inner) and mapped
+        assert all(path in (["Mul"], ["map", "Mul"]) for path in scaled)
+    if fused:
+        # An Add alone would part the convolution from the rounding of its result.
+        assert all(path[1] == "map" for path in shifted)
+    elif int8_all:
+        assert shifted
+    if activation == "silu" and fused:
+        # Only for convolutions that are in INT8 by request.
+        assert not mapped & faster and bool(mapped) == int8_all == (["map", "Mul"] in scaled)
+    elif activation == "silu":
+        assert mapped
 
 
 def test_a_tensor_that_moves_the_detections_far_has_a_map_whatever_its_mul_costs(int8, monkeypatch):

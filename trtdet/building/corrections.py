@@ -146,7 +146,7 @@ def prepared(
         start = replace(start, together=together)
     if not correcting:
         return Prepared(calibrated, ranges=calibrated.ranges, corrections=Corrections(), plan=plan)
-    start = replace(start, plain=calibrated.ranges, parted=parted)
+    start = replace(start, plain=calibrated.ranges, parted=parted, fused=bool(graph.flow.fused))
     result = correct(graph.model, placement, {ranges.rule: ranges}, names=names, sources=sources, start=start)
     chosen = start.noise is not None and result.ranges is not start.plain
     return _with_result(calibrated, placement, result, chosen=chosen)

@@ -19,12 +19,12 @@ Runtime = Literal["auto", "engine", "onnxruntime"]
 
 RULES = ("minmax", "entropy", "percentile", "mse")
 BACKENDS = ("auto", "tensorrt", "tensorrt-rtx", "onnxruntime")
-CORRECTIONS = ("range", "smooth", "round", "bias", "reconstruct")
+CORRECTIONS = ("range", "smooth", "round", "bias", "reconstruct", "asymmetric")
 EFFORTS = {
     "none": (),
     "quick": ("smooth", "round", "bias"),
     "default": ("range", "smooth", "round", "bias", "asymmetric"),
-    "thorough": ("range", "smooth", "round", "bias", "reconstruct", "asymmetric"),
+    "thorough": CORRECTIONS,
 }
 """The corrections of each level of effort, in the order of their use."""
 

@@ -142,17 +142,19 @@ def test_no_kernel_is_spent_on_it(detector, sources, chosen):
     """Where the kernel of a convolution rounds what it writes, an Add is free only beside the Mul of a map."""
     given, placement = sources(12), place(detector)
     ranges = chosen(detector, given, "minmax")
-    start = Start(parted=placement.activations)
+    start = Start(fused=True)
     assert not shifted(correct(detector, placement, ranges, ("bias", "asymmetric"), given, start))
-    sites = {site.tensor: site for site in find_sites(detector, placement, (), parted=placement.activations)}
+    sites = {site.tensor: site for site in find_sites(detector, placement, ())}
     values = OnnxRunner(expose(detector, list(sites)))(np.full((1, 3, 32, 32), 128, np.float32))
     image = sites.pop("x")
     assert image.padded
     for name, site in sites.items():
         site.add_moments(values[name][0], None)
-    assert {name for name, site in sites.items() if site.low(mapped=False) is not None} == set()
-    assert {name for name, site in sites.items() if site.low(mapped=True) is not None} == {"c", "p"}
-    np.testing.assert_array_equal(sites["c"].low(mapped=True), values["c"][0].min(axis=(1, 2)).astype(np.float64))
+    assert {name for name, site in sites.items() if site.low(mapped=False, fused=True) is not None} == set()
+    assert {name for name, site in sites.items() if site.low(mapped=True, fused=True) is not None} == {"c", "p"}
+    np.testing.assert_array_equal(
+        sites["c"].low(mapped=True, fused=False), values["c"][0].min(axis=(1, 2)).astype(np.float64)
+    )
 
 
 def test_nothing_is_measured_again_where_nothing_is_shifted(detector, sources, chosen, monkeypatch):

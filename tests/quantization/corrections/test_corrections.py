@@ -15,6 +15,7 @@ from PIL import Image
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import Ranges
 from trtdet.errors import ConfigError, ModelError, TrtdetWarning
+from trtdet.options.fields import CORRECTIONS as NAMED
 from trtdet.options.fields import EFFORTS
 from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization import (
@@ -49,7 +50,7 @@ def parts(plan: PrecisionPlan) -> set[str]:
 def test_the_names_are_those_of_the_registry():
     assert CORRECTIONS == ("range", "smooth", "round", "bias", "reconstruct", "asymmetric")
     assert tuple(name for name in CORRECTIONS if name != "reconstruct") == DEFAULT_CORRECTIONS
-    assert EFFORTS["thorough"] == CORRECTIONS
+    assert EFFORTS["thorough"] == NAMED == CORRECTIONS
 
 
 def test_a_planted_outlier_is_put_right(corrected, model, distance, case):

@@ -46,6 +46,7 @@ class Start:
     # Tensors for which a channel map's Mul costs their bytes in FP16. It would separate them from the kernel that
     # rounds them, or from other readers of the same INT8.
     parted: Collection[str] = ()
+    fused: bool = False  # kernels of convolutions round what they write
 
     def ruling(self, ranges: Ranges) -> frozenset[str]:
         """Tensors that move the detections far by themselves, as where one channel takes the codes of all others: a map

@@ -143,7 +143,7 @@ def _rebuilt(
     rebuilt = []
     for way in (best, *plain):
         form = way.form
-        lowest = {site.tensor: site.low(site.tensor in form.corrections.tensors) for site in sites}
+        lowest = {site.tensor: site.low(site.tensor in form.corrections.tensors, task.start.fused) for site in sites}
         network = Network(
             model=task.model,
             placement=task.placement.integers,

@@ -203,10 +203,11 @@ class Site:
         proposes = any(correction.maps_channels for correction in self.corrections)
         return proposes and self.format == "int8" and self.mul_price < 1
 
-    def low(self, mapped: bool) -> NDArray[np.float64] | None:
+    def low(self, mapped: bool, fused: bool) -> NDArray[np.float64] | None:
         """The least value of each channel, float64 (C,), where an Add before the rounding costs nothing and changes no
-        output: beside a Mul of the tensor's channel map if it is ``mapped``, or in the kernel that computes it."""
-        free = not (self.parted or self.moved) or (mapped and self.multiplied >= self._shape[0])
+        output: beside a Mul of the tensor's channel map if it is ``mapped``, or in the pointwise kernel that rounds it
+        unless the convolution's own kernel does (``fused``)."""
+        free = not (fused or self.parted or self.moved) or (mapped and self.multiplied >= self._shape[0])
         if self.padded or self.format != "int8" or not free:
             return None
         return self._extremes.ranges()[0].astype(np.float64)
