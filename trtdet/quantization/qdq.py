@@ -30,6 +30,7 @@ from trtdet.quantization.placement import QdqPlacement
 from trtdet.quantization.precision import Format
 from trtdet.quantization.weight_forms import WeightScales, WeightWriter, activation_pair
 from trtdet.quantization.weighted import Weighted
+from trtdet.quantization.windows import Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,9 @@ def insert_qdq(
         name: corrections.weights.get(name) or plain_form(layer) for name, layer in layers.items() if name not in fp8
     }
     for name, map in corrections.tensors.items():
-        for reader, _ in placement.readers.get(name, ()) if map.shift else ():
+        for reader in {reader for reader, _ in placement.readers.get(name, ()) if map.shift} & rounded.keys():
+            window = Window.of(nodes[reader])
+            assert window is not None and not any(window.pads), f"'{reader}' pads zeros around shifted '{name}'"
             rounded[reader] = rounded[reader].shifted(map.shift)
     writer = WeightWriter(write, weights, rounded)
     for name in placement.activations:
@@ -154,10 +157,13 @@ def _quantize_mapped(
     factor = channels.scale
     if fold:
         factor = fold_map(write, tensor, [node.name for node, _ in readers], factor=factor, weights=weights)
-    mapped = multiplied(tensor, factor)
-    if channels.shift:
-        mapped = write.of(Origin.CHANNEL_MAP)("Add", mapped, write.const(-channels.shift, np.float32))
-    pair = activation_pair(write, mapped, channels.step)
+
+    def added(tensor: gs.Tensor, shift: float) -> gs.Tensor:
+        constant = write.const(shift, np.float32)
+        return write.of(Origin.CHANNEL_MAP)("Add", tensor, constant) if shift else tensor
+
+    pair = activation_pair(write, added(multiplied(tensor, factor), -channels.shift), channels.step)
     inverse = None if channels.scale is None else 1 / channels.scale
     for node, position in readers:
-        node.inputs[position] = pair if node.name in layers else multiplied(pair, inverse)
+        own = pair if node.name in layers else multiplied(added(pair, channels.shift), inverse)
+        node.inputs[position] = own

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from graphs import inferred, measured_ranges
+from graphs import constants, inferred, measured_ranges, undone_weights
 
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
@@ -110,6 +110,20 @@ def test_a_layer_that_stays_in_fp16_keeps_its_bias(normal):
     expected, got = OnnxRunner(model)(x), OnnxRunner(int8)(x)
     np.testing.assert_allclose(got["y"], expected["y"], atol=1e-6)
     assert 0 < np.abs(got["z"] - expected["z"]).max() < 0.02 * np.abs(expected["z"]).max()
+
+
+def test_a_sum_gets_the_shift_back(normal):
+    """As where a form of the network quantises both inputs of a sum."""
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { s = Sigmoid(x) t = Conv(s, w) y = Add(s, t) }"
+    model = inferred(text, w=normal(4, 4, 1, 1))
+    x = normal(1, 4, 8, 8, seed=1)
+    placement, ranges = measured_ranges(model, x)
+    assert ("Add_2", 0) in placement.readers["s"]
+    scale = np.array([1.0, 1.5, 0.75, 2.0])
+    weights = {"Conv_1": undone_weights(constants(model)["w"], scale)}
+    corrections = Corrections({"s": ChannelMap(1.0, scale, shift=1.0)}, weights)
+    expected, got = OnnxRunner(model)(x)["y"], OnnxRunner(insert_qdq(model, placement, ranges, corrections))(x)["y"]
+    assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()
 
 
 def test_a_product_takes_the_shift(normal):
