@@ -11,7 +11,7 @@ from graphs import constants, inferred, measured_ranges, undone_weights
 from trtdet.backends import OnnxRunner
 from trtdet.calibration import expose
 from trtdet.quantization import Corrections, PrecisionPlan, Start, correct, insert_qdq, lint, place
-from trtdet.quantization.corrections import policies
+from trtdet.quantization.corrections import gate, policies
 from trtdet.quantization.corrections.asymmetric import centred
 from trtdet.quantization.corrections.trials import find_sites
 from trtdet.quantization.encoding import ChannelMap
@@ -150,6 +150,15 @@ def test_where_no_padding_is_read_the_error_falls(detector, sources, chosen, dis
         for each in (before, found)
     ]
     assert errors[1] < errors[0]
+
+
+def test_its_add_is_not_held_against_it(detector, sources, chosen, monkeypatch):
+    """Forms with more nodes have to be surely better; one with more Adds in kernels that are there anyway has not."""
+    given, placement = sources(12), place(detector)
+    ranges = chosen(detector, given, "minmax")
+    monkeypatch.setattr(gate, "confidence", lambda better, worse: 0.0)
+    monkeypatch.setattr(gate, "_STANDING", 0.0)  # the uncorrected form is not to be kept
+    assert shifted(correct(detector, placement, ranges, ("bias", "asymmetric"), given)) == {"c"}
 
 
 def test_no_kernel_is_spent_on_it(detector, sources, chosen):

@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 
 from trtdet.calibration import Ranges, expose
+from trtdet.passes.provenance import Origin, origin_of
 from trtdet.quantization.corrections.base import Correction
 from trtdet.quantization.corrections.head_ranges import Start
 from trtdet.quantization.head_error import HeadError, chooses_rows, confidence, fewest_images, lower_on
@@ -62,7 +63,7 @@ class QuantizedForm:
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """Result of :func:`compare`: the forms, the uncorrected one first, with each one's error at the decoded boxes and
-    scores on the held-back images and its number of nodes."""
+    scores on the held-back images and the number of its nodes that cost time."""
 
     forms: tuple[QuantizedForm, ...]
     errors: tuple[HeadError, ...]
@@ -132,7 +133,14 @@ def compare(task: Task, forms: Sequence[QuantizedForm]) -> Verdict:
         # Activations of the plugin library add rounding of their own, which counts as well.
         models.append(requantize(int8, form.ranges.inputs).model)
     errors = head_errors(task, models)
-    return Verdict(tuple(forms), errors=tuple(errors), nodes=tuple(len(model.graph.node) for model in models))
+    return Verdict(tuple(forms), errors=tuple(errors), nodes=tuple(map(_costly, models)))
+
+
+def _costly(model: onnx.ModelProto) -> int:
+    """Number of nodes, without the Adds of shifts: these are written only where they take no kernel."""
+    origins = origin_of(model)
+    shifts = {node.name for node in model.graph.node if node.op_type == "Add" and node.name in origins}
+    return len(model.graph.node) - sum(origins[name] is Origin.CHANNEL_MAP for name in shifts)
 
 
 def head_errors(task: Task, quantized: Sequence[onnx.ModelProto]) -> list[HeadError]:
