@@ -157,6 +157,7 @@ def test_its_add_is_not_held_against_it(detector, sources, chosen, monkeypatch):
     given, placement = sources(12), place(detector)
     ranges = chosen(detector, given, "minmax")
     monkeypatch.setattr(gate, "confidence", lambda better, worse: 0.0)
+    monkeypatch.setattr(gate, "_MUCH", np.inf)
     monkeypatch.setattr(gate, "_STANDING", 0.0)  # the uncorrected form is not to be kept
     assert shifted(correct(detector, placement, ranges, ("bias", "asymmetric"), given)) == {"c"}
 
