@@ -215,7 +215,7 @@ def test_every_field_of_the_options_is_a_row_or_holds_rows():
         *(("sms", text, (sm,)) for text, sm in (("86", 86), ("8.6", 86), ("12.0", 120), ("120", 120), ("10.3", 103))),
         *(("batch", text, sizes) for text, sizes in (("4", (4, 4, 4)), ("1:4:8", (1, 4, 8)), ("2:2:2", (2, 2, 2)))),
         ("corrections", "none", ()),
-        ("corrections", "default", ("range", "smooth", "round", "bias")),
+        ("corrections", "default", ("range", "smooth", "round", "bias", "asymmetric")),
         ("corrections", "bias", ("bias",)),
         ("corrections", "bias,smooth", ("smooth", "bias")),
         ("plan.keep_fp16", "5", 5),
